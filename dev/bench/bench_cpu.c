@@ -1,0 +1,258 @@
+// bench_cpu: the CPU kernels against the machine's fused-multiply-add peak, measured in the same run.
+//
+//     bench_cpu [threads [rounds [name]]]        default: all threads, 5 rounds, cases whose name contains `name`
+//
+// Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
+// fall on one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
+// its idle threads and ours spin for a while after their work, and would slow each other down.
+#define _POSIX_C_SOURCE 200809L
+#include "../../llmc/common.h"
+#include "../../llmc/cpu/attention.h"
+#include "../../llmc/cpu/matmul.h"
+#include "../../llmc/cpu/vector_math.h"
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef HAVE_OPENBLAS
+#    include <cblas.h>
+void openblas_set_num_threads(int threads);
+char *openblas_get_corename(void);
+#endif
+
+enum { ROUNDS = 5, MAX_ROWS = 64, PAUSE_NANOSECONDS = 200 * 1000 * 1000 };
+static const double MIN_SECONDS = 0.02; // a measurement repeats its work for at least this long
+
+typedef struct {
+    int threads;
+    Matmul *matmul;
+    Attention *attention;
+    float *x, *y, *w, *g; // scratch operands, each large enough for every case
+    double peak;          // GFLOP/s of all threads
+} Bench;
+
+// Peak: chains of multiply-adds on registers, enough of them to hide their latency.
+enum { CHAINS = 12, CHAIN_STEPS = 1000000 };
+
+static float fma_chains(size_t steps) {
+    Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
+    for (int i = 0; i < CHAINS; i++) v[i] = vec_set((float)i * 0.1f); // no fixed point: that chain would be folded away
+    for (size_t s = 0; s < steps; s++)
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) v[i] = v[i] * scale + shift;
+    for (int i = 0; i < CHAINS; i++) sum += v[i];
+    return sum[0];
+}
+
+static void run_peak(Bench *bench, size_t unused[3]) {
+    (void)unused;
+    float total = 0;
+#pragma omp parallel num_threads(bench->threads) reduction(+ : total)
+    total += fma_chains(CHAIN_STEPS);
+    bench->y[0] = total; // so that the work is not optimised away
+}
+
+static void run_forward(Bench *b, size_t s[3]) { matmul_forward(b->matmul, b->y, b->x, b->w, b->g, s[0], s[2], s[1]); }
+static void run_dinput(Bench *b, size_t s[3]) { matmul_dinput(b->matmul, b->x, b->y, b->w, s[0], s[2], s[1], false); }
+static void run_dweight(Bench *b, size_t s[3]) {
+    matmul_dweight(b->matmul, b->w, b->g, b->x, b->y, s[0], s[2], s[1], true);
+}
+static void run_head_forward(Bench *b, size_t s[3]) {
+    matmul_head_forward(b->matmul, b->y, b->x, b->w, s[0], s[2], s[1]);
+}
+static void run_head_dinput(Bench *b, size_t s[3]) {
+    matmul_head_dinput(b->matmul, b->x, b->y, b->w, s[0], s[2], s[1], false);
+}
+static void run_head_dweight(Bench *b, size_t s[3]) {
+    matmul_head_dweight(b->matmul, b->w, b->y, b->x, s[0], s[2], s[1], true);
+}
+
+// Attention cases: {B, T, NH * 1000 + D}.
+static void run_attention_forward(Bench *b, size_t s[3]) {
+    attention_forward(b->attention, b->y, b->g, b->x, s[0], s[1], s[2] / 1000, s[2] % 1000);
+}
+static void run_attention_backward(Bench *b, size_t s[3]) {
+    attention_backward(b->attention, b->w, b->y, b->x, b->y, b->g, s[0], s[1], s[2] / 1000, s[2] % 1000);
+}
+
+static void run_gelu_forward(Bench *b, size_t s[3]) { gelu_forward(b->y, b->x, s[0] * s[1]); }
+static void run_gelu_backward(Bench *b, size_t s[3]) { gelu_backward(b->w, b->y, b->x, s[0] * s[1]); }
+
+#ifdef HAVE_OPENBLAS
+static void run_blas_forward(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, M, N, K, 1, b->x, K, b->w, N, 0, b->y, N);
+}
+static void run_blas_dinput(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, K, N, 1, b->y, N, b->w, N, 0, b->x, K);
+}
+static void run_blas_dweight(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, K, N, M, 1, b->x, K, b->y, N, 1, b->w, N);
+}
+static void run_blas_head_forward(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 1, b->x, K, b->w, K, 0, b->y, N);
+}
+static void run_blas_head_dinput(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, M, K, N, 1, b->y, N, b->w, K, 0, b->x, K);
+}
+static void run_blas_head_dweight(Bench *b, size_t s[3]) {
+    int M = (int)s[0], N = (int)s[1], K = (int)s[2];
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, N, K, M, 1, b->y, N, b->x, K, 1, b->w, K);
+}
+#    define BLAS(run) run
+#else
+#    define BLAS(run) NULL
+#endif
+
+typedef struct {
+    const char *name;
+    void (*run)(Bench *, size_t[3]);
+    void (*blas)(Bench *, size_t[3]); // NULL: none
+    size_t shape[3];                  // products: {M, N, K} of the forward product
+    double flops;                     // a call
+    double best, best_blas;           // seconds a call
+} Case;
+
+static double seconds_a_call(Bench *bench, void (*run)(Bench *, size_t[3]), size_t shape[3]) {
+    size_t calls = 0;
+    double start = clock_seconds(), seconds = 0;
+    do {
+        run(bench, shape);
+        calls++;
+        seconds = clock_seconds() - start;
+    } while (seconds < MIN_SECONDS);
+    return seconds / (double)calls;
+}
+
+static int add_product(Case *cases, const char *name, size_t M, size_t N, size_t K, bool head) {
+    double flops = 2.0 * (double)M * (double)N * (double)K;
+    Case conv[3] = {{name, run_forward, BLAS(run_blas_forward), {M, N, K}, flops, 1e9, 1e9},
+                    {"  dinput", run_dinput, BLAS(run_blas_dinput), {M, N, K}, flops, 1e9, 1e9},
+                    {"  dweight", run_dweight, BLAS(run_blas_dweight), {M, N, K}, flops, 1e9, 1e9}};
+    Case tied[3] = {{name, run_head_forward, BLAS(run_blas_head_forward), {M, N, K}, flops, 1e9, 1e9},
+                    {"  dinput", run_head_dinput, BLAS(run_blas_head_dinput), {M, N, K}, flops, 1e9, 1e9},
+                    {"  dweight", run_head_dweight, BLAS(run_blas_head_dweight), {M, N, K}, flops, 1e9, 1e9}};
+    memcpy(cases, head ? tied : conv, sizeof conv);
+    return 3;
+}
+
+// Causal products only: two forward, five backward, each 2 * T^2/2 * D a head.
+static int add_attention(Case *cases, const char *name, size_t B, size_t T, size_t NH, size_t D) {
+    double product = (double)(B * NH) * (double)T * (double)(T + 1) * (double)D;
+    cases[0] = (Case){name, run_attention_forward, NULL, {B, T, NH * 1000 + D}, 2 * product, 1e9, 1e9};
+    cases[1] = (Case){"  backward", run_attention_backward, NULL, {B, T, NH * 1000 + D}, 5 * product, 1e9, 1e9};
+    return 2;
+}
+
+static int add_gelu(Case *cases, const char *name, size_t M, size_t N) { // flops: one an element, so G elements/s
+    cases[0] = (Case){name, run_gelu_forward, NULL, {M, N, 0}, (double)(M * N), 1e9, 1e9};
+    cases[1] = (Case){"  backward", run_gelu_backward, NULL, {M, N, 0}, (double)(M * N), 1e9, 1e9};
+    return 2;
+}
+
+static int fill_cases(Case *c) {
+    int n = 0;
+    c[n++] = (Case){"FMA peak", run_peak, NULL, {0}, 0, 1e9, 1e9}; // flops: set by main, which knows the threads
+    n += add_product(c + n, "1024 x 3072 x 768", 1024, 3072, 768, false);
+    n += add_product(c + n, "124M qkv 256x2304x768", 256, 2304, 768, false);
+    n += add_product(c + n, "124M proj 256x768x768", 256, 768, 768, false);
+    n += add_product(c + n, "124M fc 256x3072x768", 256, 3072, 768, false);
+    n += add_product(c + n, "124M fcproj 256x768x3072", 256, 768, 3072, false);
+    n += add_product(c + n, "124M head 256x50257x768", 256, 50257, 768, true);
+    n += add_product(c + n, "124M head 256x50304x768", 256, 50304, 768, true);
+    n += add_product(c + n, "small qkv 768x384x128", 768, 384, 128, false);
+    n += add_product(c + n, "small proj 768x128x128", 768, 128, 128, false);
+    n += add_product(c + n, "small fc 768x512x128", 768, 512, 128, false);
+    n += add_product(c + n, "small fcproj 768x128x512", 768, 128, 512, false);
+    n += add_product(c + n, "small head 768x256x128", 768, 256, 128, true);
+    n += add_attention(c + n, "attention B4 T64 H12 D64", 4, 64, 12, 64);
+    n += add_attention(c + n, "attention B1 T1024 H12 D64", 1, 1024, 12, 64);
+    n += add_attention(c + n, "attention B12 T64 H4 D32", 12, 64, 4, 32);
+    n += add_gelu(c + n, "GELU 256x3072 (G/s)", 256, 3072);
+    n += add_gelu(c + n, "GELU 768x512 (G/s)", 768, 512);
+    return n;
+}
+
+// Keeps the peak and the cases whose group (a name and the indented ones under it) contains `text`.
+static int select_cases(Case *cases, int n, const char *text) {
+    int kept = 1;
+    bool wanted = false;
+    for (int i = 1; i < n; i++) {
+        if (cases[i].name[0] != ' ') wanted = strstr(cases[i].name, text) != NULL;
+        if (wanted) cases[kept++] = cases[i];
+    }
+    return kept;
+}
+
+static int bench_create(Bench *bench, int threads, Error *e) {
+    const size_t activations = (size_t)256 * 50304, weights = (size_t)50304 * 768; // the largest cases
+    bench->threads = threads;
+    TRY(matmul_create(&bench->matmul, threads, e));
+    TRY(attention_create(&bench->attention, threads, 1024, 64, e));
+    TRY(memory_alloc((void **)&bench->x, activations * sizeof(float), "x", e));
+    TRY(memory_alloc((void **)&bench->y, activations * sizeof(float), "y", e));
+    TRY(memory_alloc((void **)&bench->w, weights * sizeof(float), "w", e));
+    TRY(memory_alloc_zero((void **)&bench->g, 50304 * sizeof(float), "g", e));
+    return 0;
+}
+
+static void fill(float *x, size_t n) { // values of the size that activations have; no subnormals
+    for (size_t i = 0; i < n; i++) x[i] = (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1;
+}
+
+static void print_case(const Bench *bench, const Case *c) {
+    double rate = c->flops / c->best / 1e9;
+    printf("%-28s %9.3f ms %8.1f GFLOP/s %6.1f%%", c->name, c->best * 1e3, rate, 100 * rate / bench->peak);
+    if (c->blas)
+        printf("   OpenBLAS %8.1f GFLOP/s, ours is %.2fx", c->flops / c->best_blas / 1e9, c->best_blas / c->best);
+    printf("\n");
+}
+
+// The operands are made afresh for each case: dweight accumulates, and inf or NaN would be no fair load.
+static void run_round(Bench *bench, Case *cases, int n, bool blas) {
+    nanosleep(&(struct timespec){.tv_nsec = PAUSE_NANOSECONDS}, NULL);
+    for (int i = 0; i < n; i++) {
+        Case *c = &cases[i];
+        if (blas && !c->blas) continue;
+        fill(bench->x, 256 * 3072), fill(bench->y, 256 * 3072), fill(bench->w, 768 * 3072), fill(bench->g, 50304);
+        double seconds = seconds_a_call(bench, blas ? c->blas : c->run, c->shape),
+               *best = blas ? &c->best_blas : &c->best;
+        if (seconds < *best) *best = seconds;
+    }
+}
+
+int main(int argc, char **argv) {
+    Bench bench = {0};
+    Error e = {0};
+    Case cases[MAX_ROWS];
+    int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), rounds = argc > 2 ? atoi(argv[2]) : ROUNDS;
+    int n = fill_cases(cases), code = bench_create(&bench, threads > 0 ? threads : 1, &e);
+    if (code) {
+        error_print(&e, 0, 1);
+        return code;
+    }
+    if (argc > 3) n = select_cases(cases, n, argv[3]);
+    omp_set_num_threads(bench.threads);
+    cases[0].flops = 2.0 * VEC * CHAINS * CHAIN_STEPS * bench.threads;
+#ifdef HAVE_OPENBLAS
+    openblas_set_num_threads(bench.threads);
+    printf("OpenBLAS kernel: %s\n", openblas_get_corename());
+#endif
+    for (int round = 0; round < rounds; round++) {
+        run_round(&bench, cases, n, false);
+#ifdef HAVE_OPENBLAS
+        run_round(&bench, cases, n, true);
+#endif
+    }
+    bench.peak = cases[0].flops / cases[0].best / 1e9;
+    printf("%d threads, best of %d rounds; share of the FMA peak of the same run\n", bench.threads, rounds);
+    for (int i = 0; i < n; i++) print_case(&bench, &cases[i]);
+    matmul_free(bench.matmul);
+    attention_free(bench.attention);
+    memory_free(bench.x), memory_free(bench.y), memory_free(bench.w), memory_free(bench.g);
+    return 0;
+}

@@ -1,0 +1,241 @@
+"""The oracle against itself: second opinions on gpt2.py, and proof that check_engine.py sees what is wrong.
+
+test_gpt2.py prints a line a test, as dev/test/test.h does, and exits with 1 where one failed.
+"""
+
+import contextlib
+import io
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import check_engine
+import gpt2
+
+SHAPE = dict(layers=2, heads=2, channels=8, vocab=11, context=9, seq_len=7, batch=3, micro_batch=2, steps=4)
+HYPER = dict(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1)
+STEP_TOKENS = SHAPE["batch"] * SHAPE["seq_len"]
+HYPER |= dict(warmup_tokens=1.5 * STEP_TOKENS, train_tokens=3 * STEP_TOKENS, final_frac=0.1)
+
+
+def random_model(rng):
+    C, V, P = SHAPE["channels"], SHAPE["vocab"], SHAPE["context"]
+    shapes = {"wte.weight": (V, C), "wpe.weight": (P, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(SHAPE["layers"]):
+        for norm in ("ln_1", "ln_2"):
+            shapes |= {f"h.{i}.{norm}.weight": (C,), f"h.{i}.{norm}.bias": (C,)}
+        for name, rows, columns in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C), ("mlp.c_proj", 4 * C, C)):
+            shapes |= {f"h.{i}.{name}.weight": (rows, columns), f"h.{i}.{name}.bias": (columns,)}
+    # rounded to fp32, so that a dump of them loses nothing
+    draw = lambda name, shape: np.float32(rng.normal(".ln" in f".{name}" and name.endswith("weight"), 0.3, shape))
+    return {name: draw(name, shape).astype(np.float64) for name, shape in shapes.items()}
+
+
+def random_rows(rng, steps):
+    return rng.integers(0, SHAPE["vocab"], (steps, SHAPE["batch"], SHAPE["seq_len"] + 1)).astype(np.int32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A second forward pass: plain Python numbers, one token and one channel at a time, no library but math.
+
+
+def plain_norm(x, w, b):
+    mean = math.fsum(x) / len(x)
+    variance = math.fsum((v - mean) ** 2 for v in x) / len(x)
+    return [(v - mean) / math.sqrt(variance + 1e-5) * wi + bi for v, wi, bi in zip(x, w, b)]
+
+
+def plain_linear(x, w, b):
+    return [bj + math.fsum(x[i] * w[i][j] for i in range(len(x))) for j, bj in enumerate(b)]
+
+
+def plain_softmax(x):
+    e = [math.exp(v) for v in x]
+    return [v / math.fsum(e) for v in e]
+
+
+def plain_gelu(x):
+    return x * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def plain_block(p, h, x, heads):
+    C = len(x[0])
+    D = C // heads
+    get = lambda name: (p[f"{h}.{name}.weight"], p[f"{h}.{name}.bias"])
+    qkv = [plain_linear(plain_norm(v, *get("ln_1")), *get("attn.c_attn")) for v in x]
+    for t in range(len(x)):
+        mixed = []
+        for head in range(heads):
+            q, k, v = (slice(part * C + head * D, part * C + (head + 1) * D) for part in range(3))
+            dots = [math.fsum(a * b for a, b in zip(qkv[t][q], qkv[s][k])) / math.sqrt(D) for s in range(t + 1)]
+            weights = plain_softmax(dots)
+            mixed += [math.fsum(w * qkv[s][v][i] for s, w in enumerate(weights)) for i in range(D)]
+        x[t] = [a + b for a, b in zip(x[t], plain_linear(mixed, *get("attn.c_proj")))]
+        hidden = [plain_gelu(v) for v in plain_linear(plain_norm(x[t], *get("ln_2")), *get("mlp.c_fc"))]
+        x[t] = [a + b for a, b in zip(x[t], plain_linear(hidden, *get("mlp.c_proj")))]
+    return x
+
+
+def plain_loss(params, row, layers, heads):
+    p = {name: value.tolist() for name, value in params.items()}
+    x = [[a + b for a, b in zip(p["wte.weight"][token], p["wpe.weight"][t])] for t, token in enumerate(row[:-1])]
+    for i in range(layers):
+        x = plain_block(p, f"h.{i}", x, heads)
+    total = 0.0
+    for t, v in enumerate(x):
+        v = plain_norm(v, p["ln_f.weight"], p["ln_f.bias"])
+        total -= math.log(plain_softmax([math.fsum(a * b for a, b in zip(v, w)) for w in p["wte.weight"]])[row[t + 1]])
+    return total / len(x)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tests
+
+
+def close(a, b, tolerance, what):
+    error = np.max(np.abs(np.asarray(a) - np.asarray(b)) / (np.abs(b) + 1e-300))
+    assert error <= tolerance, f"{what}: relative error {error:.3g}, more than {tolerance:g}"
+
+
+def test_forward():
+    rng = np.random.default_rng(1)
+    params, rows = random_model(rng), random_rows(rng, 1)[0]
+    losses, _, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows)
+    close(losses, [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()], 1e-13, "loss")
+
+
+def test_gradient():
+    """Every tensor, along random directions, against central differences; and the mean of the examples' gradients
+    against the gradient of the mean."""
+    rng = np.random.default_rng(2)
+    params, rows = random_model(rng), random_rows(rng, 1)[0]
+    examples = gpt2.examples_fn(SHAPE["heads"])
+    _, gradients, head_share = examples(params, rows)
+    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"]))(rows).mean()
+    whole = gpt2.jax.jit(gpt2.jax.grad(mean_loss))(params)
+    for name, p in params.items():
+        mean = np.asarray(gradients[name]).mean(axis=0)
+        scale = np.linalg.norm(mean)
+        assert np.linalg.norm(whole[name] - mean) <= 1e-13 * scale, f"{name}: mean of gradients"
+        direction = rng.normal(size=p.shape) / np.sqrt(p.size) + mean / scale
+        h = 1e-4
+        ahead, behind = (examples(params | {name: p + s * h * direction}, rows)[0].mean() for s in (1, -1))
+        error = abs((ahead - behind) / (2 * h) - np.sum(mean * direction)) / scale
+        assert error <= 1e-6, f"{name}: slope off by {error:.3g}"
+    assert np.abs(np.asarray(gradients["h.0.attn.c_attn.bias"])[:, 8:16]).max() < 1e-15, "key bias"
+    # the head's share reaches words that the row does not contain, the embedding's share does not
+    embedding_share = np.asarray(gradients[gpt2.WTE] - head_share)
+    for b, row in enumerate(rows):
+        for word in range(SHAPE["vocab"]):
+            here = np.abs(embedding_share[b, word]).max()
+            assert (here > 1e-6) == (word in row[:-1]), f"E of word {word} in row {b} is {here:.3g}"
+
+
+def test_adamw():
+    """Two steps on scalars, written out."""
+    hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, grad_clip=1.0)
+    params = {"matrix": np.array([[2.0]]), "vector": np.array([3.0])}
+    first = {"matrix": np.array([[3.0]]), "vector": np.array([-4.0])}  # norm 5: clipped to 0.6 and -0.8
+    second = {"matrix": np.array([[0.3]]), "vector": np.array([0.4])}  # norm 0.5: as it is
+    p1, moments = gpt2.adamw(params, first, None, 1, 0.01, **hyper)
+    close(p1["matrix"], 2 - 0.01 * (1 + 0.1 * 2), 1e-7, "matrix, step 1")  # the first step is the sign, and decay
+    close(p1["vector"], 3 + 0.01, 1e-7, "vector, step 1")  # no decay
+    p2, _ = gpt2.adamw(p1, second, moments, 2, 0.02, **hyper)
+    m = (0.9 * 0.1 * 0.6 + 0.1 * 0.3) / 0.19
+    v = (0.99 * 0.01 * 0.36 + 0.01 * 0.09) / 0.0199
+    close(p2["matrix"], 1.988 - 0.02 * (m / math.sqrt(v) + 0.1 * 1.988), 1e-7, "matrix, step 2")
+
+
+def test_schedule():
+    at = lambda tokens: gpt2.schedule(tokens, 0.1, 100, 300, 0.2)
+    wanted = {0: 0, 50: 0.05, 100: 0.1, 200: 0.06, 300: 0.02, 400: 0.02}
+    close([at(t) for t in wanted], list(wanted.values()), 1e-12, "lr")
+    close(gpt2.schedule(7, 0.1, 0, 7, 0.5), 0.05, 1e-12, "lr without a warm-up")
+
+
+def oracle_dump():
+    """What a perfect fp32 engine would write down."""
+    rng = np.random.default_rng(3)
+    params, rows = random_model(rng), random_rows(rng, SHAPE["steps"])
+    losses, gradients, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows[0])
+    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER)
+    losses = np.asarray(losses)
+    dump = {"tokens": rows, "loss": losses, "loss_eval": losses.copy(), "losses": step_losses, "padding_max": np.array(0.0)}
+    for name, g in gradients.items():
+        g = np.asarray(g)
+        dump[f"param0/{name}"] = np.float32(params[name])
+        dump[f"paramN/{name}"] = np.float32(after[name])
+        dump[f"grad/{name}"] = np.float32(g.mean(axis=0))
+        dump[f"grad_sq/{name}"] = np.array(np.sum(g.sum(axis=0) ** 2))
+        dump[f"example_sq/{name}"] = np.asarray(gpt2.square(g))
+        dump[f"example_sq_sum/{name}"] = np.array(gpt2.square(g).sum())
+        measured = ".ln_" in f".{name}"
+        dump[f"example_sq_ln/{name}"] = dump[f"example_sq_sum/{name}"] if measured else np.array(np.nan)
+    return dump
+
+
+def failures(dump, directory, settings=None):
+    """The checks that fail on a dump, by name."""
+    path = Path(directory) / "case.safetensors"
+    save_file(dump, path, {key: repr(value) for key, value in (SHAPE | HYPER | (settings or {})).items()})
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = check_engine.main(directory)
+    failed = [line.split()[1].removeprefix("oracle/case/") for line in out.getvalue().splitlines() if line.startswith("FAIL")]
+    assert code == (1 if failed else 0), f"exit code {code} with {failed}"
+    return failed
+
+
+def test_checker():
+    """check_engine.py passes the perfect dump, and fails every one that is wrong, in the right place."""
+    good = oracle_dump()
+    with tempfile.TemporaryDirectory() as directory:
+        assert failures(good, directory) == [], failures(good, directory)
+        places = {
+            "loss": "loss", "loss_eval": "loss", "losses": "training", "padding_max": "padding",
+            "grad/h.1.mlp.c_fc.weight": "grad", "grad_sq/wpe.weight": "grad_sq",
+            "example_sq/wte.weight": "example_sq", "example_sq_sum/ln_f.bias": "example_sq_sum",
+            "example_sq_ln/h.0.ln_1.weight": "example_sq_ln", "paramN/h.0.attn.c_attn.bias": "training",
+        }
+        for name, check in places.items():
+            off, nan = good[name].copy(), good[name].copy()
+            off.flat[-1] = off.flat[-1] + 3e-5 * np.linalg.norm(off) + (1e-9 if name == "padding_max" else 0)
+            nan.flat[0] = np.nan
+            missing = {key: value for key, value in good.items() if key != name}
+            for what, dump in (("off", good | {name: off}), ("NaN", good | {name: nan}), ("missing", missing)):
+                assert failures(dump, directory) == [check], f"{name} {what}: {failures(dump, directory)}"
+        zero = {"example_sq_ln/wte.weight": np.array(0.0)}
+        assert failures(good | zero, directory) == ["example_sq_ln"], "zero for what was not measured"
+        key_bias = good["grad/h.0.attn.c_attn.bias"].copy()
+        key_bias[8] += 1e-3
+        assert failures(good | {"grad/h.0.attn.c_attn.bias": key_bias}, directory) == ["grad"], "key bias"
+        for key, value in dict(lr=4e-3, weight_decay=0.0, grad_clip=0.0, warmup_tokens=1, beta1=0.8).items():
+            assert failures(good, directory, {key: value}) == ["training"], f"another {key}"
+        assert failures(good, directory, {"heads": 4}) != [], "another number of heads"
+        assert failures({"loss": good["loss"]}, directory) == ["dump"], "no parameters"
+        (Path(directory) / "case.safetensors").write_bytes(b"")
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert check_engine.main(directory) == 1, "an empty file passes"
+    with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
+        assert check_engine.main(empty) == 1, "no dumps at all pass"
+
+
+def main():
+    failed = False
+    for test in (test_forward, test_gradient, test_adamw, test_schedule, test_checker):
+        start = time.perf_counter()
+        try:
+            test()
+            verdict, why = "PASS", ""
+        except AssertionError as error:
+            verdict, why, failed = "FAIL", f": {error}", True
+        print(f"{verdict} gpt2/{test.__name__} {time.perf_counter() - start:.2f}s{why}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""data/tokenize against the packages tiktoken and tokenizers: token for token, and MB/s.
+
+    compare_tokenizers.py PATH_OF_TOKENIZE [--speed MEGABYTES]
+
+Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy, which
+the build does not. Exits 77 without them.
+"""
+import glob, json, os, random, resource, subprocess, sys, tempfile, time, unicodedata
+
+try:
+    import numpy as np, tiktoken, tokenizers
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    DATA = os.environ["GNS_TEST_DATA"]
+    GPT2 = os.path.join(DATA, "gpt2")
+    assert os.path.exists(os.path.join(GPT2, "encoder.json"))
+except (ImportError, KeyError, AssertionError) as missing:
+    print(f"SKIP compare_tokenizers 0.00s: missing: {missing!r}")
+    sys.exit(77)
+
+TOKENIZE = os.path.abspath(sys.argv[1])
+SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
+rng = random.Random(SEED)
+EOT = 50256
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+
+
+def openai():
+    ranks = data_gym_to_mergeable_bpe_ranks(os.path.join(GPT2, "vocab.bpe"), os.path.join(GPT2, "encoder.json"))
+    return tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": EOT})
+
+
+def hugging_face():
+    t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(os.path.join(GPT2, "encoder.json"),
+                                                             os.path.join(GPT2, "vocab.bpe")))
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return t
+
+
+def shard_tokens(path):
+    return np.fromfile(path, dtype=np.uint16, offset=1024)
+
+
+def ours(texts, threads=2):
+    """The tokens of each text, through a jsonl file and a shard."""
+    with tempfile.TemporaryDirectory() as d:
+        with open(f"{d}/a.jsonl", "w") as f:
+            for text in texts:
+                f.write(json.dumps({"text": text}) + "\n")
+        subprocess.run([TOKENIZE, "--tokenizer", GPT2, "--out", f"{d}/out", "--threads", str(threads), f"{d}/a.jsonl"],
+                       check=True, stdout=subprocess.DEVNULL)
+        tokens = np.concatenate([shard_tokens(p) for p in sorted(glob.glob(f"{d}/out_*.bin"))])
+    starts = np.flatnonzero(tokens == EOT)
+    parts = [part[1:].tolist() for part in np.split(tokens, starts[1:])]
+    filled = iter(parts)
+    return [next(filled) if text else [] for text in texts]
+
+
+def compare(name, texts, reference, other=None):
+    start, wrong = time.monotonic(), 0
+    got = ours(texts)
+    want = [reference.encode_ordinary(t) for t in texts]
+    if other:
+        second = [e.ids for e in other.encode_batch(texts)]
+    for i, text in enumerate(texts):
+        if got[i] != want[i] or (other and got[i] != second[i]):
+            wrong += 1
+            if wrong <= 3:
+                print(f"  {text[:60]!r}\n    ours {got[i][:20]}\n    want {want[i][:20]}")
+                if other:
+                    print(f"    HF   {second[i][:20]}")
+    count = sum(map(len, want))
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/{name} {time.monotonic() - start:.2f}s: {len(texts)} texts, "
+          f"{count} tokens, {wrong} differ", flush=True)
+    return wrong
+
+
+def random_texts(count):
+    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    common = list(" \n\t'.,!?abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789") + ["'s", "'ll", "'re", " the", "  ", "\n\n"]
+    texts = []
+    for _ in range(count):
+        p = rng.random()
+        texts.append("".join(rng.choice(assigned) if rng.random() < p else rng.choice(common)
+                             for _ in range(rng.randrange(1, 60))))
+    return texts
+
+
+def code_points():
+    """Every code point assigned in Unicode 14, in a context that shows its class."""
+    assert unicodedata.unidata_version >= "14"
+    newer = () if unicodedata.unidata_version.startswith("14") else ("3.2",)
+    cs = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    return [f"a{c}1{c} {c}  {c}!{c}{c}'s{c}" for c in cs]
+
+
+def files():
+    texts = []
+    for path in [*glob.glob(os.path.join(DATA, "*.txt")), *glob.glob("llmc/*.[ch]"), "/usr/include/stdio.h"]:
+        texts.append(open(path, encoding="utf-8", errors="replace").read())
+    return texts
+
+
+def long_words():
+    return [c * n for c in ("a", " ", "\n", "ab", "!", "0", "é", "=-", "the") for n in (63, 64, 65, 100, 1000, 5000)]
+
+
+def best(seconds):
+    return min(seconds)
+
+
+def speed(megabytes, reference, other):
+    """The same text, the same run, best of three. Ours reads a file and writes a shard; theirs stay in memory."""
+    text = "\n".join(open(p, encoding="utf-8", errors="replace").read()
+                     for p in sorted(glob.glob(os.path.join(DATA, "*.txt")) + glob.glob("/usr/include/**/*.h", recursive=True)[:2000]))
+    copies = max(1, megabytes * 1000000 // len(text.encode()))
+    words = text.split("\n")
+    texts = []
+    for i in range(copies):  # lines in another order each time, so that it is no plain repetition
+        rng.shuffle(words)
+        texts.append("\n".join(words))
+    pieces = [t[i:i + 20000] for t in texts for i in range(0, len(t), 20000)]
+    size = sum(len(t.encode()) for t in texts) / 1e6
+    print(f"speed on {size:.0f} MB, best of 3, MB/s")
+    with tempfile.TemporaryDirectory() as d:
+        open(f"{d}/a.txt", "w").write("".join(texts))
+        for threads in (1, 2):
+            runs = {"ours": [], "ours, CPU": [], "tiktoken": [], "tokenizers": []}
+            for trial in range(3):
+                before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+                subprocess.run([TOKENIZE, "--tokenizer", GPT2, "--out", f"{d}/out", "--force", "--threads", str(threads),
+                                f"{d}/a.txt"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                runs["ours"].append(time.monotonic() - start)
+                runs["ours, CPU"].append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+                start = time.monotonic()
+                reference.encode_ordinary_batch(pieces, num_threads=threads)
+                runs["tiktoken"].append(time.monotonic() - start)
+                if trial == 0:
+                    start = time.monotonic()
+                    os.environ["RAYON_NUM_THREADS"] = str(threads)
+                    other.encode_batch_fast(pieces[:len(pieces) // 8])
+                    runs["tokenizers"].append(8 * (time.monotonic() - start))
+            rate = {name: size / best(seconds) for name, seconds in runs.items()}
+            print(f"  {threads} thread{'s' * (threads > 1)}: " + ", ".join(f"{n} {r:.1f}" for n, r in rate.items()) +
+                  f"; ours / tiktoken {rate['ours'] / rate['tiktoken']:.1f}", flush=True)
+
+
+def main():
+    print(f"  seed {SEED}")
+    reference, other = openai(), hugging_face()
+    if "--speed" in sys.argv:
+        speed(int(sys.argv[sys.argv.index("--speed") + 1]), reference, other)
+        return 0
+    wrong = compare("files", files(), reference, other)
+    wrong += compare("code_points", code_points(), reference, other)
+    wrong += compare("random_texts", random_texts(100000), reference, other)
+    wrong += compare("long_words", long_words(), reference, other)
+    return 1 if wrong else 0
+
+
+sys.exit(main())

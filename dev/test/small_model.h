@@ -1,0 +1,41 @@
+// small_model: a small GPT-2 with lively parameters, for tests of an engine through engine.h.
+#ifndef GNS_SMALL_MODEL_H
+#define GNS_SMALL_MODEL_H
+
+#include "../../llmc/engine.h"
+#include "../../llmc/rng.h"
+
+// Streams of rng.h, apart from those of the program under test (and of no consequence: only the seed's use matters).
+enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };
+
+// Parameters at which every part of the model matters: GPT-2's own initial values are so small that softmax and GELU
+// are all but linear and biases and gammas trivial. flat: (model->flat_count), zero outside the tensors.
+static inline void small_params(const Model *model, uint64_t seed, float *flat) {
+    for (size_t i = 0; i < model->flat_count; i++) flat[i] = 0;
+    for (int k = 0; k < model->tensor_count; k++) {
+        const Tensor *t = &model->tensors[k];
+        double deviation = t->dimensions == 1 ? 0.2 : t->group == GROUP_EMBEDDING ? 0.3 : 1 / sqrt((double)t->rows);
+        double mean = t->init == INIT_ONE ? 1 : 0;
+        for (size_t i = 0; i < t->count; i++)
+            flat[t->offset + i] = (float)(mean + deviation * rng_normal(seed, SMALL_PARAMS + (uint64_t)k, i));
+    }
+}
+
+// Uniform tokens. In short vocabularies they recur within a row, which is what makes the tied weight's cross term
+// large.
+static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *tokens) {
+    for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
+}
+
+// Forward and backward over a batch of rows (T + 1 tokens each), micro_batch at a time, from cleared gradients.
+static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, int seq_len, int micro_batch,
+                              GnsMode mode, Error *e) {
+    TRY(engine_begin_step(engine, e));
+    for (int b = 0; b < rows; b += micro_batch) {
+        int n = rows - b < micro_batch ? rows - b : micro_batch;
+        TRY(engine_micro_step(engine, tokens + (size_t)b * (size_t)(seq_len + 1), n, mode, e));
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,73 @@
+// test: the smallest harness that prints what it did. One program tests one module:
+//
+//     static void test_addition(void) { CHECK(1 + 1 == 2, "got %d", 1 + 1); }
+//     int main(void) { RUN(test_addition); return test_summary(); }
+//
+// It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
+// dev/test/run.sh counts them over all programs. A test that checks nothing fails.
+#ifndef GNS_TEST_H
+#define GNS_TEST_H
+
+#include "../../llmc/common.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    int checks, failures, skipped; // of the test under way
+    int total_failures;
+} test_state;
+
+// On failure says where and why, and goes on, so that one run shows everything that is wrong.
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        test_state.checks++;                                                                                           \
+        if (!(condition) && test_state.failures++ < 10) {                                                              \
+            printf("  %s:%d: %s: ", __FILE__, __LINE__, #condition);                                                   \
+            printf(__VA_ARGS__);                                                                                       \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+// |a - b| <= tolerance * max(|b|, floor); NaN fails.
+#define CHECK_CLOSE(a, b, tolerance, floor_)                                                                           \
+    do {                                                                                                               \
+        double a_ = (a), b_ = (b), t_ = (tolerance) * fmax(fabs(b_), (floor_));                                        \
+        CHECK(fabs(a_ - b_) <= t_, "%s = %.9g, want %.9g +- %.2g", #a, a_, b_, t_);                                    \
+    } while (0)
+
+// The call must succeed / must fail with this code and mention this text.
+#define CHECK_OK(call, e) CHECK((call) == 0, "%s (%s)", (e)->what, (e)->hint)
+#define CHECK_ERROR(call, e, code_, text)                                                                              \
+    do {                                                                                                               \
+        int got_ = (call);                                                                                             \
+        CHECK(got_ == (code_), "exit code %d, want %d: %s", got_, (code_), got_ ? (e)->what : "success");              \
+        CHECK(got_ == 0 || strstr((e)->what, (text)), "'%s' does not mention '%s'", (e)->what, (text));                \
+    } while (0)
+
+#define SKIP(why)                                                                                                      \
+    do {                                                                                                               \
+        test_state.skipped = 1;                                                                                        \
+        printf("  skipped: %s\n", why);                                                                                \
+        return;                                                                                                        \
+    } while (0)
+
+static void test_run(const char *file, const char *name, void (*f)(void)) {
+    const char *program = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
+    test_state.checks = test_state.failures = test_state.skipped = 0;
+    double start = clock_seconds();
+    f();
+    double seconds = clock_seconds() - start;
+    int width = (int)strcspn(program, ".");
+    if (test_state.failures || (!test_state.checks && !test_state.skipped)) {
+        printf("FAIL %.*s/%s %.2fs: %d of %d checks\n", width, program, name, seconds, test_state.failures,
+               test_state.checks);
+        test_state.total_failures++;
+    } else printf("%s %.*s/%s %.2fs\n", test_state.skipped ? "SKIP" : "PASS", width, program, name, seconds);
+    fflush(stdout);
+}
+#define RUN(f) test_run(__FILE__, #f, f)
+
+static inline int test_summary(void) { return test_state.total_failures ? 1 : 0; }
+
+#endif

@@ -1,0 +1,517 @@
+// The CUDA engine against the CPU engine, through engine.h, on the same weights and tokens: both are linked in, the CPU
+// engine's functions under the names cpu_engine_*. Built twice, with -DGNS_FP32 for the fp32 engine, where the two
+// agree up to rounding, and without for bf16, where the CPU computes in fp32 on the same bf16-rounded weights. And what
+// the CUDA engine promises about itself: the same bits whatever is recomputed, kept, or run twice.
+//
+//     test_engine_cuda [seed]      (a fresh one is drawn, and printed, otherwise)
+#include "test.h"
+
+#include "../../llmc/common.h"
+#include "small_model.h"
+
+#include <time.h>
+
+#ifdef GNS_FP32
+enum { FP32 = 1 };
+static const double LOSS = 1e-5, GRADIENT = 1e-4, NORM = 1e-4, COSINE = 0.999999, TRAINED = 1e-4, LOGIT = 1e-4;
+#else
+enum { FP32 = 0 };
+static const double LOSS = 5e-3, GRADIENT = 2e-2, NORM = 4e-2, COSINE = 0.999, TRAINED = 2e-2, LOGIT = 3e-2;
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Two engines behind one set of pointers
+
+typedef struct {
+    int (*create)(Engine **, const EngineConfig *, Error *);
+    void (*destroy)(Engine *);
+    int (*load)(Engine *, StateKind, Range, const float *, Error *);
+    int (*store)(Engine *, StateKind, Range, float *, Error *);
+    int (*begin_step)(Engine *, Error *);
+    int (*micro_step)(Engine *, const uint16_t *, int, GnsMode, Error *);
+    int (*norms)(Engine *, Range, Error *);
+    int (*update)(Engine *, Range, const UpdateConfig *, Error *);
+    int (*result)(Engine *, StepResult *, Error *);
+    int (*eval)(Engine *, const uint16_t *, int, float *, Error *);
+    int (*logits)(Engine *, const uint16_t *, int, float *, Error *);
+} Api;
+
+extern "C" {
+int cpu_engine_create(Engine **, const EngineConfig *, Error *);
+void cpu_engine_destroy(Engine *);
+int cpu_engine_load(Engine *, StateKind, Range, const float *, Error *);
+int cpu_engine_store(Engine *, StateKind, Range, float *, Error *);
+int cpu_engine_begin_step(Engine *, Error *);
+int cpu_engine_micro_step(Engine *, const uint16_t *, int, GnsMode, Error *);
+int cpu_engine_norms(Engine *, Range, Error *);
+int cpu_engine_update(Engine *, Range, const UpdateConfig *, Error *);
+int cpu_engine_result(Engine *, StepResult *, Error *);
+int cpu_engine_eval(Engine *, const uint16_t *, int, float *, Error *);
+int cpu_engine_logits(Engine *, const uint16_t *, int, float *, Error *);
+}
+
+static const Api gpu = {engine_create,     engine_destroy,    engine_load,  engine_store,
+                        engine_begin_step, engine_micro_step, engine_norms, engine_update,
+                        engine_result,     engine_eval,       engine_logits};
+static const Api cpu = {cpu_engine_create,     cpu_engine_destroy,    cpu_engine_load,  cpu_engine_store,
+                        cpu_engine_begin_step, cpu_engine_micro_step, cpu_engine_norms, cpu_engine_update,
+                        cpu_engine_result,     cpu_engine_eval,       cpu_engine_logits};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cases
+
+static uint64_t seed;
+
+typedef struct {
+    const char *name;
+    ModelConfig config; // layers, heads, channels, vocab, context
+    int seq_len, batch, micro_batch;
+} Case;
+
+static const Case cases[] = {
+    {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},
+    {"even", {3, 4, 64, 256, 32}, 32, 4, 4},         {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},
+    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},      {"no multiple of 8", {2, 2, 10, 31, 9}, 9, 3, 3},
+    {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
+    {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+typedef struct {
+    const Case *c;
+    Model model;
+    float *param;     // flat
+    uint16_t *tokens; // (steps, batch, T + 1)
+} World;
+
+static Range all_of(const Model *model) { return Range{0, model->flat_count}; }
+
+static float round_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest, ties to even
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+template <typename X> static X *take(size_t n) {
+    X *p = (X *)malloc(n * sizeof(X));
+    if (!p) abort();
+    memset(p, 0xff, n * sizeof(X)); // NaN, for whoever does not write it
+    return p;
+}
+
+static void world_open(World *w, const Case *c, int steps) {
+    Error e = {};
+    *w = {};
+    w->c = c;
+    CHECK_OK(model_create(&w->model, &c->config, &e), &e);
+    w->param = take<float>(w->model.flat_count);
+    small_params(&w->model, seed, w->param);
+    if (!FP32)
+        for (size_t i = 0; i < w->model.flat_count; i++) w->param[i] = round_bf16(w->param[i]);
+    size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
+    w->tokens = take<uint16_t>(count);
+    small_tokens(c->config.vocab, seed, count, w->tokens);
+}
+
+static void world_close(World *w) {
+    free(w->param);
+    free(w->tokens);
+    model_destroy(&w->model);
+}
+
+static Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
+    Error e = {};
+    Engine *engine = NULL;
+    EngineConfig config = {};
+    config.model = &w->model;
+    config.micro_batch = micro_batch;
+    config.seq_len = w->c->seq_len;
+    config.gns = GNS_EXACT;
+    config.recompute = recompute;
+    CHECK_OK(api->create(&engine, &config, &e), &e);
+    if (engine) CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    return engine;
+}
+
+// What one step over a batch leaves behind.
+typedef struct {
+    double loss;
+    float *grad; // flat
+    double *grad_sq, *example_sq;
+} Outcome;
+
+static void outcome_free(Outcome *o) {
+    free(o->grad);
+    free(o->grad_sq);
+    free(o->example_sq);
+}
+
+// `rows` of the batch, from cleared gradients, micro_batch at a time.
+static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
+                       int micro_batch, GnsMode mode) {
+    Error e = {};
+    Outcome o = {NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
+                 take<double>(w->model.tensor_count)};
+    StepResult r = {NAN, o.grad_sq, o.example_sq};
+    CHECK_OK(api->begin_step(engine, &e), &e);
+    for (int b = 0; b < rows; b += micro_batch) {
+        int n = rows - b < micro_batch ? rows - b : micro_batch;
+        CHECK_OK(api->micro_step(engine, tokens + (size_t)b * (size_t)(w->c->seq_len + 1), n, mode, &e), &e);
+    }
+    CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
+    CHECK_OK(api->result(engine, &r, &e), &e);
+    CHECK_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e), &e);
+    o.loss = r.loss_sum;
+    return o;
+}
+
+static double worst_seen[3]; // gradient error, norm error, 1 - cosine: of the test under way
+
+static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        const float *a = got->grad + t->offset, *b = want->grad + t->offset;
+        double diff = 0, aa = 0, bb = 0, ab = 0;
+        for (size_t i = 0; i < t->count; i++) {
+            diff += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+            aa += (double)a[i] * a[i];
+            bb += (double)b[i] * b[i];
+            ab += (double)a[i] * b[i];
+        }
+        double error = sqrt(diff / bb), cosine = ab / sqrt(aa * bb);
+        CHECK(error <= GRADIENT, "%s, %s: relative error %.2e", w->c->name, t->name, error);
+        CHECK(cosine >= COSINE, "%s, %s: cosine %.7f", w->c->name, t->name, cosine);
+        worst_seen[0] = fmax(worst_seen[0], error);
+        worst_seen[2] = fmax(worst_seen[2], 1 - cosine);
+        size_t end = k + 1 < w->model.tensor_count ? w->model.tensors[k + 1].offset : w->model.flat_count;
+        for (size_t i = t->offset + t->count; i < end; i++)
+            CHECK(got->grad[i] == 0, "%s: gradient %g in the padding behind %s", w->c->name, got->grad[i], t->name);
+    }
+}
+
+static void check_norms(const World *w, const double *got, const double *want, const char *what) {
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        double error = fabs(got[k] - want[k]) / want[k];
+        CHECK(error <= NORM, "%s, %s of %s: %.9g, want %.9g", w->c->name, what, w->model.tensors[k].name, got[k],
+              want[k]);
+        worst_seen[1] = fmax(worst_seen[1], error);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Against the CPU
+
+static void compare_batch(const World *w, Engine *a, Engine *b) {
+    int batch = w->c->batch, micro = w->c->micro_batch;
+    Outcome got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_EXACT);
+    Outcome want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_EXACT);
+    CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
+    check_gradients(w, &got, &want);
+    check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
+    check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
+    outcome_free(&got);
+    outcome_free(&want);
+    // the same without the exact norms takes other paths to the same gradient
+    got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
+    want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
+    check_gradients(w, &got, &want);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const char *name = w->model.tensors[k].name;
+        if (w->model.tensors[k].group != GROUP_LN)
+            CHECK(isnan(got.example_sq[k]), "%s: %s was not measured", w->c->name, name);
+        else CHECK_CLOSE(got.example_sq[k], want.example_sq[k], NORM, 0);
+    }
+    outcome_free(&got);
+    outcome_free(&want);
+}
+
+static void compare_rows(const World *w, Engine *a, Engine *b) {
+    for (int row = 0; row < w->c->batch; row++) {
+        const uint16_t *tokens = w->tokens + (size_t)row * (size_t)(w->c->seq_len + 1);
+        Outcome got = measure(&gpu, a, w, tokens, 1, 1, GNS_EXACT);
+        Outcome want = measure(&cpu, b, w, tokens, 1, 1, GNS_EXACT);
+        CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
+        check_norms(w, got.example_sq, want.example_sq, "|g_b|^2");
+        outcome_free(&got);
+        outcome_free(&want);
+    }
+}
+
+static void compare_inference(const World *w, Engine *a, Engine *b) {
+    Error e = {};
+    size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch;
+    float *got = take<float>(size_max(V, n * T)), *want = take<float>(size_max(V, n * T));
+    CHECK_OK(gpu.eval(a, w->tokens, (int)n, got, &e), &e);
+    CHECK_OK(cpu.eval(b, w->tokens, (int)n, want, &e), &e);
+    for (size_t i = 0; i < n * T; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
+    for (int length = 1; length <= (int)T; length += (int)T / 3 + 1) {
+        CHECK_OK(gpu.logits(a, w->tokens, length, got, &e), &e);
+        CHECK_OK(cpu.logits(b, w->tokens, length, want, &e), &e);
+        double diff = 0, square = 0;
+        for (size_t v = 0; v < V; v++) {
+            diff += ((double)got[v] - want[v]) * ((double)got[v] - want[v]);
+            square += (double)want[v] * want[v];
+        }
+        CHECK(sqrt(diff / square) <= LOGIT, "%s: logits of %d tokens off by %.2e", w->c->name, length,
+              sqrt(diff / square));
+    }
+    free(got);
+    free(want);
+}
+
+static void test_against_cpu(void) {
+    memset(worst_seen, 0, sizeof worst_seen);
+    for (int i = 0; i < CASES; i++) {
+        World w;
+        world_open(&w, &cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        if (a && b) {
+            compare_batch(&w, a, b);
+            compare_rows(&w, a, b);
+            compare_inference(&w, a, b);
+        }
+        gpu.destroy(a);
+        cpu.destroy(b);
+        world_close(&w);
+    }
+    printf("  largest relative error of a gradient %.1e, of a norm %.1e; 1 - cosine %.1e\n", worst_seen[0],
+           worst_seen[1], worst_seen[2]);
+}
+
+enum { STEPS = 20 };
+
+static UpdateConfig update_config(const Case *c, int step) {
+    UpdateConfig u = {};
+    u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
+    u.grad_clip = 1.0;
+    u.step = step;
+    u.batch = c->batch;
+    return u;
+}
+
+static void train(const Api *api, Engine *engine, const World *w, double *losses) {
+    Error e = {};
+    size_t step_tokens = (size_t)w->c->batch * (size_t)(w->c->seq_len + 1);
+    for (int step = 1; step <= STEPS; step++) {
+        UpdateConfig update = update_config(w->c, step);
+        Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, w->c->batch,
+                            w->c->micro_batch, GNS_LN);
+        losses[step - 1] = o.loss / w->c->batch;
+        CHECK_OK(api->update(engine, all_of(&w->model), &update, &e), &e);
+        outcome_free(&o);
+    }
+}
+
+static void test_training_against_cpu(void) {
+    for (int i = 0; i < CASES; i++) {
+        World w;
+        double got[STEPS], want[STEPS];
+        world_open(&w, &cases[i], STEPS);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        if (a && b) {
+            train(&gpu, a, &w, got);
+            train(&cpu, b, &w, want);
+            for (int s = 0; s < STEPS; s++)
+                CHECK(fabs(got[s] - want[s]) <= TRAINED * fabs(want[s]), "%s, step %d: loss %.7f, want %.7f", w.c->name,
+                      s + 1, got[s], want[s]);
+        }
+        gpu.destroy(a);
+        cpu.destroy(b);
+        world_close(&w);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the engine promises about itself
+
+// Two trained engines must have the same bits everywhere.
+static void check_same_bits(const World *w, Engine *a, Engine *b, const char *what) {
+    Error e = {};
+    size_t bytes = w->model.flat_count * sizeof(float);
+    float *x = take<float>(w->model.flat_count), *y = take<float>(w->model.flat_count);
+    for (int kind = STATE_PARAM; kind <= STATE_MOMENT2; kind++) {
+        CHECK_OK(gpu.store(a, (StateKind)kind, all_of(&w->model), x, &e), &e);
+        CHECK_OK(gpu.store(b, (StateKind)kind, all_of(&w->model), y, &e), &e);
+        CHECK(memcmp(x, y, bytes) == 0, "%s: %s, array %d differs", w->c->name, what, kind);
+    }
+    free(x);
+    free(y);
+}
+
+static void compare_with(const World *w, Recompute recompute, const char *what) {
+    double losses[2][STEPS];
+    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, w, w->c->micro_batch, recompute);
+    if (a && b) {
+        train(&gpu, a, w, losses[0]);
+        train(&gpu, b, w, losses[1]);
+        CHECK(memcmp(losses[0], losses[1], sizeof losses[0]) == 0, "%s: %s, losses differ", w->c->name, what);
+        check_same_bits(w, a, b, what);
+    }
+    gpu.destroy(a);
+    gpu.destroy(b);
+}
+
+static void test_same_bits(void) {
+    for (int i = 0; i < CASES; i++) {
+        World w;
+        world_open(&w, &cases[i], STEPS);
+        compare_with(&w, RECOMPUTE_NONE, "two runs");
+        compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
+        compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
+        world_close(&w);
+    }
+}
+
+// 8 rows at once, one at a time, and in pieces that differ.
+static void test_accumulation(void) {
+    World w;
+    world_open(&w, &cases[CASES - 1], 1);
+    Engine *engine = engine_of(&gpu, &w, 8, RECOMPUTE_NONE);
+    const double tolerance = FP32 ? 1e-5 : 1e-2;
+    if (engine) {
+        Outcome whole = measure(&gpu, engine, &w, w.tokens, 8, 8, GNS_EXACT);
+        for (int micro = 1; micro < 8; micro += 2) {
+            Outcome parts = measure(&gpu, engine, &w, w.tokens, 8, micro, GNS_EXACT);
+            CHECK_CLOSE(parts.loss, whole.loss, tolerance, 0);
+            for (int k = 0; k < w.model.tensor_count; k++) {
+                CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
+                CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
+            }
+            outcome_free(&parts);
+        }
+        outcome_free(&whole);
+    }
+    gpu.destroy(engine);
+    world_close(&w);
+}
+
+// Norms add up over ranges, and an update in pieces is the update.
+static void test_ranges(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    size_t cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
+    Outcome whole = measure(&gpu, a, &w, w.tokens, w.c->batch, w.c->micro_batch, GNS_OFF);
+    Outcome other = measure(&gpu, b, &w, w.tokens, w.c->batch, w.c->micro_batch, GNS_OFF);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    for (int i = 0; i < 3; i++) CHECK_OK(gpu.update(b, Range{cut[i], cut[i + 1]}, &update, &e), &e);
+    check_same_bits(&w, a, b, "update in pieces");
+    double *sum = take<double>(w.model.tensor_count);
+    for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
+    StepResult r = {NAN, other.grad_sq, other.example_sq};
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e), &e);
+        CHECK_OK(gpu.result(b, &r, &e), &e);
+        for (int k = 0; k < w.model.tensor_count; k++) sum[k] += r.grad_sq[k];
+    }
+    for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
+    free(sum);
+    outcome_free(&whole);
+    outcome_free(&other);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
+// A gradient that is not a number moves nothing.
+static void test_nonfinite(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    const Tensor *gamma = model_tensor(&w.model, LN2_W, 1);
+    w.param[gamma->offset + 5] = NAN;
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    Outcome o = measure(&gpu, a, &w, w.tokens, w.c->batch, w.c->micro_batch, GNS_LN);
+    double square = 0;
+    for (int k = 0; k < w.model.tensor_count; k++) square += o.grad_sq[k];
+    CHECK(!isfinite(square) && !isfinite(o.loss), "norm %g, loss %g", square, o.loss);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    float *after = take<float>(w.model.flat_count);
+    CHECK_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e), &e);
+    CHECK(memcmp(after, w.param, w.model.flat_count * sizeof(float)) == 0, "parameters moved");
+    CHECK_OK(gpu.store(a, STATE_MOMENT2, all_of(&w.model), after, &e), &e);
+    for (size_t i = 0; i < w.model.flat_count; i++) CHECK(after[i] == 0, "second moment %g", after[i]);
+    free(after);
+    outcome_free(&o);
+    gpu.destroy(a);
+    world_close(&w);
+}
+
+static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
+    MemoryPlan plan;
+    EngineConfig config = {};
+    config.model = model;
+    config.micro_batch = micro_batch;
+    config.seq_len = 1024;
+    config.recompute = recompute;
+    engine_plan_memory(&config, &plan);
+    size_t sum = 0;
+    for (int i = 0; i < plan.count; i++) sum += plan.item[i].bytes;
+    CHECK(sum == plan.total, "parts %zu, total %zu", sum, plan.total);
+    return plan.total;
+}
+
+static void test_memory(void) {
+    Error e = {};
+    Model model;
+    ModelConfig config = {0, 0, 0, 50257, 1024};
+    CHECK(model_preset(&config, "gpt2-124M"), "preset");
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    size_t none = planned(&model, 64, RECOMPUTE_NONE), gelu = planned(&model, 64, RECOMPUTE_GELU);
+    size_t block = planned(&model, 64, RECOMPUTE_BLOCK);
+    const double gib = 1 << 30;
+    printf("  124M, micro-batch 64 x 1024: %.1f GiB; recompute gelu %.1f, block %.1f\n", (double)none / gib,
+           (double)gelu / gib, (double)block / gib);
+    CHECK(none > gelu && gelu > block, "recomputing must save memory");
+    if (!FP32) CHECK((double)none <= 25 * gib, "%.1f GiB", (double)none / gib);
+    Engine *engine = NULL;
+    EngineConfig huge = {};
+    huge.model = &model;
+    huge.micro_batch = 4096;
+    huge.seq_len = 1024;
+    CHECK_ERROR(engine_create(&engine, &huge, &e), &e, ERR_MEMORY, "--micro-batch 4096");
+    CHECK(engine == NULL, "no engine");
+    CHECK(strstr(e.hint, "--micro-batch ") && strstr(e.hint, "would fit"), "hint: %s", e.hint);
+    printf("  %s. %s\n", e.what, e.hint);
+    model_destroy(&model);
+}
+
+int main(int argc, char **argv) {
+    Error e = {};
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    printf("test_engine_cuda %s, seed %llu\n", FP32 ? "fp32" : "bf16", (unsigned long long)seed);
+    World w;
+    Engine *engine = NULL;
+    if (model_create(&w.model, &cases[1].config, &e)) return 1;
+    EngineConfig config = {};
+    config.model = &w.model;
+    config.micro_batch = 1;
+    config.seq_len = cases[1].seq_len;
+    int code = engine_create(&engine, &config, &e);
+    if (code) error_print(&e, 0, 1);
+    if (code == ERR_NO_GPU) return ERR_SKIPPED;
+    char line[256];
+    if (engine) {
+        engine_describe(engine, line, sizeof line);
+        printf("%s, peak %.0f TFLOP/s\n", line, 1e-12 * engine_peak_flops(engine));
+    }
+    engine_destroy(engine);
+    model_destroy(&w.model);
+    RUN(test_against_cpu);
+    RUN(test_training_against_cpu);
+    RUN(test_same_bits);
+    RUN(test_accumulation);
+    RUN(test_ranges);
+    RUN(test_nonfinite);
+    RUN(test_memory);
+    return test_summary();
+}

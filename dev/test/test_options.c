@@ -1,0 +1,420 @@
+// The option table and everything that is generated from it.
+#define _POSIX_C_SOURCE 200809L
+#include "../../llmc/engine.h"
+#include "../../llmc/options.h"
+#include "test.h"
+
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <unistd.h>
+
+// Words of a command line, split at blanks, behind the program's name.
+typedef struct {
+    char text[8192];
+    char *argv[128];
+    int argc;
+} CommandLine;
+
+static void split(CommandLine *c, const char *words) {
+    snprintf(c->text, sizeof c->text, "./train_gpt2 %s", words);
+    c->argc = 0;
+    for (char *w = strtok(c->text, " "); w; w = strtok(NULL, " ")) c->argv[c->argc++] = w;
+}
+
+static int parse(Options *o, const char *words, Error *e) {
+    CommandLine c;
+    split(&c, words);
+    memset(o, 0xff, sizeof *o); // nothing may be left over from before
+    return options_parse(o, c.argc, c.argv, e);
+}
+
+static int resolve(Options *o, const char *words, Error *e) {
+    TRY(parse(o, words, e));
+    return options_resolve(o, e);
+}
+
+static int parse_config(Options *o, const char *text, Error *e) {
+    char copy[1024];
+    snprintf(copy, sizeof copy, "%s", text);
+    options_defaults(o);
+    return options_parse_config(o, copy, strlen(copy), "run.cfg", e);
+}
+
+// The table once more, as the tests see it.
+static const struct {
+    const char *type, *field, *alias, *fallback, *values, *unit;
+} table[] = {
+#define X(type, field, alias, alias_unit, fallback, values, unit, section, help)                                       \
+    {#type, #field, alias, fallback, values, unit},
+    OPTIONS_TABLE(X)
+#undef X
+};
+
+static void flag_of(const char *field, char flag[64]) {
+    snprintf(flag, 64, "--%s", field);
+    for (char *c = flag; *c; c++)
+        if (*c == '_') *c = '-';
+}
+
+static bool is(int row, const char *type) { return strcmp(table[row].type, type) == 0; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void test_table_is_sound(void) {
+    Options o;
+    Error e;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        char open, close, flag[64], words[256];
+        double low, high;
+        bool number = is(i, "INT") || is(i, "REAL");
+        if (number) {
+            bool reads = sscanf(table[i].values, "%c%lf, %lf%c", &open, &low, &high, &close) == 4;
+            CHECK(reads && (open == '[' || open == '(') && (close == ']' || close == ')') && low < high, "%s: %s",
+                  table[i].field, table[i].values);
+        }
+        if (is(i, "CHOICE")) CHECK(strchr(table[i].values, '|'), "%s", table[i].field);
+        for (int j = 0; j < i; j++)
+            CHECK(!*table[i].alias || strcmp(table[i].alias, table[j].alias) != 0, "%s twice", table[i].alias);
+        if (!*table[i].fallback) continue;
+        // The default, said aloud, is the default.
+        flag_of(table[i].field, flag);
+        snprintf(words, sizeof words, "%s %s", flag, table[i].fallback);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(options_given(&o, flag), "%s", flag);
+    }
+}
+
+static void test_defaults(void) {
+    Options o;
+    Error e;
+    CHECK_OK(parse(&o, "", &e), &e);
+    CHECK(o.micro_batch == 4 && o.seq_len == 1024 && o.batch_tokens == 0 && o.steps == 0, "batch");
+    CHECK(strcmp(o.model, "gpt2-124M") == 0 && strcmp(o.out, "runs/gpt2") == 0 && !*o.train && !*o.prompt, "texts");
+    CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
+    CHECK(o.lr_schedule == SCHEDULE_COSINE && o.gns == GNS_LN && !o.dry_run && !o.help, "choices and flags");
+    CHECK(!*o.notes, "notes: %s", o.notes);
+    for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", table[i].field);
+}
+
+// The names in the table are those of the enums that the numbers are used as.
+static void test_choices_match_enums(void) {
+    Options o;
+    Error e;
+    char words[64];
+    for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
+        snprintf(words, sizeof words, "--lr-schedule %s", schedule_names[kind]);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
+    }
+    const char *gns[] = {[GNS_OFF] = "off", [GNS_LN] = "ln", [GNS_EXACT] = "exact"};
+    for (int mode = 0; mode < 3; mode++) {
+        snprintf(words, sizeof words, "--gns=%s", gns[mode]);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.gns == mode, "%s: %d", gns[mode], o.gns);
+    }
+}
+
+static void test_numbers(void) {
+    Options o;
+    Error e;
+    CHECK_OK(parse(&o, "--train-tokens 10e9 --lr=.5 --seed 9007199254740993 --eps 1E-5 --vocab-size +256", &e), &e);
+    CHECK(o.train_tokens == 10000000000 && o.lr == 0.5 && o.eps == 1e-5 && o.vocab_size == 256, "values");
+    CHECK(o.seed == 9007199254740993, "2^53 + 1 exactly, got %lld", (long long)o.seed);
+    CHECK_OK(parse(&o, "--steps 1.5e3", &e), &e);
+    CHECK(o.steps == 1500, "%lld", (long long)o.steps);
+
+    const char *not_numbers[] = {"nan", "inf", "-inf",   "1e", "0x10", "1.0.0", "abc", "1k",
+                                 "3%",  "--",  "1e400x", "+",  "e5",   "1,5",   "NaN", "infinity"};
+    for (size_t i = 0; i < sizeof not_numbers / sizeof *not_numbers; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--lr %s", not_numbers[i]);
+        CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "--lr");
+        CHECK(strstr(e.what, "not a number"), "%s", e.what);
+        snprintf(words, sizeof words, "--steps=%s", not_numbers[i]);
+        CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "--steps");
+    }
+    CHECK_ERROR(parse(&o, "--lr=", &e), &e, ERR_USAGE, "not a number");
+    CHECK_ERROR(parse(&o, "--steps=", &e), &e, ERR_USAGE, "not a whole number");
+    CHECK_ERROR(parse(&o, "--steps 1.5", &e), &e, ERR_USAGE, "not a whole number");
+    const char *beyond[] = {"--lr 1e400",     "--lr -0.1",       "--lr 100.1",  "--beta1 1",
+                            "--eps 0",        "--steps 0",       "--steps -1",  "--steps 99999999999999999999",
+                            "--steps 1e30",   "--seed -1e30",    "--top-k -1",  "--vocab-size 65537",
+                            "--ramp-kappa 0", "--micro-batch 0", "--seq-len 0", "--final-lr-frac 1.01"};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
+        CHECK_ERROR(parse(&o, beyond[i], &e), &e, ERR_USAGE, "out of range");
+    CHECK(strstr(e.hint, "[0, 1]"), "%s", e.hint);
+    CHECK_OK(parse(&o, "--beta1 0 --final-lr-frac 1 --eps 1 --lr 0", &e), &e);
+}
+
+static void test_command_line_errors(void) {
+    Options o;
+    Error e;
+    CHECK_ERROR(parse(&o, "--micro-bach 4", &e), &e, ERR_USAGE, "--micro-bach");
+    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--batch-sise 4", &e), &e, ERR_USAGE, "unknown option");
+    CHECK_ERROR(parse(&o, "--frobnicate", &e), &e, ERR_USAGE, "unknown option");
+    CHECK(strstr(e.hint, "--help"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--", &e), &e, ERR_USAGE, "unknown option");
+    CHECK_ERROR(parse(&o, "-", &e), &e, ERR_USAGE, "'-'");
+    CHECK_ERROR(parse(&o, "-Q 4", &e), &e, ERR_USAGE, "-Q");
+    CHECK_ERROR(parse(&o, "train.bin", &e), &e, ERR_USAGE, "train.bin");
+    CHECK_ERROR(parse(&o, "--lr 1 --lr 1", &e), &e, ERR_USAGE, "--lr is given twice");
+    CHECK_ERROR(parse(&o, "--lr 1 -l 1", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "-u 5 --warmup-tokens 1", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "--dry-run --dry-run", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "--lr", &e), &e, ERR_USAGE, "--lr has no value");
+    CHECK_ERROR(parse(&o, "--train --val x", &e), &e, ERR_USAGE, "--train has no value");
+    CHECK_ERROR(parse(&o, "--train -j x", &e), &e, ERR_USAGE, "--train has no value");
+    CHECK_ERROR(parse(&o, "-i", &e), &e, ERR_USAGE, "-i has no value");
+    CHECK_ERROR(parse(&o, "--dry-run=yes", &e), &e, ERR_USAGE, "takes no value");
+    CHECK_ERROR(parse(&o, "--gns maybe", &e), &e, ERR_USAGE, "--gns 'maybe'");
+    CHECK(strstr(e.hint, "off|ln|exact"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--gns off|ln", &e), &e, ERR_USAGE, "no such choice");
+    CHECK_ERROR(parse(&o, "--gns=", &e), &e, ERR_USAGE, "no such choice");
+    CHECK_ERROR(parse(&o, "--micro_batch 4", &e), &e, ERR_USAGE, "unknown option");
+
+    char words[OPTION_TEXT + 16] = "--out=";
+    memset(words + 6, 'x', OPTION_TEXT);
+    words[6 + OPTION_TEXT] = 0;
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "too long");
+    words[6 + OPTION_TEXT - 1] = 0;
+    CHECK_OK(parse(&o, words, &e), &e);
+
+    CHECK_OK(parse(&o, "--prompt=--lr --train=a=b", &e), &e);
+    CHECK(strcmp(o.prompt, "--lr") == 0 && strcmp(o.train, "a=b") == 0, "%s %s", o.prompt, o.train);
+    CHECK_OK(parse(&o, "--help --lr wrong", &e), &e);
+    CHECK(o.help && !o.version, "help");
+    CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
+    CHECK(o.version, "version");
+}
+
+// llm.c's flags mean what they mean there.
+static void test_aliases(void) {
+    Options o;
+    Error e;
+    const char *llmc = "-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 "
+                       "-s 9 -g 12";
+    CHECK_OK(resolve(&o, llmc, &e), &e);
+    CHECK(strcmp(o.train, "a") == 0 && strcmp(o.val, "b") == 0 && strcmp(o.out, "c") == 0, "texts");
+    CHECK(strcmp(o.model, "d12") == 0 && o.micro_batch == 8 && o.seq_len == 64 && o.batch_tokens == 2048, "shape");
+    CHECK(o.run.horizon_tokens == 10 * 2048 && o.lr == 6e-4 && o.lr_schedule == SCHEDULE_LINEAR, "run");
+    CHECK(o.warmup_tokens == 7 * 2048, "warm-up %lld", (long long)o.warmup_tokens);
+    CHECK(o.final_lr_frac == 0.25 && o.weight_decay == 0.2 && o.val_every == 5, "rates");
+    CHECK(o.val_tokens == 3 * 8 * 64, "validation %lld", (long long)o.val_tokens);
+    CHECK(o.sample_every == 9 && o.sample_tokens == 12 && !*o.notes, "samples");
+    CHECK_OK(options_resolve(&o, &e), &e);
+    CHECK(o.warmup_tokens == 7 * 2048, "resolving twice changes nothing");
+
+    CHECK_OK(resolve(&o, "-i a -x 3 -e gpt2:d24 -d -1 -u 2", &e), &e);
+    CHECK(strcmp(o.model, "d24") == 0 && o.run.batch_ref_rows == 4, "%s", o.model);
+    CHECK(o.warmup_tokens == 2 * 4 * 1024, "warm-up at the default batch");
+    CHECK_ERROR(resolve(&o, "-i a -x -1", &e), &e, ERR_USAGE, "how long");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 -u 1e12", &e), &e, ERR_USAGE, "-u");
+
+    const char *foreign = "-n 1 -nk 1 -nm 1 -y 1 -r 0 -z 1 -f 0 -w 1 -ge 2 -a 1 -h 1 -sl 3.0 -sg 3.0 -lg 5 -pn 8 -pr 0 "
+                          "-pg 8 -ps host -pp /tmp -pf /tmp -pi mpi --lr 1";
+    CHECK_OK(parse(&o, foreign, &e), &e);
+    int lines = 0;
+    for (const char *c = o.notes; *c; c++) lines += *c == '\n';
+    CHECK(lines == 20 && strstr(o.notes, "-ge") && strstr(o.notes, "-h "), "%d lines: %s", lines, o.notes);
+    CHECK(o.lr == 1, "values of foreign flags are passed over");
+    CHECK_ERROR(parse(&o, "-pi tcp", &e), &e, ERR_USAGE, "-pi 'tcp'");
+    CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "-pm fs", &e), &e, ERR_USAGE, "-pm 'fs'");
+    CHECK_ERROR(parse(&o, "-b nan", &e), &e, ERR_USAGE, "-b (--micro-batch)");
+}
+
+static void test_config_lines(void) {
+    Options o;
+    Error e;
+    const char *good = "# a comment\n"
+                       "\n"
+                       "  lr = 0.5   # the rate\r\n"
+                       "prompt = \" once # upon \" # kept\n"
+                       "train=a b#c\n"
+                       "dry-run = true\n"
+                       "val-tokens\t=\t5e3";
+    CHECK_OK(parse_config(&o, good, &e), &e);
+    CHECK(o.lr == 0.5 && strcmp(o.prompt, " once # upon ") == 0 && strcmp(o.train, "a b#c") == 0, "%s", o.prompt);
+    CHECK(o.dry_run && o.val_tokens == 5000, "flag and number");
+    CHECK_OK(parse_config(&o, "", &e), &e);
+    CHECK_OK(parse_config(&o, "prompt =\ndry-run = false", &e), &e);
+
+    CHECK_ERROR(parse_config(&o, "\nlr 5", &e), &e, ERR_USAGE, "run.cfg line 2");
+    CHECK_ERROR(parse_config(&o, "lr = x", &e), &e, ERR_USAGE, "run.cfg line 1: lr 'x': not a number");
+    CHECK_ERROR(parse_config(&o, "lr = 1\nlr = 1", &e), &e, ERR_USAGE, "line 2: lr is given twice");
+    CHECK_ERROR(parse_config(&o, "larry = 1", &e), &e, ERR_USAGE, "larry");
+    CHECK_ERROR(parse_config(&o, "--lr = 1", &e), &e, ERR_USAGE, "--lr");
+    CHECK(strstr(e.hint, "dashes"), "%s", e.hint);
+    CHECK_ERROR(parse_config(&o, " = 1", &e), &e, ERR_USAGE, "unknown");
+    CHECK_ERROR(parse_config(&o, "config = b.cfg", &e), &e, ERR_USAGE, "command line");
+    CHECK_ERROR(parse_config(&o, "help = true", &e), &e, ERR_USAGE, "command line");
+    CHECK_ERROR(parse_config(&o, "dry-run = yes", &e), &e, ERR_USAGE, "dry-run");
+    CHECK_ERROR(parse_config(&o, "prompt = \"open", &e), &e, ERR_USAGE, "not closed");
+    CHECK_ERROR(parse_config(&o, "prompt = \"a\" b", &e), &e, ERR_USAGE, "closing quote");
+    char zero[] = "lr = 1\0x\n";
+    options_defaults(&o);
+    CHECK_ERROR(options_parse_config(&o, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
+}
+
+static void test_config_precedence(void) {
+    Options o;
+    Error e;
+    char path[] = "test_options_XXXXXX", words[128];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0, "mkstemp");
+    const char *text = "lr = 0.5\nbeta1 = 0.5\nwarmup-tokens = 5\n";
+    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text), "write");
+    snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
+    CHECK_OK(parse(&o, words, &e), &e);
+    CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3, "lr %g beta1 %g", o.lr, o.beta1);
+    CHECK(options_given(&o, "--beta1") && !options_given(&o, "--beta2"), "given");
+
+    // What the file says must be right even where the command line overrules it.
+    CHECK(write(fd, "eps = wrong\n", 12) == 12, "write");
+    snprintf(words, sizeof words, "--config=%s --eps 1e-9", path);
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "line 4: eps");
+    CHECK(close(fd) == 0 && remove(path) == 0, "remove");
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_INPUT, path);
+}
+
+static void test_horizon_and_batch(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve(&o, "--train a --steps 10 --batch-tokens 512 --seq-len 64", &e), &e);
+    CHECK(o.run.horizon_tokens == 5120 && o.run.batch_ref_rows == 8, "horizon");
+    CHECK(o.run.batch_min_rows == 8 && o.run.batch_max_rows == 8 && o.run.ramp_mode == RAMP_FIXED, "fixed");
+    CHECK_CLOSE(o.run.gns_half_life_tokens, 0.005 * 5120, 1e-15, 0);
+    CHECK(o.run.gns_exact_interval == 0, "ln only");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1000 --seq-len 64 --gns-half-life 77", &e), &e);
+    CHECK(o.run.horizon_tokens == 960 && o.run.gns_half_life_tokens == 77, "whole rows");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32", &e), &e);
+    CHECK(o.run.batch_ref_rows == 2 && o.run.batch_max_rows == 32 && o.run.ramp_mode == RAMP_GNS, "ramp");
+    CHECK(o.run.gns_exact_interval == 16, "calibration: %lld", (long long)o.run.gns_exact_interval);
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32 --gns-ratio 2.5", &e),
+             &e);
+    CHECK(o.run.gns_exact_interval == 0, "a given ratio needs no calibration");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
+    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
+    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
+    CHECK(o.run.gns_exact_interval == 1, "exact: every step");
+    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact --gns-exact-every 8", &e), &e);
+    CHECK(o.run.gns_exact_interval == 8, "exact: every 8th");
+    CHECK_OK(resolve(&o, "--dry-run", &e), &e);
+    CHECK_OK(resolve(&o, "--sample-only --model some/directory", &e), &e);
+    CHECK_OK(resolve(&o, "--train a --steps 1 --model d4 --layers 2 --vocab-size 256", &e), &e);
+}
+
+static void test_contradictions(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *mention;
+    } cases[] = {
+        {"--train a", "how long"},
+        {"--steps 5", "--train is missing"},
+        {"--train a --steps 5 --train-tokens 5", "--steps and --train-tokens"},
+        {"--train a --steps 5 --ramp linear --batch-min 1 --batch-max 2", "--steps"},
+        {"--train a --train-tokens 5000 --ramp linear", "--batch-min"},
+        {"--train a --train-tokens 5000 --ramp seesaw --batch-min 1", "--batch-max"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 3 --batch-max 2", "--batch-min 3 is above"},
+        {"--train a --steps 5 --batch-min 3", "--batch-min"},
+        {"--train a --steps 5 --batch-max 3", "--batch-max"},
+        {"--train a --steps 5 --ramp steep", "--ramp"},
+        {"--train a --steps 5 --ramp replay:", "--ramp"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 1 --batch-max 2 --gns off", "--gns off"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 1 --batch-max 2 --gns-exact-every 0", "--gns-exact"},
+        {"--train a --steps 5 --gns off --gns-exact-every 5", "--gns-exact-every"},
+        {"--train a --steps 5 --batch-tokens 1000 --seq-len 64", "multiple of --seq-len"},
+        {"--train a --train-tokens 10 --seq-len 64", "less than --seq-len"},
+        {"--train a --steps 1e9 --batch-tokens 999999995904", "--steps"},
+        {"--train a --steps 5 --model dir --layers 3", "--layers"},
+        {"--train a --steps 5 --model dir --heads 3", "--heads"},
+        {"--train a --steps 5 --model dir --channels 3", "--channels"},
+        {"--train a --steps 5 --model=", "--model"},
+        {"--train a --steps 5 --out=", "--out"},
+        {"--sample-only", "--sample-only"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
+        CHECK(e.hint[0], "%s: no hint", cases[i].words);
+    }
+    CHECK_ERROR(resolve(&o, "--batch-tokens 1000 --seq-len 64", &e), &e, ERR_USAGE, "--batch-tokens 1000");
+    CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
+}
+
+static void test_help(void) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_print_help(f, "./build/train_gpt2");
+    fclose(f);
+    CHECK(strstr(text, "usage: train_gpt2 "), "program name");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        char flag[64], start[80], alias[80];
+        flag_of(table[i].field, flag);
+        snprintf(start, sizeof start, "\n  %s", flag);
+        const char *row = strstr(text, start);
+        CHECK(row && (row[strlen(start)] == ' '), "%s is not in the help", flag);
+        snprintf(alias, sizeof alias, "llm.c %s", table[i].alias);
+        if (row && *table[i].alias) CHECK(strstr(row, alias), "%s", alias);
+        char operand[96];
+        snprintf(operand, sizeof operand, "%s %s", flag, table[i].unit);
+        for (char *c = operand + strlen(flag); *c; c++) *c = (char)toupper((unsigned char)*c);
+        if (*table[i].unit) CHECK(strstr(text, operand), "%s", operand);
+    }
+    CHECK(strstr(text, "[default 4; llm.c -b]"), "default and alias");
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        CHECK(strlen(line) <= 100 && line[strlen(line) - 1] != ' ', "line of %zu: %s", strlen(line), line);
+    free(text);
+}
+
+static void test_json(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve(&o, "--train a --steps 3 --lr 0.1 --beta2 0.98765432109876543 --seq-len 64", &e), &e);
+    strcpy(o.prompt, "\"quote\" \\ tab\t newline\n \x01 caf\xc3\xa9 bad\xe9 \xf0\x9f\x98\x80 \xed\xa0\x80");
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_write_json(f, &o, 4);
+    fclose(f);
+    cJSON *json = cJSON_ParseWithOpts(text, NULL, 1);
+    CHECK(json != NULL, "no JSON: %s", text);
+    if (!json) return free(text);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, table[i].field);
+        bool fits = (is(i, "INT") || is(i, "REAL")) ? cJSON_IsNumber(item)
+                    : is(i, "FLAG")                 ? cJSON_IsBool(item)
+                                                    : cJSON_IsString(item);
+        CHECK(fits, "%s", table[i].field);
+    }
+    CHECK(cJSON_GetObjectItem(json, "lr")->valuedouble == 0.1 && strstr(text, "\"lr\": 0.1,"), "shortest digits");
+    CHECK(cJSON_GetObjectItem(json, "beta2")->valuedouble == o.beta2, "round trip");
+    CHECK(strcmp(cJSON_GetObjectItem(json, "lr_schedule")->valuestring, "cosine") == 0, "choice by name");
+    CHECK(strcmp(cJSON_GetObjectItem(json, "gns")->valuestring, "ln") == 0, "choice by name");
+    const char *prompt = cJSON_GetObjectItem(json, "prompt")->valuestring;
+    const char *want = "\"quote\" \\ tab\t newline\n \x01 caf\xc3\xa9 bad\xef\xbf\xbd \xf0\x9f\x98\x80 "
+                       "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+    CHECK(strcmp(prompt, want) == 0, "prompt: %s", prompt);
+    const cJSON *resolved = cJSON_GetObjectItem(json, "resolved");
+    CHECK(cJSON_GetObjectItem(resolved, "horizon_tokens")->valuedouble == 3 * 4 * 64, "resolved");
+    cJSON_Delete(json);
+    free(text);
+}
+
+int main(void) {
+    RUN(test_table_is_sound);
+    RUN(test_defaults);
+    RUN(test_choices_match_enums);
+    RUN(test_numbers);
+    RUN(test_command_line_errors);
+    RUN(test_aliases);
+    RUN(test_config_lines);
+    RUN(test_config_precedence);
+    RUN(test_horizon_and_batch);
+    RUN(test_contradictions);
+    RUN(test_help);
+    RUN(test_json);
+    return test_summary();
+}

@@ -1,0 +1,462 @@
+#!/usr/bin/env python3
+"""data/tokenize against a plain reimplementation of what it promises, on inputs made here. Standard library only.
+
+    test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
+"""
+import json, os, random, resource, signal, struct, subprocess, sys, tempfile, threading, time
+
+TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
+SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
+rng = random.Random(SEED)
+MASK = (1 << 64) - 1
+checks = failures = 0
+
+
+def check(condition, message):
+    global checks, failures
+    checks += 1
+    if not condition:
+        failures += 1
+        print("  " + message)
+
+
+def run(*args, stdin=None, program=0, expect=0, limit=None):
+    """The program's stderr; its exit code must be `expect`."""
+    before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
+    if limit:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    done = subprocess.run([TOKENIZE[program], *map(str, args)], input=stdin, capture_output=True, preexec_fn=before)
+    error = done.stderr.decode(errors="replace")
+    check(done.returncode == expect, f"{args}: exit code {done.returncode}, want {expect}: {error.strip()}")
+    check(expect == 0 or len(error.strip().splitlines()) >= 1, f"{args}: failed silently")
+    return error
+
+
+def refuse(text, *args, code=65, **more):
+    error = run(*args, expect=code, **more)
+    last = error.strip().splitlines()[-1] if error.strip() else ""
+    check(text in last and last.startswith("error: ") and ". " in last, f"{args}: want '{text}' and a hint: {last}")
+    check(not shards("out"), f"{args}: left {shards('out')}")
+    check(code != 65 or not leftovers(), f"{args}: left {leftovers()}")
+
+
+def shards(prefix):
+    return sorted(f for f in os.listdir(".") if f.startswith(prefix + "_") and f.endswith(".bin"))
+
+
+def leftovers():
+    return [f for f in os.listdir(".") if f.endswith(".partial") or f.endswith(".state")]
+
+
+def clean():
+    for f in os.listdir("."):
+        if f.endswith((".bin", ".partial", ".state")):
+            os.unlink(f)
+
+
+def read_shard(path):
+    raw = open(path, "rb").read()
+    header = struct.unpack("<256i", raw[:1024])
+    check(header[:2] == (20240520, 1) and not any(header[3:]), f"{path}: header {header[:4]}")
+    check(len(raw) == 1024 + 2 * header[2], f"{path}: {len(raw)} bytes for {header[2]} tokens")
+    return list(struct.unpack(f"<{header[2]}H", raw[1024:]))
+
+
+def read_split(prefix, split):
+    return [t for f in shards(f"{prefix}_{split}") for t in read_shard(f)]
+
+
+def read_bytes(prefix, split):
+    return bytes(read_split(prefix, split))
+
+
+# What data/tokenize.c says about the hash, written again.
+def fnv(data, h=0xCBF29CE484222325):
+    for byte in data:
+        h = ((h ^ byte) * 0x100000001B3) & MASK
+    return h
+
+
+def finish(z):
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    return z ^ z >> 31
+
+
+def is_val_document(file, document, fraction):
+    return (finish(fnv(struct.pack("<QQ", file, document))) >> 11) < fraction * 2**53
+
+
+def is_val_file(path, every):
+    return finish(fnv(path.encode())) % every == 0
+
+
+def join(documents):
+    """Documents of bytes, with a newline between two where there is none."""
+    out = b""
+    for d in documents:
+        if d:
+            out += (b"\n" if out and not out.endswith(b"\n") else b"") + d
+    return out
+
+
+def random_text(characters):
+    alphabet = "abcdefghij     \n\n.,'äößЖ中🙂"
+    return "".join(rng.choices(alphabet, k=characters))
+
+
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data if isinstance(data, bytes) else data.encode())
+
+
+BYTES = ("--tokenizer", "bytes", "--out", "out")
+
+
+def test_one_file():
+    text = random_text(50000).encode()
+    write("a.txt", text)
+    run(*BYTES, "a.txt")
+    check(read_bytes("out", "train") == text and shards("out_val") == [], "tokens are not the file's bytes")
+    for fraction in (0.1, 0.5, 0.015625, 0.25):
+        clean()
+        run(*BYTES, "--val-fraction", fraction, "a.txt")
+        train, val = read_bytes("out", "train"), read_bytes("out", "val")
+        check(train + val == text, "train and val are not the file")
+        check(0 <= len(train) - int(len(text) * (1 - fraction)) <= 3, "split in the wrong place")
+        train.decode(), val.decode()  # between two characters
+
+
+def test_exact_shards():
+    text = random_text(30000).encode()
+    write("a.txt", text)
+    run(*BYTES, "--shard-tokens", 7001, "a.txt")
+    files = shards("out_train")
+    check(files == [f"out_train_{i:06d}.bin" for i in range(len(files))], f"{files}")
+    check([len(read_shard(f)) for f in files[:-1]] == [7001] * (len(files) - 1), "shards are not full")
+    check(read_bytes("out", "train") == text, "shards together are not the file")
+
+
+def test_threads_and_blocks():
+    """Larger than many blocks; the same bytes for any number of threads, from a file or a pipe."""
+    documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(150)]
+    write("a.jsonl", "".join(json.dumps({"text": d, "n": 1}) + "\n" for d in documents))
+    want = {True: [], False: []}
+    for i, d in enumerate(documents):
+        want[is_val_document(0, i + 1, 0.2)].append(d.encode())
+    for threads in (1, 2, 5):
+        for source in ("file", "pipe"):
+            clean()
+            args = [*BYTES, "--val-fraction", 0.2, "--threads", threads]
+            if source == "file":
+                run(*args, "a.jsonl")
+            else:
+                run(*args, "--format", "jsonl", "-", stdin=open("a.jsonl", "rb").read())
+            check(read_bytes("out", "train") == join(want[False]), f"train, {threads} threads, {source}")
+            check(read_bytes("out", "val") == join(want[True]), f"val, {threads} threads, {source}")
+
+
+def test_separator():
+    for separator in ("<|endoftext|>", "\n\n\n", "=== END ===", "x"):
+        documents = [random_text(rng.choice([0, 5, 500, 90000])).replace(separator, " ") for _ in range(100)]
+        documents = [d.strip("\n") for d in documents]
+        text = ("\n" + separator + "\n").join(documents)
+        write("a.txt", text)
+        whole = text.encode()
+        expected, at = [], 0  # plain reading of the rule
+        parts = whole.split(separator.encode())
+        for i, part in enumerate(parts):
+            if i > 0 and part.startswith(b"\n"):
+                part = part[1:]
+            if i < len(parts) - 1 and part.endswith(b"\n"):
+                part = part[:-1]
+            expected.append(part)
+        for threads in (1, 3):
+            clean()
+            run(*BYTES, "--separator", separator, "--threads", threads, "--val-fraction", 0.3, "a.txt")
+            train = join([d for i, d in enumerate(expected) if not is_val_document(0, i, 0.3)])
+            val = join([d for i, d in enumerate(expected) if is_val_document(0, i, 0.3)])
+            check(read_bytes("out", "train") == train, f"train, separator {separator!r}")
+            check(read_bytes("out", "val") == val, f"val, separator {separator!r}")
+
+
+def test_files():
+    """A directory, a list; one file in K by the hash of its path; --max-bytes."""
+    os.makedirs("tree/b/c", exist_ok=True)
+    contents = {}
+    for name in ["tree/z.txt", "tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt"]:
+        contents[name] = random_text(0 if "empty" in name else 1000).encode()
+        write(name, contents[name])
+    write("tree/ignored.bin", "no")
+    write("tree/.hidden.txt", "no")
+    run(*BYTES, "tree")
+    want = join([contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt"]])
+    check(read_bytes("out", "train") == want, "a directory")
+    names = []
+    for i in range(200):
+        names.append(f"tree/f{i}.h")
+        contents[names[-1]] = random_text(rng.randrange(2000)).encode()
+        write(names[-1], contents[names[-1]])
+    rng.shuffle(names)
+    write("list", "\n".join(names) + "\n")
+    clean()
+    run(*BYTES, "--files-from", "list", "--val-every-file", 10)
+    for split, val in (("train", False), ("val", True)):
+        want = join([contents[n] for n in names if is_val_file(n, 10) == val])
+        check(read_bytes("out", split) == want, f"{split} of a list")
+    for limit in (1, 1000, 54321, 10**9):
+        clean()
+        run(*BYTES, "--files-from", "list", "--max-bytes", limit)
+        left, want = limit, []
+        for n in names:
+            want.append(contents[n][:left].decode(errors="ignore").encode())
+            left -= len(contents[n][:left])
+        check(read_bytes("out", "train") == join(want), f"--max-bytes {limit}")
+
+
+def test_invalid_utf8():
+    bad = {
+        "overlong": b"\xc0\xaf", "surrogate": b"\xed\xa0\x80", "beyond": b"\xf4\x90\x80\x80", "lone": b"\x80",
+        "cut": b"\xe4\xb8", "latin": b"caf\xe9 ", "five": b"\xf8\x88\x80\x80\x80", "e0": b"\xe0\x9f\xbf",
+        "f0": b"\xf0\x8f\xbf\xbf",
+    }
+    for name, raw in bad.items():
+        for place in (0, 100, 1 << 20, 3000000):
+            clean()
+            line = b"some text and more\n"
+            text = (line * (place // len(line) + 1))[:place] + raw + b"\nend\n"
+            write("a.txt", text)
+            refuse(f"a.txt line {text[:place].count(10) + 1}: byte 0x{raw[1 if name == 'x' else 0]:02x}"
+                   if name != "latin" else f"a.txt line {text[:place + 3].count(10) + 1}: byte 0xe9", *BYTES, "a.txt")
+            run(*BYTES, "--invalid", "bytes", "a.txt")
+            check(read_bytes("out", "train") == text, f"{name} at {place}: bytes changed")
+    clean()
+    write("a.jsonl", b'{"text": "ok"}\n\n{"text": "caf\xe9"}\n')
+    refuse("a.jsonl line 3", *BYTES, "a.jsonl")
+    write("a.jsonl", b'{"text": "ok"}\n{"text": "half \\ud83d of a pair"}\n')
+    refuse("a.jsonl line 2", *BYTES, "a.jsonl")
+
+
+def test_jsonl():
+    strings = ["plain", "\u0000 nul", '"\\/\b\f\n\r\t', "🙂 ä ж 中", "\ud7ff\ue000\uffff", ""]
+    lines, want = [], []
+    for s in strings:
+        for ascii_only in (True, False):
+            lines.append(json.dumps({"a": [1, -2.5e+10, {"text": "no"}, []], "text": s, "z": None}, ensure_ascii=ascii_only))
+            want.append(s.encode())
+    lines += ['{"text":"first","text":"second"}', ' { "te\\u0078t" : "escaped key" } \r', "", "  \t", '{"x":{},"text":"last"}']
+    want += [b"second", b"escaped key", b"last"]
+    write("a.jsonl", "\n".join(lines))  # no newline at the end
+    run(*BYTES, "a.jsonl", program=len(TOKENIZE) - 1)
+    check(read_bytes("out", "train") == join(want), "jsonl decodes wrongly")
+    clean()
+    write("b.ndjson", '{"body": "other field"}\n')
+    run(*BYTES, "--field", "body", "b.ndjson")
+    check(read_bytes("out", "train") == b"other field", "--field")
+    clean()
+    bad = ['{"text": "cut', '{"text": "a"', '{"text" "a"}', '{"text": "a"} x', '["text"]', '"text"', "{}", '{"text": 3}',
+           '{"text": "\\x"}', '{"text": "\\u12g4"}', '{"text": "tab\there"}', '{"text": "a",}', '{"n": 01, "text": "a"}',
+           '{"n": 1., "text": "a"}', '{"n": .5, "text": "a"}', '{"n": 1e, "text": "a"}', '{"n": tru, "text": "a"}',
+           '{"n": [1,], "text": "a"}', "{'text': 'a'}", '{"other": "a"}', "[" * 600 + "]" * 600, '{"a":' * 600, "\x00",
+           '{"text": "a"}{"text": "b"}', '{"text": null}', '{"text": "\\u12', "{", '{"']
+    for line in bad:
+        write("a.jsonl", '{"text": "good"}\n\n' + line + "\n")
+        refuse("a.jsonl line 3: ", *BYTES, "a.jsonl", program=len(TOKENIZE) - 1)
+    write("a.jsonl", '{"text": "good"}\n{"text": "truncated file')
+    refuse("a.jsonl line 2: ends in the middle", *BYTES, "a.jsonl")
+    good = b'{"text": "' + "a \\u00e4 \\n b".encode() + b'", "n": [1, 2.5e3, true, {"x": null}]}'
+    for _ in range(30):  # mutations must be refused or accepted, and nothing else, under the sanitizers
+        lines = []
+        for _ in range(200):
+            line = bytearray(good)
+            for _ in range(rng.randrange(3)):
+                line[rng.randrange(len(line))] = rng.randrange(256)
+            lines.append(bytes(line).replace(b"\n", b" "))
+        write("a.jsonl", b"\n".join(lines))
+        code = subprocess.run([TOKENIZE[-1], *BYTES, "--force", "--invalid", "bytes", "a.jsonl"], capture_output=True)
+        check(code.returncode in (0, 65), f"mutated jsonl: {code.returncode} {code.stderr[-500:]}")
+        clean()
+
+
+def test_long_lines():
+    for name, head in (("a.jsonl", b'{"text": "'), ("a.txt", b"")):
+        with open(name, "wb") as f:  # 1 GB, sparse: NUL bytes are neither a space nor JSON
+            f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
+            f.write(head)
+            f.truncate(1 << 30)
+        bpe = make_bpe()  # bytes may be cut anywhere: text needs a vocabulary with words
+        args = ("--tokenizer", bpe, "--out", "out") if name == "a.txt" else BYTES
+        refuse(f"{name} line 2: ", *args, name)
+        os.unlink(name)
+
+
+def make_bpe():
+    """GPT-2's file format with a vocabulary of the 256 bytes, a few merges and <|endoftext|>."""
+    os.makedirs("bpe", exist_ok=True)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters, extra = {}, 0
+    for b in range(256):
+        letters[b] = chr(b) if b in printable else chr(256 + extra)
+        extra += b not in printable
+    vocab = {letters[b]: b for b in range(256)}
+    merges = [("a", "b"), ("ab", "c"), ("\u0120", "a"), ("i", "j"), ("\u0120a", "b")]
+    for a, b in merges:
+        vocab[a + b] = len(vocab)
+    vocab["<|endoftext|>"] = len(vocab)
+    write("bpe/vocab.json", json.dumps(vocab))
+    write("bpe/merges.txt", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    return "bpe"
+
+
+def test_documents_of_bpe():
+    """Every document begins with <|endoftext|>, and decoding the rest is the text; blocks do not show."""
+    bpe = make_bpe()
+    vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
+    back = {c: b for b, c in enumerate([json.load(open("bpe/vocab.json"))] and [vocab[b] for b in range(256)])}
+    documents = [random_text(rng.choice([1, 10, 3000, 400000])) for _ in range(40)]
+    write("a.jsonl", "".join(json.dumps({"text": d}) + "\n" for d in documents))
+    run("--tokenizer", bpe, "--out", "out", "a.jsonl", program=0)
+    tokens, eot = read_split("out", "train"), len(vocab) - 1
+    check(tokens[0] == eot and tokens.count(eot) == 40, "<|endoftext|> is not where it must be")
+    decoded, document = [], b""
+    for t in tokens[1:] + [eot]:
+        if t == eot:
+            decoded.append(document)
+            document = b""
+        else:
+            document += bytes(back[c] for c in vocab[t])
+    check(decoded == [d.encode() for d in documents], "decoding is not the text")
+    check(any(vocab[t] == "abc" for t in tokens) or max(tokens) > 256, "nothing was merged")
+    clean()
+    text = "".join(d + " " for d in documents)
+    write("a.txt", text)
+    run("--tokenizer", bpe, "--out", "out", "a.txt")
+    write("b.jsonl", json.dumps({"text": text}) + "\n")
+    run("--tokenizer", bpe, "--out", "two", "b.jsonl")
+    check(read_split("out", "train") == read_split("two", "train"), "cutting a text into blocks changes its tokens")
+
+
+def test_bad_input():
+    write("a.txt", "some text\n")
+    write("empty.txt", "")
+    os.makedirs("void", exist_ok=True)
+    refuse("absent.txt: cannot open", *BYTES, "absent.txt")
+    refuse("no text", *BYTES, "empty.txt")
+    refuse("no text in void", *BYTES, "void")
+    refuse("list line 2: gone.txt", *BYTES, "--files-from", "list2") if write("list2", "a.txt\ngone.txt\n") is None else 0
+    refuse("absent_list: cannot open", *BYTES, "--files-from", "absent_list")
+    refuse("val split", *BYTES, "--val-fraction", 0.001, "--separator", "zz", "a.txt")
+    if os.geteuid() != 0:
+        write("secret.txt", "text")
+        os.chmod("secret.txt", 0)
+        refuse("secret.txt: cannot open", *BYTES, "secret.txt")
+    refuse("no/such/place/out", "--tokenizer", "bytes", "--out", "no/such/place/out", "a.txt", code=74)
+    refuse("nowhere", "--tokenizer", "nowhere", "--out", "out", "a.txt")
+    refuse("void", "--tokenizer", "void", "--out", "out", "a.txt")
+    for text, args in (("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
+                       ("no INPUT", BYTES), ("--what: unknown", (*BYTES, "--what", "a.txt")),
+                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("needs a value", (*BYTES, "a.txt", "--field")),
+                       ("--threads 0", (*BYTES, "--threads", "0", "a.txt")), ("--threads x", (*BYTES, "--threads", "x", "a.txt")),
+                       ("--max-bytes -5", (*BYTES, "--max-bytes", "-5", "a.txt")),
+                       ("--shard-tokens 3000000000", (*BYTES, "--shard-tokens", "3000000000", "a.txt")),
+                       ("--val-fraction 1", (*BYTES, "--val-fraction", "1", "a.txt")),
+                       ("--val-fraction nan", (*BYTES, "--val-fraction", "nan", "a.txt")),
+                       ("--format xml", (*BYTES, "--format", "xml", "a.txt")),
+                       ("--invalid maybe", (*BYTES, "--invalid", "maybe", "a.txt")),
+                       ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
+                       ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
+                       ("--separator: empty", (*BYTES, "--separator", "", "a.txt")),
+                       ("twice", (*BYTES, "-", "-")), ("not known", (*BYTES, "--val-fraction", "0.1", "-"))):
+        refuse(text, *args, code=64)
+
+
+def test_existing_output():
+    write("a.txt", "old text " * 100)
+    write("b.txt", "new")
+    run(*BYTES, "--shard-tokens", 100, "--val-fraction", 0.5, "a.txt")
+    before = {f: open(f, "rb").read() for f in shards("out")}
+    error = run(*BYTES, "b.txt", expect=64)
+    check("exists" in error and {f: open(f, "rb").read() for f in shards("out")} == before, "an old shard was touched")
+    run(*BYTES, "--force", "b.txt")
+    check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
+
+
+def interrupt(args, text, seconds):
+    """Starts on a pipe, gives it part of the text, and stops it with SIGTERM."""
+    p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    threading.Timer(seconds, p.terminate).start()
+    try:
+        p.stdin.write(text)
+        p.stdin.flush()
+    except BrokenPipeError:
+        pass
+    code = p.wait()
+    check(code == 75, f"interrupted: exit code {code}")
+    check(b"run the same command again" in p.stderr.read(), "no word of how to go on")
+    check(not shards("out"), "a shard has its name before all is done")
+    p.stdin.close()
+
+
+def test_resume():
+    text = random_text(6000000).encode()
+    args = [*BYTES, "--shard-tokens", 1000003, "--separator", ".,", "--val-fraction", 0.3, "--format", "text", "-"]
+    write("whole.txt", text)
+    run(*args, stdin=text)
+    want = {f: open(f, "rb").read() for f in shards("out")}
+    for parts in (1, 3):
+        clean()
+        for part in range(1, parts + 1):
+            interrupt(args, text[: len(text) * part // (parts + 1)], 0.5)
+        error = run(*args, stdin=text)
+        check("going on after" in error, "began from nothing")
+        check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
+        check(not leftovers(), f"left {leftovers()}")
+    clean()
+    interrupt(args, text[:3000000], 0.5)
+    error = run(*args, "--field", "other", stdin=text)
+    check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
+
+
+def test_full_disk():
+    text = random_text(3000000).encode()
+    write("a.txt", text)
+    refuse("cannot write", *BYTES, "a.txt", code=74, limit=1000000)
+    run(*BYTES, "a.txt")
+    check(read_bytes("out", "train") == text and not leftovers(), "after a full disk")
+
+
+def test_memory():
+    """Streaming: 400 MB of text in little memory."""
+    with open("big.txt", "wb") as f:
+        piece = random_text(1000000).encode()
+        for _ in range(400000000 // len(piece)):
+            f.write(piece)
+    p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "--max-bytes", "400000000", "big.txt"],
+                         stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(p.pid, 0)
+    check(status == 0 and usage.ru_maxrss < 64 * 1024, f"{usage.ru_maxrss} KiB")
+    os.unlink("big.txt")
+
+
+def main():
+    global checks, failures
+    total = 0
+    only = os.environ.get("ONLY")
+    print(f"  seed {SEED}")
+    for name, test in list(globals().items()):
+        if not name.startswith("test_") or (only and only != name):
+            continue
+        checks = failures = 0
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)
+            test()
+            os.chdir("/")
+        seconds = time.monotonic() - start
+        word = "FAIL" if failures or not checks else "PASS"
+        print(f"{word} test_tokenize/{name} {seconds:.2f}s" + (f": {failures} of {checks} checks" if failures else ""), flush=True)
+        total += word == "FAIL"
+    return 1 if total else 0
+
+
+sys.exit(main())

@@ -1,0 +1,318 @@
+#define _POSIX_C_SOURCE 200809L
+#include "attention.h"
+#include "tile.h"
+#include <assert.h>
+#include <math.h>
+#ifdef _OPENMP
+#    include <omp.h>
+#endif
+
+// Both passes copy a head's rows to scratch, padded with zeros to whole tiles, so that no product meets an edge:
+// rows to Tp and columns to Dp, multiples of TILE_COLUMNS.
+//
+// Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys;
+// the longer a block, the less goes into loading and storing dq, dk and dv, but it must fit in the second-level cache.
+enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; VEC beside the power of two, lest all rows fall on one cache set
+enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
+
+typedef struct {
+    float *q;                // (Tp, Dp), scaled by 1/sqrt(D)
+    float *k, *v, *dout;     // (Tp, Dp)
+    float *k_t, *v_t;        // (Tp / TILE_COLUMNS, D, TILE_COLUMNS): transposed panels
+    float *dk, *dv;          // (Tp, Dp)
+    float *rows;             // (ROW_BLOCK, Dp): a panel of out, or a block of dq
+    float *scores, *dscores; // forward: scores (TILE_ROWS, Tp + VEC); backward: both (ROW_BLOCK, SCORE_ROW)
+    float *lse, *delta;      // (Tp)
+} Scratch;
+
+struct Attention {
+    int threads;
+    size_t max_T, max_D, scratch_floats;
+    float *scratch; // (threads, scratch_floats)
+};
+
+// One head of one example.
+typedef struct {
+    size_t T, D, Tp, Dp;
+    size_t qkv_row, out_row; // 3C and C
+    float scale;             // 1/sqrt(D)
+} Head;
+
+static float *take(float *base, size_t *used, size_t n) {
+    float *p = base ? base + *used : NULL;
+    *used += round_up(n, 16); // whole cache lines
+    return p;
+}
+
+// Lays a thread's scratch out from `base` and returns how many floats it takes; base may be NULL, to ask only that.
+static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D) {
+    size_t Tp = round_up(max_T, TILE_COLUMNS), Dp = round_up(max_D, TILE_COLUMNS), used = 0;
+    float **matrices[] = {&s->q, &s->k, &s->v, &s->dout, &s->k_t, &s->v_t, &s->dk, &s->dv};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) *matrices[i] = take(base, &used, Tp * Dp);
+    s->rows = take(base, &used, ROW_BLOCK * Dp);
+    s->scores = take(base, &used, size_max(TILE_ROWS * (Tp + VEC), (size_t)ROW_BLOCK * SCORE_ROW));
+    s->dscores = take(base, &used, (size_t)ROW_BLOCK * SCORE_ROW);
+    s->lse = take(base, &used, Tp);
+    s->delta = take(base, &used, Tp);
+    return used;
+}
+
+size_t attention_bytes(int threads, size_t max_T, size_t max_D) {
+    Scratch s;
+    return sizeof(Attention) + (size_t)threads * scratch_layout(&s, NULL, max_T, max_D) * sizeof(float);
+}
+
+int attention_create(Attention **out, int threads, size_t max_T, size_t max_D, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof(Attention), "attention workspace", e));
+    Attention *at = *out;
+    Scratch s;
+    *at = (Attention){threads, max_T, max_D, scratch_layout(&s, NULL, max_T, max_D), NULL};
+    size_t bytes = (size_t)threads * at->scratch_floats * sizeof(float);
+    int code = memory_alloc((void **)&at->scratch, bytes, "attention scratch", e);
+    if (code) {
+        memory_free(at);
+        *out = NULL;
+    }
+    return code;
+}
+
+void attention_free(Attention *at) {
+    if (!at) return;
+    memory_free(at->scratch);
+    memory_free(at);
+}
+
+static Scratch scratch_of_thread(const Attention *at) {
+    Scratch s;
+    size_t thread = 0;
+#ifdef _OPENMP
+    thread = (size_t)omp_get_thread_num();
+#endif
+    scratch_layout(&s, at->scratch + thread * at->scratch_floats, at->max_T, at->max_D);
+    return s;
+}
+
+// to (Tp, Dp) = scale * from (T, D), zeros around it
+static void copy_padded(const Head *head, float *to, const float *from, size_t from_row, float scale) {
+    size_t D = head->D, whole = D / VEC * VEC;
+    for (size_t t = 0; t < head->T; t++, to += head->Dp, from += from_row) {
+        for (size_t d = 0; d < whole; d += VEC) vec_store(to + d, scale * vec_load(from + d));
+        for (size_t d = whole; d < D; d++) to[d] = scale * from[d];
+        memset(to + D, 0, (head->Dp - D) * sizeof *to);
+    }
+    memset(to, 0, (head->Tp - head->T) * head->Dp * sizeof *to);
+}
+
+// to (T, D) = scale * from (T, Dp); the last three arguments of copy_padded, the other way round
+static void copy_rows_out(const Head *head, float *to, size_t to_row, const float *from, size_t rows, float scale) {
+    size_t D = head->D, whole = D / VEC * VEC;
+    for (size_t t = 0; t < rows; t++, to += to_row, from += head->Dp) {
+        for (size_t d = 0; d < whole; d += VEC) vec_store(to + d, scale * vec_load(from + d));
+        for (size_t d = whole; d < D; d++) to[d] = scale * from[d];
+    }
+}
+
+// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D)
+static void transpose_panels(const Head *head, float *to, const float *from, size_t from_row) {
+    for (size_t t = 0; t < head->T; t += TILE_COLUMNS)
+        pack_transposed(to + t * head->D, TILE_COLUMNS, from + t * from_row, from_row,
+                        size_min(TILE_COLUMNS, head->T - t), head->D);
+}
+
+// A tile of C = A B, or += A B, with A's k along its rows ...
+static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
+                     size_t K, bool add) {
+    TILE_DISPATCH(rows, {
+        Tile t = tile_product(ROWS, K, a, a_row, 1, b, b_row);
+        if (add) tile_add(ROWS, c, c_row, &t);
+        else tile_store(ROWS, c, c_row, &t);
+    });
+}
+
+// ... and C += A^T B, A's k down its columns.
+static void multiply_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
+                                size_t b_row, size_t K) {
+    TILE_DISPATCH(rows, {
+        Tile t = tile_product(ROWS, K, a, 1, a_row, b, b_row);
+        tile_add(ROWS, c, c_row, &t);
+    });
+}
+
+static float horizontal_max(Vec v) {
+    float max = v[0];
+    for (int i = 1; i < VEC; i++) max = v[i] > max ? v[i] : max;
+    return max;
+}
+
+static float horizontal_sum(Vec v) {
+    float sum = v[0];
+    for (int i = 1; i < VEC; i++) sum += v[i];
+    return sum;
+}
+
+// A row of scores, of which the first n count, becomes exp(score - max), zero from n to `padded`. Returns the sum.
+static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
+    for (size_t j = n; j < padded; j++) scores[j] = -INFINITY;
+    Vec max_v = vec_load(scores), sum = {0};
+    for (size_t j = VEC; j < padded; j += VEC) max_v = vec_max(vec_load(scores + j), max_v);
+    *max = horizontal_max(max_v);
+    for (size_t j = 0; j < padded; j += VEC) {
+        Vec p = vec_exp(vec_load(scores + j) - *max);
+        vec_store(scores + j, p);
+        sum += p;
+    }
+    return horizontal_sum(sum);
+}
+
+// Rows i .. i + rows: out = softmax(q k^T) v, lse
+static void forward_panel(const Head *head, const Scratch *s, float *out, float *lse, size_t i, size_t rows) {
+    size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
+    for (size_t j = 0; j < keys; j += TILE_COLUMNS)
+        multiply(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D, false);
+    float sum[TILE_ROWS];
+    size_t valid = size_min(rows, head->T - i);
+    for (size_t r = 0; r < rows; r++) {
+        float max;
+        sum[r] = softmax_row(s->scores + r * score_row, i + r + 1, keys, &max);
+        if (r < valid) lse[i + r] = max + logf(sum[r]);
+    }
+    for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
+        multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
+    for (size_t r = 0; r < valid; r++)
+        copy_rows_out(head, out + (i + r) * head->out_row, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
+}
+
+static void forward_head(const Head *head, const Scratch *s, float *out, float *lse, const float *q, const float *k,
+                         const float *v) {
+    copy_padded(head, s->q, q, head->qkv_row, head->scale);
+    copy_padded(head, s->v, v, head->qkv_row, 1);
+    transpose_panels(head, s->k_t, k, head->qkv_row);
+    for (size_t i = 0; i < head->T; i += TILE_ROWS)
+        forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
+}
+
+// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4)
+static void compute_delta(const Head *head, const Scratch *s, const float *out) {
+    size_t D = head->D, whole = D / VEC * VEC;
+    for (size_t t = 0; t < head->T; t++, out += head->out_row) {
+        const float *dout = s->dout + t * head->Dp;
+        Vec sum = {0};
+        for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * vec_load(out + d);
+        if (whole < D) sum += vec_load_part(dout + whole, D - whole) * vec_load_part(out + whole, D - whole);
+        s->delta[t] = horizontal_sum(sum);
+    }
+}
+
+// A row t of scores and dP, keys j .. j + n, becomes P = exp(score - lse) and dS = P (dP - delta), both 0 above the
+// diagonal; n is a multiple of VEC.
+static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta) {
+    VecInt key = {0};
+    for (int i = 0; i < VEC; i++) key[i] = (int32_t)j + i;
+    for (size_t i = 0; i < n; i += VEC, key += VEC) {
+        Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
+        VecInt seen = key <= (int32_t)t;
+        vec_store(scores + i, vec_select(seen, p, (Vec){0}));
+        vec_store(dscores + i, vec_select(seen, p * (dp - delta), (Vec){0}));
+    }
+}
+
+// P and dS of queries i .. i + rows (at most TILE_ROWS), keys j .. j + keys, into row r of the score blocks.
+static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t rows, size_t r, size_t j,
+                            size_t keys) {
+    size_t D = head->D, Dp = head->Dp;
+    float *p = s->scores + r * SCORE_ROW, *ds = s->dscores + r * SCORE_ROW;
+    size_t seen = i + rows > j ? size_min(keys, round_up(i + rows - j, TILE_COLUMNS)) : 0;
+    for (size_t c = 0; c < seen; c += TILE_COLUMNS) {
+        multiply(p + c, SCORE_ROW, rows, s->q + i * Dp, Dp, s->k_t + (j + c) * D, TILE_COLUMNS, D, false);
+        multiply(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
+    }
+    for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
+        backward_softmax_row(p, ds, t, j, seen, s->lse[t], s->delta[t]);
+        memset(p + seen, 0, (keys - seen) * sizeof *p);
+        memset(ds + seen, 0, (keys - seen) * sizeof *ds);
+    }
+}
+
+// Queries i .. i_end with keys j .. j + keys: dv += P^T dout, dk += dS^T q, and dq of the block += dS k.
+static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys) {
+    size_t Dp = head->Dp;
+    for (size_t row = i; row < i_end; row += TILE_ROWS)
+        backward_scores(head, s, row, size_min(TILE_ROWS, i_end - row), row - i, j, keys);
+    for (size_t c = 0; c < keys && j + c < i_end; c += TILE_ROWS) {
+        size_t first = size_max(i, j + c),
+               rows = size_min(TILE_ROWS, keys - c); // queries before `first` see no key of c
+        size_t offset = (first - i) * SCORE_ROW + c, K = i_end - first;
+        for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
+            float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
+            multiply_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);
+            multiply_transposed(dk, Dp, rows, s->dscores + offset, SCORE_ROW, s->q + first * Dp + d, Dp, K);
+        }
+    }
+    for (size_t row = i; row < i_end; row += TILE_ROWS) {
+        size_t rows = size_min(TILE_ROWS, i_end - row);
+        size_t K = row + rows > j ? size_min(keys, row + rows - j) : 0; // keys that the rows see
+        for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
+            multiply(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW, SCORE_ROW,
+                     s->k + j * Dp + d, Dp, K, j > 0);
+    }
+}
+
+static void backward_head(const Head *head, const Scratch *s, float *dq, float *dk, float *dv, const float *dout,
+                          const float *q, const float *k, const float *v, const float *out, const float *lse) {
+    size_t Tp = head->Tp, Dp = head->Dp, row = head->qkv_row;
+    copy_padded(head, s->q, q, row, head->scale);
+    copy_padded(head, s->k, k, row, 1);
+    copy_padded(head, s->dout, dout, head->out_row, 1);
+    transpose_panels(head, s->k_t, k, row);
+    transpose_panels(head, s->v_t, v, row);
+    memset(s->dk, 0, Tp * Dp * sizeof(float));
+    memset(s->dv, 0, Tp * Dp * sizeof(float));
+    compute_delta(head, s, out);
+    memcpy(s->lse, lse, head->T * sizeof(float));
+    for (size_t t = head->T; t < Tp; t++) s->lse[t] = INFINITY, s->delta[t] = 0; // padding: P = 0
+    for (size_t i = 0; i < head->T; i += ROW_BLOCK) {
+        size_t i_end = size_min(Tp, i + ROW_BLOCK);
+        for (size_t j = 0; j < i_end; j += KEY_BLOCK)
+            backward_block(head, s, i, i_end, j, size_min(KEY_BLOCK, round_up(i_end, TILE_COLUMNS) - j));
+        copy_rows_out(head, dq + i * row, row, s->rows, size_min(head->T, i_end) - i, head->scale);
+    }
+    copy_rows_out(head, dk, row, s->dk, head->T, 1);
+    copy_rows_out(head, dv, row, s->dv, head->T, 1);
+}
+
+static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
+    assert(T <= at->max_T && D <= at->max_D && D > 0);
+    return (Head){T, D, round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D, NH * D, 1 / sqrtf((float)D)};
+}
+
+static int threads_for(const Attention *at, size_t B, size_t T, size_t NH, size_t D) {
+    return B * NH * T * T * D < SERIAL_MULTIPLY_ADDS ? 1 : at->threads;
+}
+
+void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t NH,
+                       size_t D) {
+    const Head head = head_of(at, T, NH, D);
+    const size_t C = NH * D;
+#pragma omp parallel for schedule(static) num_threads(threads_for(at, B, T, NH, D))
+    for (size_t bh = 0; bh < B * NH; bh++) {
+        size_t b = bh / NH, column = bh % NH * D;
+        const Scratch s = scratch_of_thread(at);
+        const float *q = qkv + b * T * 3 * C + column; // (T, D), rows 3C apart
+        forward_head(&head, &s, out + b * T * C + column, lse + bh * T, q, q + C, q + 2 * C);
+    }
+}
+
+void attention_backward(Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
+                        const float *lse, size_t B, size_t T, size_t NH, size_t D) {
+    const Head head = head_of(at, T, NH, D);
+    const size_t C = NH * D;
+#pragma omp parallel for schedule(static) num_threads(threads_for(at, B, T, NH, D))
+    for (size_t bh = 0; bh < B * NH; bh++) {
+        size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
+        const Scratch s = scratch_of_thread(at);
+        const float *q = qkv + rows3;
+        float *dq = dqkv + rows3;
+        backward_head(&head, &s, dq, dq + C, dq + 2 * C, dout + rows, q, q + C, q + 2 * C, out + rows, lse + bh * T);
+    }
+}

@@ -1,0 +1,123 @@
+// tile: the register tile that every matrix product on the CPU comes down to.
+//
+// A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs: each step loads one row of B (as
+// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The shape
+// is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), 12 of 16.
+#ifndef GNS_CPU_TILE_H
+#define GNS_CPU_TILE_H
+
+#include "vector_math.h"
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { TILE_ROWS = 12, TILE_ROW_STEP = 4 };
+#else
+enum { TILE_ROWS = 6, TILE_ROW_STEP = 2 };
+#endif
+enum { TILE_VECS = 2, TILE_COLUMNS = TILE_VECS * VEC };
+
+typedef struct {
+    Vec v[TILE_ROWS][TILE_VECS];
+} Tile; // the first `rows` rows are in use; always held in registers
+
+// The sum over k < K, in ascending order, of A (rows, K) B (K, TILE_COLUMNS). Element (i, k) of A lies at
+// a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
+VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t a_row, size_t a_k, const float *b,
+                                size_t b_k) {
+    Tile t;
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < TILE_VECS; j++) t.v[i][j] = (Vec){0};
+    for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
+#ifdef PF
+        __builtin_prefetch(b + PF * b_k);
+        __builtin_prefetch(b + PF * b_k + VEC);
+#endif
+        Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            t.v[i][0] += a[i * a_row] * b0;
+            t.v[i][1] += a[i * a_row] * b1;
+        }
+    }
+    return t;
+}
+
+// Runs `body` with the constant ROWS, the least that covers `rows` (1 to TILE_ROWS): TILE_ROWS, 2/3 or 1/3 of it.
+#define TILE_DISPATCH(rows, body)                                                                                      \
+    do {                                                                                                               \
+        if ((rows) > 2 * TILE_ROW_STEP) {                                                                              \
+            enum { ROWS = TILE_ROWS };                                                                                 \
+            body;                                                                                                      \
+        } else if ((rows) > TILE_ROW_STEP) {                                                                           \
+            enum { ROWS = 2 * TILE_ROW_STEP };                                                                         \
+            body;                                                                                                      \
+        } else {                                                                                                       \
+            enum { ROWS = TILE_ROW_STEP };                                                                             \
+            body;                                                                                                      \
+        }                                                                                                              \
+    } while (0)
+
+// C (rows, TILE_COLUMNS) = t, or += t; rows of C are c_row floats apart.
+VECTOR_INLINE void tile_store(const int rows, float *c, size_t c_row, const Tile *t) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        vec_store(c + i * c_row, t->v[i][0]);
+        vec_store(c + i * c_row + VEC, t->v[i][1]);
+    }
+}
+VECTOR_INLINE void tile_add(const int rows, float *c, size_t c_row, const Tile *t) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        vec_store(c + i * c_row, vec_load(c + i * c_row) + t->v[i][0]);
+        vec_store(c + i * c_row + VEC, vec_load(c + i * c_row + VEC) + t->v[i][1]);
+    }
+}
+
+// Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros behind the last.
+
+typedef float Vec4 __attribute__((vector_size(16), may_alias, aligned(4)));
+#ifdef __clang__
+#    define SHUFFLE4(x, y, i, j, k, l) __builtin_shufflevector(x, y, i, j, k, l)
+#else
+typedef int32_t Int4 __attribute__((vector_size(16)));
+#    define SHUFFLE4(x, y, i, j, k, l) __builtin_shuffle(x, y, (Int4){i, j, k, l})
+#endif
+
+// panel[k * width + i] = src[i * row + k] for i < 4, k < 4
+VECTOR_INLINE void transpose_4x4(float *panel, size_t width, const float *src, size_t row) {
+    Vec4 r0 = *(const Vec4 *)src, r1 = *(const Vec4 *)(src + row);
+    Vec4 r2 = *(const Vec4 *)(src + 2 * row), r3 = *(const Vec4 *)(src + 3 * row);
+    Vec4 low01 = SHUFFLE4(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE4(r0, r1, 2, 6, 3, 7);
+    Vec4 low23 = SHUFFLE4(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE4(r2, r3, 2, 6, 3, 7);
+    *(Vec4 *)panel = SHUFFLE4(low01, low23, 0, 1, 4, 5);
+    *(Vec4 *)(panel + width) = SHUFFLE4(low01, low23, 2, 3, 6, 7);
+    *(Vec4 *)(panel + 2 * width) = SHUFFLE4(high01, high23, 0, 1, 4, 5);
+    *(Vec4 *)(panel + 3 * width) = SHUFFLE4(high01, high23, 2, 3, 6, 7);
+}
+
+// From a matrix whose k run along its rows: panel[k * width + i] = src[i * row + k], i < count <= width.
+VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float *src, size_t row, size_t count,
+                                   size_t K) {
+    size_t blocked_k = count == width ? K / 4 * 4 : 0;
+    for (size_t i = 0; i < width && blocked_k; i += 4) {
+        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the ones before: width 6
+        for (size_t k = 0; k < blocked_k; k += 4) transpose_4x4(panel + k * width + i4, width, src + i4 * row + k, row);
+    }
+    for (size_t k = blocked_k; k < K; k++)
+        for (size_t i = 0; i < width; i++) panel[k * width + i] = i < count ? src[i * row + k] : 0;
+}
+
+// From a matrix whose k run down its columns: panel[k * width + i] = src[k * row + i], i < count <= width.
+VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *src, size_t row, size_t count,
+                                 size_t K) {
+    for (size_t k = 0; k < K; k++, panel += width, src += row) {
+        if (count == width) memcpy(panel, src, width * sizeof *panel);
+        else {
+            memcpy(panel, src, count * sizeof *panel);
+            memset(panel + count, 0, (width - count) * sizeof *panel);
+        }
+    }
+}
+
+#endif

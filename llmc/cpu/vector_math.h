@@ -1,0 +1,122 @@
+// vector_math: the widest float vector of the machine, exp on it, and GELU over arrays.
+//
+// Written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else.
+#ifndef GNS_CPU_VECTOR_MATH_H
+#define GNS_CPU_VECTOR_MATH_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+// -std=c11 forbids GCC to fuse a * b + c; every kernel here lives on fused multiply-adds. It holds for the rest of the
+// file that includes this header.
+#ifdef __clang__
+#    pragma STDC FP_CONTRACT ON
+#elif defined(__GNUC__)
+#    pragma GCC optimize("fp-contract=fast")
+#endif
+
+#ifdef __AVX512F__
+enum { VEC = 16 }; // floats in a vector
+#elif defined(__AVX__)
+enum { VEC = 8 };
+#else
+enum { VEC = 4 }; // SSE, NEON
+#endif
+
+typedef float Vec __attribute__((vector_size(VEC * 4), may_alias));
+typedef float VecUnaligned __attribute__((vector_size(VEC * 4), may_alias, aligned(4)));
+typedef int32_t VecInt __attribute__((vector_size(VEC * 4), may_alias));
+
+#define VECTOR_INLINE static inline __attribute__((always_inline))
+
+VECTOR_INLINE Vec vec_load(const float *p) { return *(const VecUnaligned *)p; }
+VECTOR_INLINE void vec_store(float *p, Vec v) { *(VecUnaligned *)p = v; }
+VECTOR_INLINE Vec vec_set(float x) { return (Vec){0} + x; }
+VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in each place
+    return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));
+}
+VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
+
+// The first n floats, n < VEC; zeros behind them.
+VECTOR_INLINE Vec vec_load_part(const float *p, size_t n) {
+    Vec v = {0};
+    memcpy(&v, p, n * sizeof *p);
+    return v;
+}
+VECTOR_INLINE void vec_store_part(float *p, Vec v, size_t n) { memcpy(p, &v, n * sizeof *p); }
+
+// exp to 1.1 ulp; 0 where the result would be subnormal (x < -87.33), infinity above 88.72, NaN of NaN.
+// Cody & Waite's reduction: x = n ln2 + r with |r| <= ln2/2, then exp(x) = 2^n exp(r), exp(r) by a polynomial.
+VECTOR_INLINE Vec vec_exp(Vec x) {
+    const float log2e = 0x1.715476p+0f;
+    const float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f; // n ln2_high is exact: 13 bits and |n| <= 2^7
+    const float shift = 0x1.8p+23f; // adding it rounds to an integer, which then stands in the low bits
+    Vec biased = x * log2e + shift, n = biased - shift;
+    Vec r = x - n * ln2_high - n * ln2_low;
+    // exp(r) = 1 + r + r^2 p(r), p a minimax fit on |r| <= ln2/2
+    Vec p = r * 0x1.6850e4p-10f + 0x1.123bccp-7f;
+    p = p * r + 0x1.555b98p-5f;
+    p = p * r + 0x1.55548ep-3f;
+    p = p * r + 0x1.fffff8p-2f;
+    Vec exp_r = (p * r) * r + r + 1.0f;
+    // 2^n in two halves, so that n = 128 does not overflow before the product does
+    VecInt ni = (VecInt)biased - (VecInt)vec_set(shift), half = ni >> 1;
+    Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((ni - half + 127) << 23);
+    result = vec_select(x < -87.33654f, (Vec){0}, result);
+    result = vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
+    return vec_select(x == x, result, x);
+}
+
+// GELU, tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415; GPT-2's): x/2 (1 + tanh u), u = sqrt(2/pi)(x + 0.044715
+// x^3). Since (1 + tanh u)/2 = 1/(1 + exp(-2u)), it is x s with s = sigmoid(2u), which loses no digits where x is
+// negative.
+#define GELU_SCALE 0x1.988454p+0f // 2 sqrt(2/pi)
+#define GELU_CUBIC 0.044715f
+
+VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
+
+// With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
+VECTOR_INLINE Vec vec_gelu(Vec x) {
+    Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
+    return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);
+}
+
+// d/dx x s = s + x s (1 - s) d(2u)/dx, and s (1 - s) = t r^2
+VECTOR_INLINE Vec vec_gelu_derivative(Vec x) {
+    Vec square = x * x, t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * square)), r = 1.0f / (1.0f + t);
+    Vec s = vec_select(x < 0.0f, t, vec_set(1)) * r, slope = GELU_SCALE * (1.0f + 3 * GELU_CUBIC * square);
+    return s + x * slope * (t * r * r);
+}
+
+enum { GELU_CHUNK = 4096 }; // floats a thread takes at once; fewer than 4 chunks are not worth a second thread
+
+static inline void gelu_forward_chunk(float *y, const float *x, size_t n) {
+    size_t i = 0;
+    for (; i + VEC <= n; i += VEC) vec_store(y + i, vec_gelu(vec_load(x + i)));
+    if (i < n) vec_store_part(y + i, vec_gelu(vec_load_part(x + i, n - i)), n - i);
+}
+
+static inline void gelu_backward_chunk(float *dx, const float *dy, const float *x, size_t n) {
+    size_t i = 0;
+    for (; i + VEC <= n; i += VEC) vec_store(dx + i, vec_load(dy + i) * vec_gelu_derivative(vec_load(x + i)));
+    if (i == n) return;
+    Vec dy_part = vec_load_part(dy + i, n - i), x_part = vec_load_part(x + i, n - i);
+    vec_store_part(dx + i, dy_part * vec_gelu_derivative(x_part), n - i);
+}
+
+// y (n) = gelu(x); y may be x
+static inline void gelu_forward(float *y, const float *x, size_t n) {
+#pragma omp parallel for schedule(static) if (n >= 4 * GELU_CHUNK)
+    for (size_t i = 0; i < n; i += GELU_CHUNK)
+        gelu_forward_chunk(y + i, x + i, n - i < GELU_CHUNK ? n - i : GELU_CHUNK);
+}
+
+// dx (n) = dy gelu'(x); dx may be dy
+static inline void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
+#pragma omp parallel for schedule(static) if (n >= 4 * GELU_CHUNK)
+    for (size_t i = 0; i < n; i += GELU_CHUNK)
+        gelu_backward_chunk(dx + i, dy + i, x + i, n - i < GELU_CHUNK ? n - i : GELU_CHUNK);
+}
+
+#endif

@@ -1,0 +1,124 @@
+// attention: checks the shape, picks the path, and the row statistics that every backward starts from.
+#include "attention_paths.cuh"
+
+// Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
+enum { ROW_LANES = 8, ROW_THREADS = 256 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Row statistics
+
+// Elements a thread takes in one 16-byte access.
+constexpr int VECTOR = 16 / sizeof(real);
+
+__device__ static float dot_vector(const real *a, const real *b) {
+    real x[VECTOR], y[VECTOR];
+    *(uint4 *)x = *(const uint4 *)a;
+    *(uint4 *)y = *(const uint4 *)b;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
+    return sum;
+}
+
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A group of ROW_LANES lanes for every (b, t, h), h fastest, so
+// that neighbouring groups read neighbouring memory.
+__global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
+                                   AttentionShape s) {
+    int padded_T = s.padded_T();
+    size_t group = ((size_t)blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
+    int lane = threadIdx.x % ROW_LANES;
+    int h = group % s.NH, t = group / s.NH % padded_T, b = group / s.NH / padded_T;
+    bool inside = b < s.B && t < s.T;
+
+    float delta = 0.0f;
+    if (inside) {
+        size_t start = ((size_t)b * s.T + t) * s.C() + (size_t)h * s.D; // (B, T, C)
+        const real *dout_row = dout + start, *out_row = out + start;
+        if (s.D % VECTOR == 0) {
+            for (int d = lane * VECTOR; d < s.D; d += ROW_LANES * VECTOR) delta += dot_vector(dout_row + d, out_row + d);
+        } else {
+            for (int d = lane; d < s.D; d += ROW_LANES) delta += real_to_float(dout_row[d]) * real_to_float(out_row[d]);
+        }
+    }
+#pragma unroll
+    for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
+    if (lane == 0 && b < s.B) {
+        size_t head = (size_t)b * s.NH + h;
+        rows.delta[head * padded_T + t] = delta;
+        rows.lse2[head * padded_T + t] = inside ? lse[head * s.T + t] * LOG2E : INFINITY;
+    }
+}
+
+AttentionRows attention_rows_at(void *workspace, AttentionShape s) {
+    AttentionRows rows;
+    rows.lse2 = (float *)workspace;
+    rows.delta = rows.lse2 + (size_t)s.heads() * s.padded_T();
+    return rows;
+}
+
+int attention_rows_fill(AttentionRows rows, const float *lse, const real *dout, const real *out, AttentionShape s,
+                        cudaStream_t stream, Error *e) {
+    size_t groups = (size_t)s.heads() * s.padded_T(), groups_a_block = ROW_THREADS / ROW_LANES;
+    unsigned blocks = (unsigned)((groups + groups_a_block - 1) / groups_a_block);
+    rows_kernel<<<blocks, ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The interface
+
+size_t attention_workspace_bytes(int B, int T, int NH, int D) {
+    AttentionShape s = {B, T, NH, D};
+    return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T();
+}
+
+static int check_shape(AttentionShape s, Error *e) {
+    if (s.B < 1 || s.T < 1 || s.NH < 1 || s.D < 1)
+        return FAIL(e, ERR_INTERNAL, NULL, "attention: empty shape B %d T %d NH %d D %d", s.B, s.T, s.NH, s.D);
+    if (s.D > 128)
+        return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to 128, not %d", s.D);
+    return 0;
+}
+
+#ifdef GNS_FP32
+
+int attention_forward(real *out, float *lse, const real *qkv, int B, int T, int NH, int D, cudaStream_t stream,
+                      Error *e) {
+    AttentionShape s = {B, T, NH, D};
+    TRY(check_shape(s, e));
+    return attention_fp32_forward(out, lse, qkv, s, stream, e);
+}
+
+int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
+                       void *workspace, int B, int T, int NH, int D, cudaStream_t stream, Error *e) {
+    AttentionShape s = {B, T, NH, D};
+    TRY(check_shape(s, e));
+    AttentionRows rows = attention_rows_at(workspace, s);
+    TRY(attention_rows_fill(rows, lse, dout, out, s, stream, e));
+    return attention_fp32_backward(dqkv, dout, qkv, rows, s, stream, e);
+}
+
+#else
+
+int attention_forward(real *out, float *lse, const real *qkv, int B, int T, int NH, int D, cudaStream_t stream,
+                      Error *e) {
+    AttentionShape s = {B, T, NH, D};
+    bool hopper;
+    TRY(check_shape(s, e));
+    TRY(attention_sm90_usable(&hopper, s, e));
+    return (hopper ? attention_sm90_forward : attention_mma_forward)(out, lse, qkv, s, stream, e);
+}
+
+int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
+                       void *workspace, int B, int T, int NH, int D, cudaStream_t stream, Error *e) {
+    AttentionShape s = {B, T, NH, D};
+    bool hopper;
+    TRY(check_shape(s, e));
+    TRY(attention_sm90_usable(&hopper, s, e));
+    AttentionRows rows = attention_rows_at(workspace, s);
+    TRY(attention_rows_fill(rows, lse, dout, out, s, stream, e));
+    return (attention_mma_backward)(dqkv, dout, qkv, rows, s, stream, e);
+}
+
+#endif

@@ -1,0 +1,277 @@
+// attention_sm90: what Hopper's kernels are made of: barriers in shared memory, the copy engine (TMA), wgmma.
+// PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor" and "wgmma".
+//
+// A tile in shared memory is cut into panels of 64 columns = 128 bytes a row; a panel has its rows one after another
+// and the 128-byte swizzle: the 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
+#ifndef GNS_ATTENTION_SM90_CUH
+#define GNS_ATTENTION_SM90_CUH
+
+#include "attention_paths.cuh"
+#ifndef GNS_FP32
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+typedef __nv_bfloat16 bf16;
+
+// wgmma and setmaxnreg exist in sm_90a code only. Elsewhere the kernels are empty and allow one thread a block, by which
+// attention_sm90_usable knows them.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+# define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(1, 1)
+#else
+# define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 1)
+#endif
+
+enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128, BOX_ROWS = 64, STORE_ROWS = 16 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Barriers. A barrier counts arrivals and bytes; a wait names the parity of the phase it waits for.
+
+__device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+__device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ static inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ static inline void barrier_expect(uint64_t *barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+// Position in a ring of stages; the parity flips each time round.
+template <int STAGES> struct Ring {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Copies between device and shared memory
+
+__device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
+                                          int b) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b)
+                 : "memory");
+}
+
+__device__ static inline void copy_box_out(const CUtensorMap *map, const void *from, int column, int row, int b) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(shared_address(from)), "r"(column), "r"(row), "r"(b)
+                 : "memory");
+}
+
+__device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ static inline void fence_before_copy_out() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T come as zeros, and count as bytes.
+template <int ROWS, int D>
+__device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row, int b) {
+#pragma unroll
+    for (int panel = 0; panel < D / PANEL; panel++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r += BOX_ROWS)
+            copy_box_in(tile + (panel * ROWS + r) * PANEL_ROW_BYTES, map, barrier, column + panel * PANEL, row + r, b);
+}
+
+template <int ROWS, int D> constexpr int TILE_BYTES = ROWS * D * (int)sizeof(bf16);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wgmma. A warpgroup computes 64 rows, a warp 16 of them. Of the 8 columns of block n, lane l holds columns
+// 2 (l % 4) + {0, 1} of row l / 4 in [4n + 0..1] and of row l / 4 + 8 in [4n + 2..3].
+
+// Operand whose summed dimension runs along a row: groups of 8 rows are 1024 bytes apart. Step k of 16 columns begins
+// 32 bytes further in the panel.
+template <int ROWS> __device__ static inline uint64_t operand_along_rows(const char *tile, int k) {
+    uint64_t address = shared_address(tile) + k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32;
+    return (address & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+// Operand whose summed dimension runs down the columns: panels are ROWS rows apart. Step k begins 16 rows further.
+template <int ROWS> __device__ static inline uint64_t operand_down_columns(const char *tile, int k) {
+    uint64_t address = shared_address(tile) + k * 16 * PANEL_ROW_BYTES;
+    return (address & 0x3ffff) >> 4 | (uint64_t)(ROWS * PANEL_ROW_BYTES >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+__device__ static inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ static inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most PENDING committed groups are under way.
+template <int PENDING> __device__ static inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Keeps the compiler from moving reads of registers that wgmma writes to before the wait (or writes past the issue).
+template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+#define SM90_LIST_32                                                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define SM90_LIST_64                                                                                                   \
+    SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "   \
+                 "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SM90_INOUT_8(d, i)                                                                                             \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define SM90_INOUT_32(d, i)                                                                                            \
+    SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8), SM90_INOUT_8(d, i + 16), SM90_INOUT_8(d, i + 24)
+
+// c (64, N) = a b^T + (accumulate ? c : 0), 16 columns of a and b, both in shared memory.
+__device__ static inline void wgmma_abt(float (&c)[32], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SM90_LIST_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+                 : SM90_INOUT_32(c, 0)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+
+__device__ static inline void wgmma_abt(float (&c)[64], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SM90_LIST_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// c (64, N) += p b, 16 columns of p in registers, 16 rows of b in shared memory.
+__device__ static inline void wgmma_pb(float (&c)[32], const unsigned *p, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SM90_LIST_32
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 : SM90_INOUT_32(c, 0)
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
+}
+
+__device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SM90_LIST_64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32)
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
+}
+
+// Issues c (64, N) = a (64, D) b (N, D)^T as one group; a and b are tiles of 64 and N rows.
+template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], const char *a, const char *b) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        wgmma_abt(c, operand_along_rows<64>(a, k), operand_along_rows<N>(b, k), k > 0);
+    wgmma_commit();
+}
+
+// Issues c (64, D) += p (64, K) b (K, D) as one group; p packed by pack_rows, b a tile of K rows.
+template <int D, int K>
+__device__ static inline void multiply_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+        wgmma_pb(c, p + 4 * k, operand_down_columns<K>(b, k));
+    wgmma_commit();
+}
+
+// An accumulator as the left operand of the next product: the layouts agree (figure "wgmma.m64k16 A fragment").
+template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], const float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(c[2 * i], c[2 * i + 1]);
+        p[i] = *(unsigned *)&pair;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small arithmetic
+
+__device__ static inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Over the 4 lanes that share a row.
+__device__ static inline float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ static inline float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Writes factor[i] * c, a warp's 16 rows of an accumulator, to rows row.. of one head, through `stage` (16, D) of
+// shared memory of its own. Rows beyond T are not written. The copy may be under way on return.
+template <int D>
+__device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
+                                            float factor1, int column, int row, int b) {
+    int lane = threadIdx.x % 32;
+    if (lane == 0) copy_out_wait_read(); // of the last rows that went this way
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        char *piece = stage + n / 8 * STORE_ROWS * PANEL_ROW_BYTES + lane / 4 * PANEL_ROW_BYTES +
+                      ((n % 8) ^ (lane / 4)) * 16 + lane % 4 * 4;
+        __nv_bfloat162 upper = __floats2bfloat162_rn(c[4 * n] * factor0, c[4 * n + 1] * factor0);
+        __nv_bfloat162 lower = __floats2bfloat162_rn(c[4 * n + 2] * factor1, c[4 * n + 3] * factor1);
+        *(__nv_bfloat162 *)piece = upper;
+        *(__nv_bfloat162 *)(piece + 8 * PANEL_ROW_BYTES) = lower;
+    }
+    fence_before_copy_out();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+        for (int panel = 0; panel < D / PANEL; panel++)
+            copy_box_out(map, stage + panel * STORE_ROWS * PANEL_ROW_BYTES, column + panel * PANEL, row, b);
+        copy_out_commit();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which block works on what
+
+// One tile of one head.
+struct Work {
+    int head, tile;
+};
+
+// Work item `round` of this block, of heads * tiles in all; false when there is none left. Heads are taken a grid at a
+// time, so that a head's keys and values stay in L2 while its tiles are worked on; within such a group tiles go from the
+// last to the first, which under the causal mask is from the longest to the shortest for queries. Every other round runs
+// backwards over the blocks, which evens out the last, incomplete group.
+__device__ static inline bool work_item(Work *work, int round, int heads, int tiles) {
+    int blocks = gridDim.x, block = round % 2 ? blocks - 1 - blockIdx.x : blockIdx.x;
+    int item = round * blocks + block, group = item / (blocks * tiles);
+    int group_heads = min(blocks, heads - group * blocks);
+    if (group_heads <= 0) return false;
+    int rest = item - group * blocks * tiles;
+    if (rest >= group_heads * tiles) return false;
+    work->head = group * blocks + rest % group_heads;
+    work->tile = tiles - 1 - rest / group_heads;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Host
+
+// Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
+int attention_sm90_map(CUtensorMap *map, const bf16 *tensor, int columns, int rows, AttentionShape s, Error *e);
+
+#endif
+#endif

@@ -1,0 +1,312 @@
+// embedding: see embedding.cuh.
+#include "embedding.cuh"
+#include "reduce.cuh"
+#include "vec.cuh"
+
+#include <cub/device/device_radix_sort.cuh>
+
+enum { THREADS = 256 };
+
+// What token position n of the flat (B, T) holds.
+__device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
+    return tokens[(size_t)(n / T) * (T + 1) + n % T];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+template <int W>
+__global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int packs_total,
+                               int T, int C) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, packs = C / W; // packs of one row
+    if (i >= packs_total) return;
+    const int n = i / packs, c = i % packs * W;
+    float x[W], p[W];
+    pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
+    pack_get(p, pack_load<W>(wpe + (size_t)(n % T) * C + c));
+#pragma unroll
+    for (int j = 0; j < W; j++) x[j] += p[j];
+    pack_store(out + (size_t)n * C + c, pack_of<W>(x));
+}
+
+int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
+                      cudaStream_t stream, Error *e) {
+    const int packs = B * T * (C % VEC ? C : C / VEC), blocks = ceil_div(packs, THREADS);
+    if (C % VEC) forward_kernel<1><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
+    else forward_kernel<VEC><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The sort. Radix sort is stable, so equal keys keep the order of their rows: sums over a run have one order.
+
+__global__ void keys_kernel(uint32_t *keys, uint32_t *rows, const uint16_t *tokens, bool by_example, int N, int T) {
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    keys[n] = (by_example ? (uint32_t)(n / T) << 16 : 0u) | token_at(tokens, n, T);
+    rows[n] = n;
+}
+
+enum { TOKEN_BITS = 16, KEY_BITS = 32 };
+
+static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
+
+// Scratch of the sort itself. Asked for all the bits, which needs no less than fewer do.
+static size_t radix_bytes(int N) {
+    size_t bytes = 0;
+    const uint32_t *in = NULL;
+    uint32_t *out = NULL;
+    cub::DeviceRadixSort::SortPairs(NULL, bytes, in, out, in, out, N, 0, KEY_BITS);
+    return bytes;
+}
+
+// Layout: keys and rows sorted, keys and rows unsorted, the sort's scratch.
+size_t embedding_sort_workspace_bytes(int B, int T) { return 4 * order_bytes(B * T) + radix_bytes(B * T); }
+
+int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_example, int B, int T, void *workspace,
+                   cudaStream_t stream, Error *e) {
+    const int N = B * T;
+    const size_t step = order_bytes(N);
+    char *at = (char *)workspace;
+    order->key = (uint32_t *)at;
+    order->row = (uint32_t *)(at + step);
+    uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
+    keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, by_example, N, T);
+    CUDA_LAUNCHED(e);
+    int bits = TOKEN_BITS;
+    while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
+    size_t bytes = radix_bytes(N);
+    CUDA_TRY(
+        cub::DeviceRadixSort::SortPairs(at + 4 * step, bytes, keys, order->key, rows, order->row, N, 0, bits, stream),
+        e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward of wte. The sorted positions are cut into tiles of TILE; a block adds the rows of a tile run by run (a run:
+// equal tokens). A run inside one tile is added to dwte at once. One that reaches over a tile's edge leaves a partial
+// sum for every tile it touches, and a second kernel adds these in order: so a frequent token does not make one block
+// wait for thousands of rows. partials (tiles, 2, C): [0] for the run that came in from the tile before, [1] for one
+// that begins here and goes on.
+
+enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
+
+template <int W> __device__ inline void row_add(float *to, const float (&x)[W]) {
+    Floats<W> v = floats_load<W>(to);
+#pragma unroll
+    for (int j = 0; j < W; j++) v.x[j] += x[j];
+    floats_store<W>(to, v);
+}
+
+template <int W> __device__ inline void row_set(float *to, const float (&x)[W]) {
+    Floats<W> v;
+#pragma unroll
+    for (int j = 0; j < W; j++) v.x[j] = x[j];
+    floats_store<W>(to, v);
+}
+
+template <int W>
+__global__ void __launch_bounds__(COLUMN_THREADS_MAX)
+    token_tile_kernel(float *dwte, float *partials, const real *dx, EmbeddingOrder order, int N, int C) {
+    const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    if (c >= C) return;
+    const int begin = blockIdx.x * TILE, end = min(begin + TILE, N);
+    bool came_in = begin > 0 && order.key[begin - 1] == order.key[begin];
+    float sum[W] = {};
+    for (int i0 = begin; i0 < end; i0 += ROWS_IN_FLIGHT) {
+        Pack<W> packs[ROWS_IN_FLIGHT];
+#pragma unroll
+        for (int r = 0; r < ROWS_IN_FLIGHT; r++)
+            if (i0 + r < end) packs[r] = pack_load<W>(dx + (size_t)order.row[i0 + r] * C + c);
+#pragma unroll
+        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+            const int i = i0 + r;
+            if (i >= end) continue;
+            float x[W];
+            pack_get(x, packs[r]);
+#pragma unroll
+            for (int j = 0; j < W; j++) sum[j] += x[j];
+            const uint32_t token = order.key[i];
+            const bool goes_on = i + 1 < N && order.key[i + 1] == token;
+            if (goes_on && i + 1 < end) continue;
+            float *slot = partials + (size_t)blockIdx.x * 2 * C + c;
+            if (came_in) row_set<W>(slot, sum);
+            else if (goes_on) row_set<W>(slot + C, sum);
+            else row_add<W>(dwte + (size_t)token * C + c, sum);
+            came_in = false;
+#pragma unroll
+            for (int j = 0; j < W; j++) sum[j] = 0.0f;
+        }
+    }
+}
+
+// The tile behind the last one that a token's run touches, given a tile behind its first.
+__device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
+    int low = tile, high = tiles; // tiles at and behind low may begin inside the run
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (key[(size_t)middle * TILE] == token) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+enum { RUN_SHARES = 4 }; // threads (in y) that share a run's partials
+
+// Block (tile, y): if a run begins in this tile and goes on, adds up its partials.
+template <int W>
+__global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
+    token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
+    extern __shared__ float shares[]; // (RUN_SHARES, blockDim.x, W)
+    const int tile = blockIdx.x, tiles = gridDim.x, last_row = tile * TILE + TILE - 1;
+    if (last_row + 1 >= N) return;
+    const uint32_t token = order.key[last_row];
+    if (order.key[last_row + 1] != token) return;
+    if (tile > 0 && order.key[tile * TILE - 1] == token) return; // it began before
+    const int end = run_end_tile(order.key, token, tile + 1, tiles);
+
+    const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    float sum[W] = {};
+    if (c < C) {
+#pragma unroll 4
+        for (int t = tile + threadIdx.y; t < end; t += RUN_SHARES) {
+            const Floats<W> part = floats_load<W>(partials + ((size_t)t * 2 + (t == tile)) * C + c);
+#pragma unroll
+            for (int j = 0; j < W; j++) sum[j] += part.x[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    for (int share = 1; share < RUN_SHARES; share++)
+#pragma unroll
+        for (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
+    row_add<W>(dwte + (size_t)token * C + c, sum);
+}
+
+template <int W>
+static int token_backward(float *dwte, float *partials, const real *dx, EmbeddingOrder order, int N, int C,
+                          cudaStream_t stream, Error *e) {
+    const int packs = ceil_div(C, W), columns = ceil_div(packs, COLUMN_THREADS_MAX);
+    const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
+    const dim3 blocks(ceil_div(N, TILE), columns);
+    token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, N, C);
+    CUDA_LAUNCHED(e);
+    token_run_kernel<W><<<blocks, dim3(threads, RUN_SHARES), threads * RUN_SHARES * W * sizeof(float), stream>>>(
+        dwte, partials, order, N, C);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward of wpe
+
+// A thread a position and W columns; the examples are added in order.
+template <int W> __global__ void position_kernel(float *dwpe, const real *dx, int packs_total, int B) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= packs_total) return;
+    float sum[W] = {};
+    const size_t stride = (size_t)packs_total * W; // of an example
+#pragma unroll 8
+    for (int b = 0; b < B; b++) {
+        float x[W];
+        pack_get(x, pack_load<W>(dx + b * stride + (size_t)i * W));
+#pragma unroll
+        for (int j = 0; j < W; j++) sum[j] += x[j];
+    }
+    row_add<W>(dwpe + (size_t)i * W, sum);
+}
+
+size_t embedding_backward_workspace_bytes(int B, int T, int C) {
+    return (size_t)ceil_div(B * T, TILE) * 2 * C * sizeof(float);
+}
+
+int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
+                       void *workspace, cudaStream_t stream, Error *e) {
+    float *partials = (float *)workspace;
+    const int packs = T * (C % VEC ? C : C / VEC), blocks = ceil_div(packs, THREADS);
+    if (C % VEC) {
+        position_kernel<1><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
+        CUDA_LAUNCHED(e);
+        return token_backward<1>(dwte, partials, dx, order, B * T, C, stream, e);
+    }
+    position_kernel<VEC><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
+    CUDA_LAUNCHED(e);
+    return token_backward<VEC>(dwte, partials, dx, order, B * T, C, stream, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
+// columns), so a thread sees every row of the example. Sampled rarely, so plain.
+
+enum { GROUP_COLUMNS = 64 }; // threads of a block, one column each
+
+// partials (3, B, gridDim.x): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
+__global__ void __launch_bounds__(GROUP_COLUMNS, 8)
+    example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int T, int C) {
+    __shared__ double shared[3][GROUP_COLUMNS / WARP];
+    const int b = blockIdx.y, B = gridDim.y, c = blockIdx.x * GROUP_COLUMNS + threadIdx.x;
+    const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
+    double token = 0.0, cross = 0.0, position = 0.0;
+    float run = 0.0f;
+    if (c < C) {
+#pragma unroll 8
+        for (int i = 0; i < T; i++) {
+            const size_t at = (size_t)row[i] * C + c;
+            const float x = real_to_float(dx[at]);
+            run += x;
+            position += (double)x * x;
+            if (UG) cross += (double)x * UG[at];
+            if (i + 1 == T || key[i + 1] != key[i]) {
+                token += (double)run * run;
+                run = 0.0f;
+            }
+        }
+    }
+    const double sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
+    if (threadIdx.x == 0)
+        for (int s = 0; s < 3; s++) partials[((size_t)s * B + b) * gridDim.x + blockIdx.x] = sums[s];
+}
+
+size_t embedding_example_squares_workspace_bytes(int B, int T, int C) {
+    (void)T;
+    return (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double);
+}
+
+int embedding_example_squares(double *token, double *cross, double *position, float *examples, const real *dx,
+                              const float *UG, EmbeddingOrder order, int B, int T, int C, void *workspace,
+                              cudaStream_t stream, Error *e) {
+    double *partials = (double *)workspace;
+    const int groups = ceil_div(C, GROUP_COLUMNS);
+    example_kernel<<<dim3(groups, B), GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, T, C);
+    CUDA_LAUNCHED(e);
+    ExampleSums out = {{token, cross, position}, {NULL, NULL, NULL}, 3};
+    for (int s = 0; examples && s < 3; s++) out.examples[s] = examples + s;
+    return reduce_example_partials(out, partials, 3, B, groups, stream, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows of the head's per-example gradients
+
+template <int W>
+__global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens, size_t packs_total, int T, int V,
+                              int C) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= packs_total) return;
+    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W;
+    const float *row = U + ((size_t)(n / T) * V + token_at(tokens, n, T)) * C;
+    floats_store<W>(UG + (size_t)n * C + c, floats_load<W>(row + c));
+}
+
+int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
+                     Error *e) {
+    const int W = C % 4 ? 1 : 4;
+    const size_t packs = (size_t)E * T * (C / W);
+    const unsigned blocks = (unsigned)((packs + THREADS - 1) / THREADS);
+    if (W == 1) gather_kernel<1><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
+    else gather_kernel<4><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
+    CUDA_LAUNCHED(e);
+    return 0;
+}

@@ -1,0 +1,48 @@
+// embedding: token plus position embedding, its deterministic backward through a sort of the tokens on the device, and
+// per-example norms of its gradient.
+//
+// tokens (B, T+1) uint16: row b holds the inputs tokens[b][0..T-1] and, one further, the targets tokens[b][1..T].
+#ifndef GNS_EMBEDDING_CUH
+#define GNS_EMBEDDING_CUH
+
+#include "cuda_common.cuh"
+
+// out (B, T, C) = wte[token] + wpe[t]. wte (V, C), wpe (T or more, C).
+int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
+                      cudaStream_t stream, Error *e);
+
+// Positions in the order of their token. Needs the tokens only, so it can run long before the backward does.
+typedef struct {
+    uint32_t *key; // (B T) ascending: the token, or example << 16 | token
+    uint32_t *row; // (B T) b T + t; ascending among equal keys
+} EmbeddingOrder;
+
+// Sorts. *order points into workspace, which must live as long. by_example: for embedding_example_squares.
+size_t embedding_sort_workspace_bytes(int B, int T);
+int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_example, int B, int T, void *workspace,
+                   cudaStream_t stream, Error *e);
+
+// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C).
+// order is the one with by_example = false.
+size_t embedding_backward_workspace_bytes(int B, int T, int C);
+int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
+                       void *workspace, cudaStream_t stream, Error *e);
+
+// Per-example norms for the exact noise scale. wte is tied to the head, whose gradient is U_b (V, C), so
+// |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>, E_b[v] the sum over t with token v of dx_bt. This gives
+//   token    += sum over b of |E_b|^2
+//   cross    += sum over b of <E_b, U_b> = sum over b, t of dx_bt . UG_bt     (not yet doubled)
+//   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
+// and, where examples != NULL, the three of every example: examples (B, 3) fp32.
+// UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather); NULL: no cross term.
+// order is the one with by_example = true.
+size_t embedding_example_squares_workspace_bytes(int B, int T, int C);
+int embedding_example_squares(double *token, double *cross, double *position, float *examples, const real *dx,
+                              const float *UG, EmbeddingOrder order, int B, int T, int C, void *workspace,
+                              cudaStream_t stream, Error *e);
+
+// UG (E, T, C) fp32 = U[e][token(e, t)], U (E, V, C) fp32 the head's per-example gradients, tokens (E, T+1).
+int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
+                     Error *e);
+
+#endif

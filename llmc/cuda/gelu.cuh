@@ -1,0 +1,24 @@
+// gelu: the tanh GELU of GPT-2 (Hendrycks, Gimpel 2016, arXiv 1606.08415), and gradients of biases.
+#ifndef GNS_GELU_CUH
+#define GNS_GELU_CUH
+
+#include "cuda_common.cuh"
+#include "reduce.cuh"
+
+// y = gelu(x), n elements. In place is allowed.
+int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
+
+// dx = dy gelu'(x), n elements; dx may be dy.
+int gelu_backward(real *dx, const real *dy, const real *x, size_t n, cudaStream_t stream, Error *e);
+
+// The same over (B, T, C), and the bias gradient of the projection that made x: sums over rows of dx as written.
+// Workspace: bias_backward_workspace_bytes(B, T, C).
+int gelu_backward_bias(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
+                       void *workspace, cudaStream_t stream, Error *e);
+
+// dbias: sums over the rows of dy (B, T, C), with per-example squares.
+size_t bias_backward_workspace_bytes(int B, int T, int C);
+int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, void *workspace, cudaStream_t stream,
+                  Error *e);
+
+#endif

@@ -1,0 +1,328 @@
+// layernorm: see layernorm.cuh.
+#include "layernorm.cuh"
+#include "vec.cuh"
+
+static __device__ const float LN_EPS = 1e-5f;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The row that is normalised: a, or a + b as it is stored.
+template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a, const real *b, size_t i) {
+    const Pack<W> x = pack_load<W>(a + i);
+    if constexpr (!RESIDUAL) return x;
+    const Pack<W> y = pack_load<W>(b + i);
+    float s[W], t[W];
+    pack_get(s, x);
+    pack_get(t, y);
+#pragma unroll
+    for (int j = 0; j < W; j++) s[j] += t[j];
+    return pack_of<W>(s);
+}
+
+template <int W>
+__device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd, const real *gamma, const real *beta,
+                                    int c) {
+    float g[W], b[W], y[W];
+    pack_get(g, pack_load<W>(gamma + c));
+    pack_get(b, pack_load<W>(beta + c));
+#pragma unroll
+    for (int j = 0; j < W; j++) y[j] = fmaf((x[j] - mean) * rstd, g[j], b[j]);
+    return pack_of<W>(y);
+}
+
+enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
+
+// A warp a row, the row in registers: C <= PACKS * 256, C % 8 == 0. One read and one write of everything.
+template <bool RESIDUAL, int PACKS>
+__global__ void __launch_bounds__(FORWARD_WARPS *WARP)
+    forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
+                        const real *gamma, const real *beta, int N, int C) {
+    const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x;
+    if (row >= N) return;
+    const size_t start = (size_t)row * C;
+    Pack<VEC> packs[PACKS];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const int c = (p * WARP + lane) * VEC;
+        packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : pack_zero<VEC>();
+    }
+    float x[PACKS][VEC], sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const int c = (p * WARP + lane) * VEC;
+        if (RESIDUAL && c < C) pack_store(residual + start + c, packs[p]);
+        pack_get(x[p], packs[p]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) sum += x[p][j];
+    }
+    const float m = warp_sum(sum) / C;
+    float squares = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * WARP + lane) * VEC < C)
+#pragma unroll
+            for (int j = 0; j < VEC; j++) squares = fmaf(x[p][j] - m, x[p][j] - m, squares);
+    const float r = rsqrtf(warp_sum(squares) / C + LN_EPS);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const int c = (p * WARP + lane) * VEC;
+        if (c < C) pack_store(out + start + c, normalise<VEC>(x[p], m, r, gamma, beta, c));
+    }
+    if (lane == 0) mean[row] = m, rstd[row] = r;
+}
+
+enum { ROW_THREADS = 256 };
+
+// A block a row, any C; the row is read three times, the last two from the cache.
+template <bool RESIDUAL, int W>
+__global__ void __launch_bounds__(ROW_THREADS)
+    forward_block_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
+                         const real *gamma, const real *beta, int C) {
+    __shared__ float shared[2][ROW_THREADS / WARP];
+    const size_t start = (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f, x[W];
+    for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
+        const Pack<W> pack = row_load<RESIDUAL, W>(a, b, start + c);
+        if (RESIDUAL) pack_store(residual + start + c, pack);
+        pack_get(x, pack);
+        for (int j = 0; j < W; j++) sum += x[j];
+    }
+    const real *row = (RESIDUAL ? residual : a) + start; // every thread reads back its own columns only
+    const float m = block_sum(sum, shared[0]) / C;
+    for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
+        pack_get(x, pack_load<W>(row + c));
+        for (int j = 0; j < W; j++) squares = fmaf(x[j] - m, x[j] - m, squares);
+    }
+    const float r = rsqrtf(block_sum(squares, shared[1]) / C + LN_EPS);
+    for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
+        pack_get(x, pack_load<W>(row + c));
+        pack_store(out + start + c, normalise<W>(x, m, r, gamma, beta, c));
+    }
+    if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
+}
+
+template <bool RESIDUAL>
+static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
+                   const real *beta, int N, int C, cudaStream_t stream, Error *e) {
+    const dim3 threads(WARP, FORWARD_WARPS), blocks(ceil_div(N, FORWARD_WARPS));
+#define FORWARD_WARP(packs)                                                                                            \
+    case packs:                                                                                                        \
+        forward_warp_kernel<RESIDUAL, packs>                                                                           \
+            <<<blocks, threads, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, N, C);                      \
+        break
+    switch (C % VEC ? 0 : ceil_div(C, WARP * VEC)) {
+        FORWARD_WARP(1);
+        FORWARD_WARP(2);
+        FORWARD_WARP(3);
+        FORWARD_WARP(4);
+        FORWARD_WARP(5);
+        FORWARD_WARP(6);
+        FORWARD_WARP(7);
+        FORWARD_WARP(ROW_PACKS_MAX);
+    case 0:
+        forward_block_kernel<RESIDUAL, 1>
+            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
+        break;
+    default:
+        forward_block_kernel<RESIDUAL, VEC>
+            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
+    }
+#undef FORWARD_WARP
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+int layernorm_forward(real *out, float *mean, float *rstd, const real *x, const real *gamma, const real *beta, int N,
+                      int C, cudaStream_t stream, Error *e) {
+    return forward<false>(NULL, out, mean, rstd, x, NULL, gamma, beta, N, C, stream, e);
+}
+
+int residual_layernorm_forward(real *residual_out, real *out, float *mean, float *rstd, const real *a, const real *b,
+                               const real *gamma, const real *beta, int N, int C, cudaStream_t stream, Error *e) {
+    return forward<true>(residual_out, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and perhaps dbias:
+// block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example it meets.
+
+typedef struct {
+    real *dresidual;
+    const real *dy, *x;
+    const float *mean, *rstd;
+    const real *gamma;
+    float *partials; // (slots, sets, C)
+    ColumnSplit split;
+    int C;
+} Backward;
+
+// TILE rows are in flight at once: 192 bytes a thread, dresidual included.
+enum { BACKWARD_THREADS_MAX = 512, TILE = sizeof(real) == 2 ? 4 : 2 };
+
+// The row sums of a tile over the block: sums[2 r] of dy gamma, sums[2 r + 1] of dy gamma xhat, for row r.
+// shared is one of two that alternate, so that one barrier a tile is enough.
+__device__ static inline void tile_sums(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const int lanes_each = WARP / (2 * TILE);
+    const float sum = warp_sum_each(sums);
+    if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
+    for (int w = 1; w < warps; w++)
+#pragma unroll
+        for (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+}
+
+template <int SETS> __device__ inline void partials_store(float *to, const float (&sums)[SETS][VEC], int C) {
+#pragma unroll
+    for (int set = 0; set < SETS; set++) {
+        Floats<VEC> v;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) v.x[j] = sums[set][j];
+        floats_store<VEC>(to + (size_t)set * C, v);
+    }
+}
+
+// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
+// one write of dresidual.
+template <bool ACCUMULATE, bool DBIAS>
+__global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
+    constexpr int SETS = DBIAS ? 3 : 2;
+    __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
+    const int C = k.C, c = threadIdx.x * VEC;
+    const bool active = c < C; // the rest of the last warp only keeps step
+    float gamma[VEC] = {};
+    if (active) pack_get(gamma, pack_load<VEC>(k.gamma + c));
+
+    int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
+    const int end = min(row + k.split.rows_per_block, k.split.rows);
+    while (row < end) {
+        const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
+        float grads[SETS][VEC] = {};
+        for (; row < stop; row += TILE, buffer ^= 1) {
+            Pack<VEC> dy[TILE], x[TILE], dr[TILE];
+            float mean[TILE], rstd[TILE], sums[2 * TILE];
+#pragma unroll
+            for (int r = 0; r < TILE; r++) {
+                const bool there = active && row + r < stop;
+                const size_t i = (size_t)(row + r) * C + c;
+                dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
+                x[r] = there ? pack_load<VEC>(k.x + i) : pack_zero<VEC>();
+                if (ACCUMULATE) dr[r] = there ? pack_load<VEC>(k.dresidual + i) : pack_zero<VEC>();
+                mean[r] = there ? k.mean[row + r] : 0.0f;
+                rstd[r] = there ? k.rstd[row + r] : 0.0f;
+            }
+#pragma unroll
+            for (int r = 0; r < TILE; r++) {
+                float d[VEC], v[VEC];
+                pack_get(d, dy[r]);
+                pack_get(v, x[r]);
+                sums[2 * r] = sums[2 * r + 1] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    const float xhat = (v[j] - mean[r]) * rstd[r];
+                    grads[0][j] = fmaf(d[j], xhat, grads[0][j]);
+                    grads[1][j] += d[j];
+                    sums[2 * r] = fmaf(d[j], gamma[j], sums[2 * r]);
+                    sums[2 * r + 1] = fmaf(d[j] * gamma[j], xhat, sums[2 * r + 1]);
+                }
+                pack_forget(dy[r]);
+                pack_forget(x[r]);
+            }
+            tile_sums(sums, shared[buffer]);
+#pragma unroll
+            for (int r = 0; r < TILE; r++) {
+                if (!active || row + r >= stop) continue;
+                const float m1 = sums[2 * r] / C, m2 = sums[2 * r + 1] / C;
+                float d[VEC], v[VEC], dx[VEC] = {};
+                pack_get(d, dy[r]);
+                pack_get(v, x[r]);
+                if (ACCUMULATE) pack_get(dx, dr[r]);
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    const float xhat = (v[j] - mean[r]) * rstd[r];
+                    dx[j] += rstd[r] * (fmaf(d[j], gamma[j], -m1) - xhat * m2);
+                }
+                const Pack<VEC> written = pack_of<VEC>(dx);
+                pack_store(k.dresidual + (size_t)(row + r) * C + c, written);
+                if constexpr (DBIAS) {
+                    pack_get(dx, written);
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) grads[2][j] += dx[j];
+                }
+            }
+        }
+        row = stop; // the last tile may have reached over it
+        if (active) partials_store<SETS>(k.partials + (size_t)(blockIdx.x + b) * SETS * C + c, grads, C);
+    }
+}
+
+// Any C: the block walks along the row, and the partial sums live in their slot.
+template <bool ACCUMULATE, bool DBIAS>
+__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ Backward k) {
+    constexpr int SETS = DBIAS ? 3 : 2;
+    __shared__ float shared[2][ROW_THREADS / WARP];
+    const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
+    const int end = min(begin + k.split.rows_per_block, k.split.rows);
+    for (int row = begin; row < end; row++) {
+        const int b = row / k.split.T;
+        const bool fresh = row == begin || row % k.split.T == 0;
+        const size_t start = (size_t)row * C;
+        const float mean = k.mean[row], rstd = k.rstd[row];
+        float *slot = k.partials + (size_t)(blockIdx.x + b) * SETS * C; // (SETS, C)
+        float m1 = 0.0f, m2 = 0.0f;
+        for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
+            const float dy = real_to_float(k.dy[start + c]), dyg = dy * real_to_float(k.gamma[c]);
+            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
+            m1 += dyg;
+            m2 = fmaf(dyg, xhat, m2);
+            slot[c] = (fresh ? 0.0f : slot[c]) + dy * xhat;
+            slot[C + c] = (fresh ? 0.0f : slot[C + c]) + dy;
+        }
+        m1 = block_sum(m1, shared[0]) / C;
+        m2 = block_sum(m2, shared[1]) / C;
+        for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
+            const float dyg = real_to_float(k.dy[start + c]) * real_to_float(k.gamma[c]);
+            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
+            const float old = ACCUMULATE ? real_to_float(k.dresidual[start + c]) : 0.0f;
+            const real written = (real)(old + rstd * (dyg - m1 - xhat * m2));
+            k.dresidual[start + c] = written;
+            if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
+        }
+        __syncthreads(); // shared is written again
+    }
+}
+
+static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
+static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
+
+// About one block for each place on 132 multiprocessors: the registers of 512 threads of the fast kernel fit on one.
+static ColumnSplit backward_split(int B, int T, int C) {
+    const int resident = 512 / backward_threads(C);
+    return column_split(B, T, 132 * resident);
+}
+
+size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
+    return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
+}
+
+template <bool ACCUMULATE, bool DBIAS> static int backward(Backward k, cudaStream_t stream, Error *e) {
+    const int threads = backward_threads(k.C);
+    if (backward_is_fast(k.C)) backward_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
+    else backward_any_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
+                       ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
+                       const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
+    const Backward k = {dresidual, dy, x, mean, rstd, gamma, (float *)workspace, backward_split(B, T, C), C};
+    const bool bias = dbias.sum != NULL;
+    if (accumulate) TRY((bias ? backward<true, true>(k, stream, e) : backward<true, false>(k, stream, e)));
+    else TRY((bias ? backward<false, true>(k, stream, e) : backward<false, false>(k, stream, e)));
+    const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
+    return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
+}

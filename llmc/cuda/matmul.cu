@@ -1,0 +1,150 @@
+#include "matmul.cuh"
+
+#include <string.h>
+
+int matmul_create(Matmul *mm, void *workspace, Error *e) {
+    memset(mm, 0, sizeof *mm);
+    mm->workspace = workspace;
+    CUBLAS_TRY(cublasLtCreate(&mm->handle), e);
+    return 0;
+}
+
+static void plan_destroy(MatmulPlan *plan) {
+    if (plan->out) cublasLtMatrixLayoutDestroy(plan->out);
+    if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
+    if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
+    if (plan->operation) cublasLtMatmulDescDestroy(plan->operation);
+    memset(plan, 0, sizeof *plan);
+}
+
+void matmul_destroy(Matmul *mm) {
+    for (int i = 0; i < mm->count; i++) plan_destroy(&mm->plan[i]);
+    if (mm->handle) cublasLtDestroy(mm->handle);
+    memset(mm, 0, sizeof *mm);
+}
+
+static bool shape_equal(const MatmulShape *x, const MatmulShape *y) {
+    return x->m == y->m && x->n == y->n && x->k == y->k && x->transpose_a == y->transpose_a &&
+           x->transpose_b == y->transpose_b && x->out_float == y->out_float && x->accumulate == y->accumulate &&
+           x->epilogue == y->epilogue && x->batch == y->batch && x->stride_a == y->stride_a &&
+           x->stride_b == y->stride_b && x->stride_out == y->stride_out;
+}
+
+static cudaDataType_t data_type(bool is_float) { return is_float || sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF; }
+
+// A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
+static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
+                         Error *e) {
+    CUBLAS_TRY(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e);
+    if (batch <= 1) return 0;
+    CUBLAS_TRY(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch), e);
+    CUBLAS_TRY(
+        cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride), e);
+    return 0;
+}
+
+#define SET_OPERATION(plan, attribute, value)                                                                          \
+    CUBLAS_TRY(                                                                                                        \
+        cublasLtMatmulDescSetAttribute((plan)->operation, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)),  \
+        e)
+
+// out^T = op(b)^T op(a)^T: in cuBLAS's column-major eyes our b is its A and our a is its B.
+static int operation_create(MatmulPlan *plan, Error *e) {
+    const MatmulShape *s = &plan->shape;
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT,       CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                                   CUBLASLT_EPILOGUE_DGELU_BGRAD,   CUBLASLT_EPILOGUE_BGRADA};
+    CUBLAS_TRY(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e);
+    cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
+    SET_OPERATION(plan, TRANSA, s->transpose_b ? yes : no);
+    SET_OPERATION(plan, TRANSB, s->transpose_a ? yes : no);
+    SET_OPERATION(plan, EPILOGUE, epilogues[s->epilogue]);
+    if (s->epilogue == MATMUL_GELU || s->epilogue == MATMUL_DGELU || s->epilogue == MATMUL_DGELU_DB) {
+        int64_t ld = s->n;
+        SET_OPERATION(plan, EPILOGUE_AUX_LD, ld);
+    }
+    return 0;
+}
+
+// The heuristic's first answer, for pointers of this alignment. bias and aux only say how they are aligned.
+static int plan_choose(Matmul *mm, MatmulPlan *plan, Error *e) {
+    const MatmulShape *s = &plan->shape;
+    cublasLtMatmulPreference_t preference;
+    CUBLAS_TRY(cublasLtMatmulPreferenceCreate(&preference), e);
+    size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
+    uint32_t align = (uint32_t)plan->align;
+    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                                 &workspace_bytes, sizeof workspace_bytes);
+    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &align, sizeof align);
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out,
+                                                preference, 1, &found, &count);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS || count < 1)
+        return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, epilogue %d: %s",
+                    s->m, s->n, s->k, (int)s->epilogue, cublasLtGetStatusString(status));
+    plan->algorithm = found.algo;
+    return 0;
+}
+
+static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, void *bias, void *aux, Error *e) {
+    plan->shape = *s;
+    plan->align = align;
+    TRY(operation_create(plan, e));
+    int a_rows = s->transpose_a ? s->k : s->m, b_rows = s->transpose_b ? s->n : s->k;
+    TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b, e));
+    TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a, e));
+    TRY(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out, e));
+    if (bias) SET_OPERATION(plan, BIAS_POINTER, bias);
+    if (aux) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, aux);
+    return plan_choose(mm, plan, e);
+}
+
+// Finds the plan of a shape, or makes it; the oldest makes room when all are in use.
+static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, void *bias, void *aux,
+                    Error *e) {
+    for (int i = 0; i < mm->count; i++)
+        if (mm->plan[i].align == align && shape_equal(&mm->plan[i].shape, shape)) {
+            *out = &mm->plan[i];
+            return 0;
+        }
+    MatmulPlan plan = {};
+    int code = plan_create(mm, &plan, shape, align, bias, aux, e);
+    if (code) {
+        plan_destroy(&plan);
+        return code;
+    }
+    if (mm->count < MATMUL_PLANS_MAX) *out = &mm->plan[mm->count++];
+    else {
+        *out = &mm->plan[mm->oldest];
+        mm->oldest = (mm->oldest + 1) % MATMUL_PLANS_MAX;
+        plan_destroy(*out);
+    }
+    **out = plan;
+    return 0;
+}
+
+// The power of two, at most 16 (all that the fast kernels ask for), that divides every pointer.
+static int common_alignment(const void *out, const void *a, const void *b) {
+    uintptr_t bits = (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | 16;
+    return (int)(bits & (~bits + 1));
+}
+
+int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, void *bias, void *aux,
+               cudaStream_t stream, Error *e) {
+    MatmulPlan *plan;
+    TRY(plan_get(mm, &plan, shape, common_alignment(out, a, b), bias, aux, e));
+    if (bias) SET_OPERATION(plan, BIAS_POINTER, bias);
+    if (aux) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, aux);
+    const float one = 1.0f, beta = shape->accumulate ? 1.0f : 0.0f;
+    CUBLAS_TRY(cublasLtMatmul(mm->handle, plan->operation, &one, b, plan->a, a, plan->b, &beta, out, plan->out, out,
+                              plan->out, &plan->algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, stream),
+               e);
+    return 0;
+}

@@ -1,0 +1,70 @@
+// matmul: every matrix product of the CUDA engine, by cuBLASLt. All matrices are row-major; bf16 in the BF16 build,
+// plain fp32 (no TF32) in the FP32 build; sums are fp32 in both.
+//
+// The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
+// cuBLASLt's heuristic, asked once and kept. Split sums go through the workspace in a fixed order, so that two runs
+// give the same bits.
+#ifndef GNS_MATMUL_CUH
+#define GNS_MATMUL_CUH
+
+#include "cuda_common.cuh"
+
+#include <cublasLt.h>
+
+// What happens to a product on its way to memory.
+typedef enum {
+    MATMUL_PLAIN,
+    MATMUL_BIAS,     // + bias (n), a row added to every row of out
+    MATMUL_GELU,     // gelu(product + bias (n)), and the pre-activation, rounded, into aux (m, n)
+    MATMUL_DGELU,    // x gelu'(aux), aux (m, n)
+    MATMUL_DGELU_DB, // the same, and its sums over rows into bias (n)
+    MATMUL_DB        // out as it is; sums over the rows of b into bias (n), fp32
+} MatmulEpilogue;
+
+// out (m, n) = op(a) op(b), op(a) (m, k), op(b) (k, n).
+typedef struct {
+    int m, n, k;
+    bool transpose_a; // a is stored (k, m)
+    bool transpose_b; // b is stored (n, k)
+    bool out_float;   // out is fp32, otherwise real
+    bool accumulate;  // out += instead of out =
+    MatmulEpilogue epilogue;
+    int batch;                              // independent products, one after the other in memory; 0 or 1: a single one
+    int64_t stride_a, stride_b, stride_out; // elements from one product to the next
+} MatmulShape;
+
+typedef struct {
+    MatmulShape shape;
+    int align; // bytes that every pointer is a multiple of: 16, or less
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, out;
+    cublasLtMatmulAlgo_t algorithm;
+} MatmulPlan;
+
+enum { MATMUL_PLANS_MAX = 512 };                        // shapes remembered; a run needs some 20 a row count
+static const size_t MATMUL_WORKSPACE_BYTES = 64u << 20; // what split sums may use
+
+typedef struct {
+    cublasLtHandle_t handle;
+    void *workspace; // MATMUL_WORKSPACE_BYTES on the device, the caller's
+    int count;       // plans in use
+    int oldest;      // plan to give up next when all are in use
+    MatmulPlan plan[MATMUL_PLANS_MAX];
+} Matmul;
+
+int matmul_create(Matmul *mm, void *workspace, Error *e);
+void matmul_destroy(Matmul *mm);
+
+// bias and aux as the epilogue says, NULL otherwise.
+int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, void *bias, void *aux,
+               cudaStream_t stream, Error *e);
+
+#define CUBLAS_TRY(call, e)                                                                                            \
+    do {                                                                                                               \
+        cublasStatus_t cublas_try_ = (call);                                                                           \
+        if (cublas_try_ != CUBLAS_STATUS_SUCCESS)                                                                      \
+            return FAIL((e), cublas_try_ == CUBLAS_STATUS_ALLOC_FAILED ? ERR_MEMORY : ERR_INTERNAL, NULL, "%s: %s",    \
+                        #call, cublasLtGetStatusString(cublas_try_));                                                  \
+    } while (0)
+
+#endif

@@ -1,0 +1,83 @@
+#include "optimizer.cuh"
+
+#include <assert.h>
+#include <string.h>
+
+void optimizer_decay_map(uint8_t *decay, const Model *model) {
+    memset(decay, 0, model->flat_count / DECAY_GRANULE);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        if (t->dimensions < 2) continue;
+        assert(t->offset % DECAY_GRANULE == 0);
+        memset(decay + t->offset / DECAY_GRANULE, 1, (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE);
+    }
+}
+
+// One thread: some hundred numbers, and the order of the sum is plain.
+__global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
+    double square = 0;
+    for (int i = 0; i < count; i++) square += grad_sq[i];
+    double norm = sqrt(square) / batch; // of the mean gradient
+    double clip = grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1.0;
+    *scale = isfinite(norm) ? (float)(clip / batch) : NAN;
+}
+
+int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
+                    Error *e) {
+    scale_kernel<<<1, 1, 0, stream>>>(scale, grad_sq, count, batch, grad_clip);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+struct alignas(4 * sizeof(real)) Real4 {
+    real x, y, z, w;
+};
+
+__device__ static Real4 round4(float4 p) { return {(real)p.x, (real)p.y, (real)p.z, (real)p.w}; }
+
+// A thread takes four elements, which lie in one tensor: 28 bytes an element read and written, 30 with the copy.
+__global__ static void update_kernel(OptimizerArrays a, size_t begin, size_t fours, AdamWStep step,
+                                     const float *scale) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    step.grad_scale = *scale;
+    if (i >= fours || isnan(step.grad_scale)) return;
+    i += begin / 4;
+    bool decay = a.decay[4 * i / DECAY_GRANULE];
+    float4 p = ((float4 *)a.param)[i], m = ((float4 *)a.moment1)[i], v = ((float4 *)a.moment2)[i];
+    float4 g = ((const float4 *)a.grad)[i];
+    p.x = adamw_update(p.x, g.x, &m.x, &v.x, &step, decay);
+    p.y = adamw_update(p.y, g.y, &m.y, &v.y, &step, decay);
+    p.z = adamw_update(p.z, g.z, &m.z, &v.z, &step, decay);
+    p.w = adamw_update(p.w, g.w, &m.w, &v.w, &step, decay);
+    ((float4 *)a.param)[i] = p;
+    ((float4 *)a.moment1)[i] = m;
+    ((float4 *)a.moment2)[i] = v;
+    if (a.weight) ((Real4 *)a.weight)[i] = round4(p);
+}
+
+int optimizer_update(const OptimizerArrays *arrays, Range range, AdamWStep step, const float *scale,
+                     cudaStream_t stream, Error *e) {
+    const unsigned threads = 256;
+    assert(range.begin % DECAY_GRANULE == 0 && range.end % DECAY_GRANULE == 0);
+    size_t fours = (range.end - range.begin) / 4;
+    if (fours == 0) return 0;
+    update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, range.begin, fours,
+                                                                                       step, scale);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+__global__ static void round_kernel(real *weight, const float *param, size_t n) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n) weight[i] = (real)param[i];
+}
+
+int optimizer_round(real *weight, const float *param, Range range, cudaStream_t stream, Error *e) {
+    const unsigned threads = 256;
+    size_t n = range.end - range.begin;
+    if (n == 0) return 0;
+    round_kernel<<<(unsigned)((n + threads - 1) / threads), threads, 0, stream>>>(weight + range.begin,
+                                                                                  param + range.begin, n);
+    CUDA_LAUNCHED(e);
+    return 0;
+}

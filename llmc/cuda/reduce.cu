@@ -1,0 +1,270 @@
+// reduce: see reduce.cuh.
+#include "reduce.cuh"
+#include "vec.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Column gradients
+
+ColumnSplit column_split(int B, int T, int target_blocks) {
+    const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
+    ColumnSplit s;
+    s.rows = B * T;
+    s.T = T;
+    s.rows_per_block = (int)round_up((size_t)ceil_div(s.rows, target_blocks), row_tile);
+    s.blocks = ceil_div(s.rows, s.rows_per_block);
+    s.slots = s.blocks + B;
+    return s;
+}
+
+static size_t column_partial_bytes(ColumnSplit split, int sets, int C) {
+    return round_up((size_t)split.slots * sets * C * sizeof(float), 16);
+}
+
+size_t column_workspace_bytes(ColumnSplit split, int sets, int C) {
+    const int B = split.rows / split.T;
+    return column_partial_bytes(split, sets, C) + (size_t)sets * B * ceil_div(C, WARP) * sizeof(double);
+}
+
+enum { FINISH_WARPS = 32 };
+
+typedef struct {
+    float *sums[COLUMN_SETS_MAX];
+} ColumnSums;
+
+// Block (x, set) owns the 32 columns from 32 x of one set. Its warps take the examples of a batch of
+// FINISH_WARPS / warps_per_example, each example's slots shared out among warps_per_example warps.
+// squares (sets, B, gridDim.x): |the block's part of g_b|^2.
+__global__ void __launch_bounds__(FINISH_WARPS *WARP)
+    column_finish_kernel(const __grid_constant__ ColumnSums out, double *squares, const float *partials,
+                         ColumnSplit split, int C, int warps_per_example) {
+    __shared__ float parts[FINISH_WARPS][WARP];
+    __shared__ float examples[FINISH_WARPS][WARP];
+    const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, sets = gridDim.y;
+    const int B = split.rows / split.T, batch = FINISH_WARPS / warps_per_example;
+    const int c = blockIdx.x * WARP + lane;
+    float total = 0.0f;
+    for (int b0 = 0; b0 < B; b0 += batch) {
+        const int b = b0 + warp / warps_per_example;
+        float part = 0.0f;
+        if (b < B && c < C) {
+            const int first = b * split.T / split.rows_per_block;
+            const int last = ((b + 1) * split.T - 1) / split.rows_per_block;
+#pragma unroll 8
+            for (int k = first + warp % warps_per_example; k <= last; k += warps_per_example)
+                part += partials[((size_t)(k + b) * sets + set) * C + c];
+        }
+        parts[warp][lane] = part;
+        __syncthreads();
+        if (warp < batch) {
+            float g = 0.0f;
+            for (int w = 0; w < warps_per_example; w++) g += parts[warp * warps_per_example + w][lane];
+            examples[warp][lane] = g;
+            const float square = warp_sum(g * g);
+            if (lane == 0 && b0 + warp < B) squares[((size_t)set * B + b0 + warp) * gridDim.x + blockIdx.x] = square;
+        }
+        __syncthreads();
+        if (warp == 0)
+            for (int i = 0; i < batch; i++) total += examples[i][lane];
+    }
+    if (warp == 0 && c < C) out.sums[set][c] += total;
+}
+
+int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
+                  cudaStream_t stream, Error *e) {
+    const int B = split.rows / split.T, groups = ceil_div(C, WARP);
+    const float *partials = (const float *)workspace;
+    double *squares = (double *)((char *)workspace + column_partial_bytes(split, sets, C));
+    int warps_per_example = FINISH_WARPS;
+    for (int b = 1; b < B && warps_per_example > 1; b *= 2) warps_per_example /= 2;
+
+    ColumnSums sums = {};
+    ExampleSums examples = {};
+    bool want_squares = false;
+    examples.stride = 1;
+    for (int s = 0; s < sets; s++) {
+        sums.sums[s] = gradients[s].sum;
+        examples.sums[s] = gradients[s].squares;
+        examples.examples[s] = gradients[s].example_squares;
+        want_squares = want_squares || gradients[s].squares || gradients[s].example_squares;
+    }
+    column_finish_kernel<<<dim3(groups, sets), dim3(WARP, FINISH_WARPS), 0, stream>>>(sums, squares, partials, split, C,
+                                                                                      warps_per_example);
+    CUDA_LAUNCHED(e);
+    return want_squares ? reduce_example_partials(examples, squares, sets, B, groups, stream, e) : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small sums over examples
+
+enum { SUM_WARPS = 32 };
+
+// One block a set, a warp an example.
+__global__ void __launch_bounds__(SUM_WARPS *WARP)
+    example_partials_kernel(const __grid_constant__ ExampleSums out, const double *partials, int B, int G) {
+    __shared__ double shared[SUM_WARPS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, set = blockIdx.x;
+    const double *mine = partials + (size_t)set * B * G;
+    double total = 0.0;
+    for (int b = warp; b < B; b += SUM_WARPS) {
+        double example = 0.0;
+#pragma unroll 8
+        for (int g = lane; g < G; g += WARP) example += mine[(size_t)b * G + g];
+        example = warp_sum(example);
+        if (lane == 0 && out.examples[set]) out.examples[set][(size_t)b * out.stride] = (float)example;
+        if (lane == 0) total += example;
+    }
+    total = block_sum(total, shared);
+    if (threadIdx.x == 0 && out.sums[set]) *out.sums[set] += total;
+}
+
+int reduce_example_partials(ExampleSums out, const double *partials, int sets, int B, int G, cudaStream_t stream,
+                            Error *e) {
+    example_partials_kernel<<<sets, SUM_WARPS * WARP, 0, stream>>>(out, partials, B, G);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Squared norms of the tensors of a flat buffer
+
+enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
+
+// Spans end on multiples of 4 floats, so that a block that lies inside one tensor reads 16 bytes at a time.
+static size_t squares_span(size_t n) { return round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4); }
+
+// The thread's share of the sum of squares of x[begin..end).
+__device__ static double squares_of_range(const float *x, size_t begin, size_t end) {
+    const size_t body = size_t(begin + 3) / 4 * 4 < end ? size_t(begin + 3) / 4 * 4 : end;
+    const size_t tail = end / 4 * 4 > body ? end / 4 * 4 : body;
+    float s[4] = {};
+    if (begin + threadIdx.x < body) s[0] = x[begin + threadIdx.x] * x[begin + threadIdx.x];
+    if (tail + threadIdx.x < end) s[1] = x[tail + threadIdx.x] * x[tail + threadIdx.x];
+#pragma unroll 4
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * FLAT_THREADS) {
+        const Floats<4> v = floats_load<4>(x + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[j] = fmaf(v.x[j], v.x[j], s[j]);
+    }
+    return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
+}
+
+// Block k takes x[k span, (k + 1) span) and writes, for every segment s that it meets, slot k + s.
+__global__ void __launch_bounds__(FLAT_THREADS)
+    squares_kernel(double *slots, const float *x, size_t n, size_t span, const ReduceSegment *segments, int S) {
+    __shared__ double shared[FLAT_THREADS / WARP];
+    const size_t begin = blockIdx.x * span, end = begin + span < n ? begin + span : n;
+    int low = 0, high = S; // the first segment that ends behind begin
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (segments[middle].offset + segments[middle].count > begin) high = middle;
+        else low = middle + 1;
+    }
+    for (int s = low; s < S && segments[s].offset < end; s++) {
+        const size_t from = segments[s].offset > begin ? segments[s].offset : begin;
+        const size_t segment_end = segments[s].offset + segments[s].count;
+        const double sum = block_sum(squares_of_range(x, from, segment_end < end ? segment_end : end), shared);
+        if (threadIdx.x == 0) slots[blockIdx.x + s] = sum;
+        __syncthreads();
+    }
+}
+
+// A warp a segment.
+__global__ void squares_finish_kernel(double *squares, const double *slots, size_t span,
+                                      const ReduceSegment *segments) {
+    const int s = blockIdx.x;
+    const ReduceSegment segment = segments[s];
+    double sum = 0.0;
+    if (segment.count > 0) {
+        const int first = (int)(segment.offset / span), last = (int)((segment.offset + segment.count - 1) / span);
+        for (int k = first + threadIdx.x; k <= last; k += WARP) sum += slots[k + s];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) squares[s] = sum;
+}
+
+size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) * sizeof(double); }
+
+int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
+                   cudaStream_t stream, Error *e) {
+    if (S == 0) return 0;
+    const size_t span = size_max(squares_span(n), 4);
+    double *slots = (double *)workspace;
+    squares_kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(slots, x, n, span, segments, S);
+    CUDA_LAUNCHED(e);
+    squares_finish_kernel<<<S, WARP, 0, stream>>>(squares, slots, span, segments);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Per-example gradients
+
+enum { EXAMPLES_AT_ONCE = 8 }; // of one kernel; their squares stay in registers
+
+// W columns a thread at a time, E <= EXAMPLES_AT_ONCE examples of x (E, n). partials (E, gridDim.x): their squares.
+template <int W>
+__global__ void __launch_bounds__(FLAT_THREADS)
+    examples_kernel(float *gradient, double *partials, const float *x, int E, size_t n) {
+    __shared__ double shared[EXAMPLES_AT_ONCE][FLAT_THREADS / WARP];
+    float squares[EXAMPLES_AT_ONCE] = {};
+    for (size_t i = ((size_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * W; i < n;
+         i += (size_t)gridDim.x * FLAT_THREADS * W) {
+        Floats<W> v[EXAMPLES_AT_ONCE], g = {};
+        if (gradient) g = floats_load<W>(gradient + i);
+#pragma unroll
+        for (int b = 0; b < EXAMPLES_AT_ONCE; b++)
+            if (b < E) v[b] = floats_load<W>(x + b * n + i);
+#pragma unroll
+        for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+            if (b >= E) continue;
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                squares[b] = fmaf(v[b].x[j], v[b].x[j], squares[b]);
+                g.x[j] += v[b].x[j];
+            }
+        }
+        if (gradient) floats_store<W>(gradient + i, g);
+    }
+#pragma unroll
+    for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+        if (b >= E) continue;
+        const double sum = block_sum((double)squares[b], shared[b]);
+        if (threadIdx.x == 0) partials[(size_t)b * gridDim.x + blockIdx.x] = sum;
+    }
+}
+
+size_t reduce_examples_workspace_bytes(int E) { return (size_t)E * FLAT_BLOCKS * sizeof(double); }
+
+int reduce_examples(float *gradient, double *squares, float *example_squares, const float *x, int E, size_t n,
+                    void *workspace, cudaStream_t stream, Error *e) {
+    double *partials = (double *)workspace;
+    for (int b = 0; b < E; b += EXAMPLES_AT_ONCE) {
+        const int some = E - b < EXAMPLES_AT_ONCE ? E - b : EXAMPLES_AT_ONCE;
+        const float *from = x + b * n;
+        double *to = partials + (size_t)b * FLAT_BLOCKS;
+        if (n % 4 == 0) examples_kernel<4><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
+        else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
+        CUDA_LAUNCHED(e);
+    }
+    if (!squares && !example_squares) return 0;
+    const ExampleSums out = {{squares}, {example_squares}, 1};
+    return reduce_example_partials(out, partials, 1, E, FLAT_BLOCKS, stream, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One sum
+
+__global__ void sum_kernel(double *sum, const float *x, size_t n) {
+    __shared__ double shared[WARP];
+    double mine = 0.0;
+#pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += x[i];
+    mine = block_sum(mine, shared);
+    if (threadIdx.x == 0) *sum += mine;
+}
+
+int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
+    sum_kernel<<<1, 1024, 0, stream>>>(sum, x, n);
+    CUDA_LAUNCHED(e);
+    return 0;
+}

@@ -1,0 +1,68 @@
+// reduce: ordered sums on the device. Nothing here depends on which block runs first: every sum is a fixed tree.
+//
+// Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor. Stage one cuts the rows into
+// equal runs, one a block, and writes a partial row sum for every (run k, example b) that meet, into slot k + b
+// (along the rows either k, b or both grow, so slots never collide). Stage two adds an example's slots, squares, and
+// adds the examples. So per-example norms cost no second look at the tensor, and the gradient has the same bits
+// whether norms are asked for or not.
+#ifndef GNS_REDUCE_CUH
+#define GNS_REDUCE_CUH
+
+#include "cuda_common.cuh"
+
+// Where one column gradient goes. sum == NULL: the whole set is not wanted.
+typedef struct {
+    float *sum;             // (C)  += sum over all rows
+    double *squares;        // (1)  += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
+    float *example_squares; // (B)   = |g_b|^2; or NULL
+} ColumnGradient;
+
+// How the rows are cut: a function of the shape alone, so that bits do not depend on the GPU.
+typedef struct {
+    int rows;           // B * T
+    int T;              // rows of one example
+    int rows_per_block; // of one run
+    int blocks;         // runs
+    int slots;          // blocks + B
+} ColumnSplit;
+
+enum { COLUMN_SETS_MAX = 3 };
+ColumnSplit column_split(int B, int T, int target_blocks);
+// Scratch of a split: sets partial sums a slot, and what stage two needs.
+size_t column_workspace_bytes(ColumnSplit split, int sets, int C);
+// partials (slots, sets, C) fp32, at the start of workspace, are written by stage one. The sets share C.
+int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
+                  cudaStream_t stream, Error *e);
+
+// A tensor's place in a flat buffer, in elements. Tables are sorted by offset and do not overlap; gaps are skipped.
+typedef struct {
+    size_t offset, count;
+} ReduceSegment;
+
+// squares[s] = sum of x^2 over segment s. x (n) fp32, segments (S) in device memory, squares (S) in device memory.
+// A NaN or infinity anywhere in a segment shows in its sum.
+size_t reduce_squares_workspace_bytes(int S);
+int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
+                   cudaStream_t stream, Error *e);
+
+// Per-example gradients in one pass: x (E, n) fp32 holds g_b of E examples.
+//   gradient (n) += sum over b of x_b, in order (NULL: skip)
+//   squares (1)  += sum over b of |x_b|^2 (NULL: skip); example_squares (E) = |x_b|^2 (NULL: skip)
+size_t reduce_examples_workspace_bytes(int E);
+int reduce_examples(float *gradient, double *squares, float *example_squares, const float *x, int E, size_t n,
+                    void *workspace, cudaStream_t stream, Error *e);
+
+// sum (1) += sum of x (n) fp32, by one block. For losses.
+int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
+
+// The last step of every per-example norm. partials (sets, B, G) fp64: parts of |g_b|^2. For every set s
+// *sums[s] += sum over b and g of its partials, examples[s][b * stride] = sum over g; either may be NULL.
+typedef struct {
+    double *sums[COLUMN_SETS_MAX];
+    float *examples[COLUMN_SETS_MAX];
+    int stride; // between the examples of one set in `examples`, in floats
+} ExampleSums;
+int reduce_example_partials(ExampleSums out, const double *partials, int sets, int B, int G, cudaStream_t stream,
+                            Error *e);
+
+#endif

@@ -1,0 +1,101 @@
+// vec: what the memory-bound kernels share. Columns are taken W at a time by a thread, 8 (16 bytes of bf16) where the
+// row length allows, else 1; sums over a warp and a block are fixed trees.
+#ifndef GNS_VEC_CUH
+#define GNS_VEC_CUH
+
+#include "cuda_common.cuh"
+
+enum { WARP = 32, VEC = 8 };
+
+// W neighbouring values as they lie in memory: whole registers, never 16-bit halves, so that 8 of them take 4.
+template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
+template <> struct alignas(sizeof(real)) Pack<1> { real x; };
+
+template <int W> __device__ inline Pack<W> pack_load(const real *p) { return *reinterpret_cast<const Pack<W> *>(p); }
+template <int W> __device__ inline void pack_store(real *p, const Pack<W> &v) { *reinterpret_cast<Pack<W> *>(p) = v; }
+template <int W> __device__ inline Pack<W> pack_zero() { return Pack<W>{}; }
+
+template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
+    if constexpr (W == 1) f[0] = real_to_float(v.x);
+    else if constexpr (sizeof(real) == sizeof(float)) {
+#pragma unroll
+        for (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
+    } else { // a bf16 is the upper half of a float
+#pragma unroll
+        for (int i = 0; i < W; i++) f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
+    }
+}
+
+template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
+    Pack<W> v;
+    if constexpr (W == 1) v.x = (real)f[0];
+    else if constexpr (sizeof(real) == sizeof(float)) {
+#pragma unroll
+        for (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W / 2; i++) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+            v.words[i] = *reinterpret_cast<const uint32_t *>(&pair);
+        }
+    }
+    return v;
+}
+
+// Makes the compiler forget what it knows of a pack, so that it unpacks it again instead of keeping the floats alive.
+template <int W> __device__ inline void pack_forget(Pack<W> &v) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
+}
+
+// W floats; 16-byte accesses where W allows.
+template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
+template <int W> __device__ inline Floats<W> floats_load(const float *p) {
+    return *reinterpret_cast<const Floats<W> *>(p);
+}
+template <int W> __device__ inline void floats_store(float *p, const Floats<W> &v) {
+    *reinterpret_cast<Floats<W> *>(p) = v;
+}
+
+// The sum over the warp, in every lane.
+template <typename F> __device__ inline F warp_sum(F x) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+// K sums over the warp at once (K a power of two up to 32), halving the values at each exchange instead of exchanging
+// all of them: lane l returns the sum of v[l / (32 / K)]. v is used up.
+template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
+    const int lane = threadIdx.x % WARP;
+    int offset = WARP / 2;
+#pragma unroll
+    for (int half = K / 2; half > 0; half /= 2, offset /= 2) {
+        const bool upper = lane & offset;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float sent = upper ? v[i] : v[i + half];
+            const float kept = upper ? v[i + half] : v[i];
+            v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
+        }
+    }
+    float x = v[0];
+#pragma unroll
+    for (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+// The sum over a block of whole warps, in every thread. shared: one F a warp; free again after the caller's next
+// __syncthreads.
+template <typename F> __device__ inline F block_sum(F x, F *shared) {
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    F sum = 0;
+    for (int w = 0; w < (int)blockDim.x / WARP; w++) sum += shared[w];
+    return sum;
+}
+
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+#endif

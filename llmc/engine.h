@@ -1,0 +1,107 @@
+// engine: what the training loop asks of an engine. There are two, one a program: train_gpt2.c (CPU) and
+// train_gpt2.cu (CUDA). Nothing here makes the device wait but engine_result, engine_eval, engine_logits and
+// engine_store, which hand numbers to the host.
+//
+// Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
+// L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the division by B happens in the
+// update. So per-example norms need no correction, and micro-batches of any size accumulate to the same thing.
+#ifndef GNS_ENGINE_H
+#define GNS_ENGINE_H
+
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Engine Engine;
+
+// Which per-example gradient norms a step measures.
+typedef enum {
+    GNS_OFF,
+    GNS_LN,   // LayerNorm parameters: they fall out of the LayerNorm backward
+    GNS_EXACT // every tensor
+} GnsMode;
+
+// What the backward computes again instead of keeping. The choice moves memory and time, never a bit of any result.
+typedef enum {
+    RECOMPUTE_NONE,
+    RECOMPUTE_GELU, // GELU's output
+    RECOMPUTE_BLOCK // everything inside a block but its input
+} Recompute;
+
+typedef struct {
+    const Model *model; // outlives the engine
+    int micro_batch;    // rows of one micro-step, at most
+    int seq_len;        // T, at most the model's context
+    int threads;        // CPU threads; 0: all there are
+    GnsMode gns;        // the most a step will measure
+    bool inference;     // no gradients and moments: for sampling and evaluation only
+    Recompute recompute;
+} EngineConfig;
+
+// Memory the engine will take, by category, known before it is taken (--dry-run).
+typedef struct {
+    struct {
+        const char *what;
+        size_t bytes;
+    } item[16];
+    int count;
+    size_t total; // bytes
+} MemoryPlan;
+
+void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan);
+
+int engine_create(Engine **out, const EngineConfig *config, Error *e);
+void engine_destroy(Engine *engine); // NULL is fine
+
+// One line about the machine and the build: "CPU fp32, 2 threads, AVX-512".
+void engine_describe(const Engine *engine, char *out, size_t bytes);
+
+// Peak of the engine's matmul arithmetic in FLOP/s from a table of known devices; 0 where it is not known.
+double engine_peak_flops(const Engine *engine);
+
+// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32.
+typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
+int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
+int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+
+// One optimizer step: begin, micro-steps, norms, update, result.
+int engine_begin_step(Engine *engine, Error *e);
+
+// Forward and backward over n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
+// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on return.
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
+
+// Squared norms of the gradient, by tensor, of all that lies in the range.
+int engine_norms(Engine *engine, Range range, Error *e);
+
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_clip;    // most that the norm of the batch's mean gradient may be; 0: no clipping
+    int64_t step;        // 1 for the first: bias correction
+    int64_t batch;       // B, examples of this step over all ranks
+} UpdateConfig;
+
+// AdamW over the range, with the gradient divided by B and clipped by the norm that engine_norms left. Leaves
+// everything as it is where that norm is not finite.
+int engine_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+
+// What came out of the step. Waits for the device. Arrays have one entry a tensor of the model's table.
+typedef struct {
+    double loss_sum;    // sum over the step's examples of L_b, nats a token
+    double *grad_sq;    // |sum_b g_b|^2
+    double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
+} StepResult;
+int engine_result(Engine *engine, StepResult *result, Error *e);
+
+// Losses of n <= micro_batch rows without training. loss: (n, T), nats, loss of predicting tokens[b][t + 1].
+int engine_eval(Engine *engine, const uint16_t *tokens, int n, float *loss, Error *e);
+
+// Logits of the token that follows n <= seq_len tokens. logits: (V).
+int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

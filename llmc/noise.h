@@ -1,0 +1,37 @@
+// noise: gradient noise scales of a model's groups of tensors, step by step: all LayerNorm parameters (the signal that
+// costs nothing), and on sampled steps the whole model, every type and every layer. The mathematics is in gns.h.
+#ifndef GNS_NOISE_H
+#define GNS_NOISE_H
+
+#include "engine.h"
+#include "gns.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    GnsTracker ln;                // every step
+    GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
+    GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
+    GnsTracker *layer;            // (L), sampled steps
+    int layers;
+    double tokens_since_sample;   // tokens since the last exact step
+    double fixed_ratio;           // 0: measured
+} Noise;
+
+// half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.
+int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
+void noise_destroy(Noise *noise);
+
+// One step of B examples and step_tokens tokens, measured as mode says.
+void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
+                   GnsMode mode);
+
+// c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
+double noise_ratio(const Noise *noise);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

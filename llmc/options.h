@@ -1,0 +1,191 @@
+// options: THE OPTION TABLE. One row an option; the struct's fields, the parser, --help, the config file and run.json
+// all come from it. Adding an option is adding a row.
+//
+// Given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config, at most once,
+// where the command line wins. llm.c's short flags are accepted as aliases, with llm.c's meaning.
+#ifndef GNS_OPTIONS_H
+#define GNS_OPTIONS_H
+
+#include "batch_ramp.h"
+#include "common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
+
+// X(type, field, alias, alias unit, default, values, unit, section, help)
+//
+//   type     INT (int64_t), REAL (double), TEXT (char[]), CHOICE (int, an index into values), FLAG (bool, no value)
+//   field    of struct Options; the flag is --field with dashes for underscores
+//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens
+//   here default  as one would type it; "" for none (0, empty or false) values   of a number: its interval, "[" and "]"
+//   inclusive, "(" and ")" exclusive; of a choice: "first|second"
+//
+// Defaults are llm.c's or nanoGPT's where those are sensible. --weight-decay is nanoGPT's 0.1 and not llm.c's 0, which
+// hardly anyone trains with; --final-lr-frac is nanoGPT's 0.1 too.
+// clang-format off
+#define OPTIONS_TABLE(X)                                                                                               \
+    X(TEXT,   train,           "-i", AS_IS,         "",          "",               "",       DATA,                     \
+      "token shards to train on: a file, or a quoted pattern such as 'data/train_*.bin'")                              \
+    X(TEXT,   val,             "-j", AS_IS,         "",          "",               "",       DATA,                     \
+      "token shards to validate on; without it there is no validation")                                                \
+    X(TEXT,   out,             "-o", AS_IS,         "runs/gpt2", "",               "",       DATA,                     \
+      "run directory: run.json, metrics.jsonl and the model go there")                                                 \
+    X(INT,    seed,            "",   AS_IS,         "1337",      "[0, 9e18]",      "",       DATA,                     \
+      "of the initial weights, the order of the data and the samples")                                                 \
+    X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "",       MODEL,                    \
+      "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M or dN (N layers) to start from scratch, or a directory with "       \
+      "config.json and model.safetensors to go on from")                                                               \
+    X(INT,    layers,          "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
+      "instead of the preset's")                                                                                       \
+    X(INT,    heads,           "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
+      "instead of the preset's; must divide the channels")                                                             \
+    X(INT,    channels,        "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
+      "instead of the preset's")                                                                                       \
+    X(INT,    vocab_size,      "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
+      "entries of the vocabulary: 256 for bytes; otherwise 50257, or what the model's files say")                      \
+    X(INT,    micro_batch,     "-b", AS_IS,         "4",         "[1, 65536]",     "rows",   BATCH,                    \
+      "rows of one forward and backward pass: as many as fit in memory; changes nothing else")                         \
+    X(INT,    seq_len,         "-t", AS_IS,         "1024",      "[1, 65536]",     "tokens", BATCH,                    \
+      "tokens of a row (T)")                                                                                           \
+    X(INT,    batch_tokens,    "-d", AS_IS,         "0",         "[0, 1e12]",      "tokens", BATCH,                    \
+      "batch of an optimizer step, over all ranks, a multiple of --seq-len; with a ramp, the batch that --lr is "      \
+      "meant for. 0: --batch-min with a ramp, else one micro-batch, however many ranks there are")                     \
+    X(INT,    steps,           "-x", AS_IS,         "",          "[1, 1e9]",       "steps",  BATCH,                    \
+      "length of the run, in optimizer steps of --batch-tokens; not with a ramp")                                      \
+    X(INT,    train_tokens,    "",   AS_IS,         "",          "[1, 1e15]",      "tokens", BATCH,                    \
+      "length of the run, in tokens (10e9 will do), rounded down to whole rows")                                       \
+    X(REAL,   lr,              "-l", AS_IS,         "3e-4",      "[0, 100]",       "",       OPTIMIZER,                \
+      "learning rate after the warm-up, at the batch of --batch-tokens")                                               \
+    X(CHOICE, lr_schedule,     "-k", AS_IS,         "cosine",    "constant|linear|cosine|inverse-sqrt|wsd", "",        \
+      OPTIMIZER, "how the learning rate falls with the tokens done")                                                   \
+    X(INT,    warmup_tokens,   "-u", STEPS,         "0",         "[0, 1e15]",      "tokens", OPTIMIZER,                \
+      "over which the learning rate rises linearly from 0")                                                            \
+    X(REAL,   final_lr_frac,   "-q", AS_IS,         "0.1",       "[0, 1]",         "",       OPTIMIZER,                \
+      "learning rate at the end, as a share of --lr (linear, cosine and wsd)")                                         \
+    X(REAL,   weight_decay,    "-c", AS_IS,         "0.1",       "[0, 100]",       "",       OPTIMIZER,                \
+      "decoupled (AdamW), of matrices only")                                                                           \
+    X(REAL,   beta1,           "",   AS_IS,         "0.9",       "[0, 1)",         "",       OPTIMIZER,                \
+      "decay of AdamW's first moment")                                                                                 \
+    X(REAL,   beta2,           "",   AS_IS,         "0.95",      "[0, 1)",         "",       OPTIMIZER,                \
+      "decay of AdamW's second moment")                                                                                \
+    X(REAL,   eps,             "",   AS_IS,         "1e-8",      "(0, 1]",         "",       OPTIMIZER,                \
+      "added to the root of AdamW's second moment")                                                                    \
+    X(REAL,   grad_clip,       "",   AS_IS,         "1",         "[0, 1e9]",       "",       OPTIMIZER,                \
+      "the gradient is scaled down to this norm where it is longer; 0: never")                                         \
+    X(INT,    val_every,       "-v", AS_IS,         "250",       "[0, 1e9]",       "steps",  EVALUATION,               \
+      "between validations, and one at the end; 0: never")                                                             \
+    X(INT,    val_tokens,      "-m", MICRO_BATCHES, "131072",    "[1, 1e15]",      "tokens", EVALUATION,               \
+      "to validate on, the same ones every time: whole rows, at least one, at most what --val holds")                  \
+    X(INT,    sample_every,    "-s", AS_IS,         "0",         "[0, 1e9]",       "steps",  EVALUATION,               \
+      "between samples of what the model writes; 0: never")                                                            \
+    X(INT,    sample_tokens,   "-g", AS_IS,         "64",        "[1, 1e6]",       "tokens", EVALUATION,               \
+      "to write in a sample")                                                                                          \
+    X(TEXT,   prompt,          "",   AS_IS,         "",          "",               "",       EVALUATION,               \
+      "text that a sample continues")                                                                                  \
+    X(REAL,   temperature,     "",   AS_IS,         "1",         "[0, 100]",       "",       EVALUATION,               \
+      "of sampling: below 1 is tamer; 0: always the likeliest token")                                                  \
+    X(INT,    top_k,           "",   AS_IS,         "0",         "[0, 65536]",     "tokens", EVALUATION,               \
+      "sample among the k likeliest only; 0: among all")                                                               \
+    X(FLAG,   sample_only,     "",   AS_IS,         "",          "",               "",       EVALUATION,               \
+      "print a sample of --model and end")                                                                             \
+    X(CHOICE, gns,             "",   AS_IS,         "ln",        "off|ln|exact",   "",       GNS,                      \
+      "gradient noise scale from the LayerNorm parameters, at every step, for free (ln); exact: of every tensor as "   \
+      "well, by layer and by type, at every step or at those that --gns-exact-every says")                             \
+    X(INT,    gns_exact_every, "",   AS_IS,         "0",         "[0, 1e9]",       "steps",  GNS,                      \
+      "between exact measurements, which calibrate ln. 0: at no step with --gns ln, at every step with --gns exact, "  \
+      "at every 16th with --ramp gns where --gns-ratio does not settle the matter")                                    \
+    X(INT,    gns_half_life,   "",   AS_IS,         "0",         "[0, 1e15]",      "tokens", GNS,                      \
+      "of the running averages; 0: 0.5% of the run")                                                                   \
+    X(REAL,   gns_ratio,       "",   AS_IS,         "0",         "[0, 1e6]",       "",       GNS,                      \
+      "noise scale of the whole model over that of ln; 0: as measured at the exact steps")                             \
+    X(TEXT,   ramp,            "",   AS_IS,         "fixed",     "fixed|linear|seesaw|gns|replay:FILE", "", RAMP,      \
+      "how the batch grows: not at all, linearly in tokens, as the learning rate falls, with the measured noise "      \
+      "scale, or as in an earlier run's metrics.jsonl")                                                                \
+    X(INT,    batch_min,       "",   AS_IS,         "",          "[1, 1e9]",       "rows",   RAMP,                     \
+      "batch that a ramp starts from")                                                                                 \
+    X(INT,    batch_max,       "",   AS_IS,         "",          "[1, 1e9]",       "rows",   RAMP,                     \
+      "batch that a ramp never exceeds")                                                                               \
+    X(REAL,   ramp_kappa,      "",   AS_IS,         "1",         "(0, 1000]",      "",       RAMP,                     \
+      "batch that --ramp gns aims at, in noise scales")                                                                \
+    X(REAL,   ramp_lr_power,   "",   AS_IS,         "0.5",       "[0, 1]",         "",       RAMP,                     \
+      "p: the learning rate is multiplied by (batch / --batch-tokens)^p")                                              \
+    X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
+      "of the CPU; 0: one a core. The results do not depend on it")                                                    \
+    X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "file of options, one `name = value` a line, # for comments; the command line wins")                             \
+    X(FLAG,   dry_run,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "check everything, say what memory it would take, and end")                                                      \
+    X(FLAG,   help,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "print this and end")                                                                                            \
+    X(FLAG,   version,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "print the version and end")
+
+// What options_resolve works out: R(type, field). All of it is in run.json too.
+#define OPTIONS_RESOLVED(R)                                                                                            \
+    R(INT,  horizon_tokens)       /* the run ends here: a multiple of seq_len; 0 where nothing is trained */           \
+    R(INT,  batch_ref_rows)       /* B_ref: the constant batch, and the batch that lr is meant for */                  \
+    R(INT,  batch_min_rows)       /* first batch of a ramp; batch_ref_rows without one */                              \
+    R(INT,  batch_max_rows)       /* largest batch of a ramp; batch_ref_rows without one */                            \
+    R(INT,  gns_exact_interval)   /* steps from one exact measurement to the next; 0: none */                          \
+    R(REAL, gns_half_life_tokens)
+// clang-format on
+
+#define OPTION_FIELD_INT(field)    int64_t field;
+#define OPTION_FIELD_REAL(field)   double field;
+#define OPTION_FIELD_TEXT(field)   char field[OPTION_TEXT];
+#define OPTION_FIELD_CHOICE(field) int field;
+#define OPTION_FIELD_FLAG(field)   bool field;
+
+// OPTION_train, OPTION_val, ...: the rows' numbers.
+#define X(type, field, alias, alias_unit, fallback, values, unit, section, help) OPTION_##field,
+typedef enum { OPTIONS_TABLE(X) OPTION_COUNT } OptionId;
+#undef X
+
+typedef struct {
+#define X(type, field, alias, alias_unit, fallback, values, unit, section, help) OPTION_FIELD_##type(field)
+    OPTIONS_TABLE(X)
+#undef X
+
+    struct { // filled by options_resolve
+#define R(type, field) OPTION_FIELD_##type(field)
+        OPTIONS_RESOLVED(R)
+#undef R
+        RampMode ramp_mode;
+        const char *ramp_replay; // path within `ramp`; NULL unless replaying
+    } run;
+
+    uint8_t given[OPTION_COUNT];      // where an option was given: OPTION_GIVEN_* bits
+    uint8_t alias_unit[OPTION_COUNT]; // still to be made tokens by options_resolve
+    char notes[2048];                 // whole lines for stderr: llm.c's flags that have no counterpart here
+} Options;
+
+enum { OPTION_GIVEN_CONFIG = 1, OPTION_GIVEN_COMMAND_LINE = 2 };
+
+// Defaults, then the config file, then the command line. After --help or --version nothing else is looked at.
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
+int options_parse(Options *o, int argc, char **argv, Error *e);
+
+// Cross-checks that need no files, and o->run. Not after --help or --version.
+int options_resolve(Options *o, Error *e);
+
+// Was "--layers" given, on the command line or in the config file?
+bool options_given(const Options *o, const char *flag);
+
+// --help, at most 100 columns wide.
+void options_print_help(FILE *f, const char *program);
+
+// One JSON object: every option under its field's name, and "resolved". `indent` is how many spaces stand before the
+// lines after the first. No newline at the end.
+void options_write_json(FILE *f, const Options *o, int indent);
+
+// The parts of options_parse, apart for tests and the fuzzer. text: bytes with a NUL behind them; name: for messages.
+void options_defaults(Options *o);
+int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

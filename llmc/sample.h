@@ -1,0 +1,32 @@
+// sample: drawing tokens from a model, one after the other.
+#ifndef GNS_SAMPLE_H
+#define GNS_SAMPLE_H
+
+#include "engine.h"
+#include "tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int tokens;         // how many to draw
+    double temperature; // 0: always the likeliest
+    int top_k;          // draw among the k likeliest; 0: among all
+    uint64_t seed;
+    const char *prompt; // "" or NULL: from the beginning of a document
+} SampleConfig;
+
+// The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest. logits (V) is
+// overwritten, and so is scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
+int sample_token(float *logits, float *scratch, int V, double temperature, int top_k, double u);
+
+// Draws a text and writes it, prompt included, to `out`. `stream` numbers the samples of a run.
+// A context that is full slides: the oldest tokens are forgotten.
+int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
+                uint64_t stream, FILE *out, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

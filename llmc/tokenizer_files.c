@@ -1,0 +1,410 @@
+// tokenizer_files: GPT-2's vocabulary and merges, from and to the three forms that they are found in:
+//
+//     vocab.json + merges.txt      Hugging Face: a JSON object {token: id}, and a line "left right" a merge, by rank
+//     encoder.json + vocab.bpe     the same under OpenAI's names
+//     tokenizer.json               both in one file: model.vocab, model.merges, added_tokens
+//
+// In these files a byte is written as a character of "GPT-2's alphabet": bytes that print stand for themselves (in
+// Latin-1), the others, in order, for U+0100, U+0101, ...
+#define _POSIX_C_SOURCE 200809L
+#include "tokenizer_impl.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { FILE_BYTES_MAX = 1 << 28, ALPHABET_END = 256 + 68 }; // 68 bytes do not print
+
+#define EOT_NAME "<|endoftext|>"
+
+static const char *const FORMS[][2] = {
+    {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
+enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS, FORM_ONE_FILE = 2 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The alphabet
+
+typedef struct {
+    uint16_t char_of[BYTE_VALUES];
+    int16_t byte_of[ALPHABET_END]; // -1: no byte
+} Alphabet;
+
+static bool byte_prints(int b) {
+    return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+}
+
+static Alphabet alphabet_make(void) {
+    Alphabet a;
+    int next = 256;
+    memset(a.byte_of, 0xFF, sizeof a.byte_of);
+    for (int b = 0; b < BYTE_VALUES; b++) {
+        a.char_of[b] = (uint16_t)(byte_prints(b) ? b : next++);
+        a.byte_of[a.char_of[b]] = (int16_t)b;
+    }
+    return a;
+}
+
+// The bytes that a name stands for, in `out` (as long as the name, at most). False if a character is not of the
+// alphabet: then the name is a special token's.
+static bool alphabet_decode(const Alphabet *a, const char *name, size_t length, char *out, size_t *bytes) {
+    const unsigned char *s = (const unsigned char *)name, *end = s + length;
+    *bytes = 0;
+    while (s < end) { // characters below U+0144 have one byte or two
+        int c = *s++;
+        if (c >= 0x80) {
+            if (c > 0xC5 || c < 0xC2 || s == end || (*s & 0xC0) != 0x80) return false;
+            c = (c & 0x1F) << 6 | (*s++ & 0x3F);
+        }
+        if (c >= ALPHABET_END || a->byte_of[c] < 0) return false;
+        out[(*bytes)++] = (char)a->byte_of[c];
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loading
+
+typedef struct {
+    char *bytes; // NULL: no such token yet
+    uint32_t length;
+    uint8_t literal;
+} Entry;
+
+typedef struct {
+    Tokenizer *t;
+    Alphabet alphabet;
+    char vocab_path[PATH_MAX], merges_path[PATH_MAX];
+    char *vocab_text, *merges_text;
+    size_t vocab_bytes, merges_bytes;
+    cJSON *json;
+    Entry *entries; // (VOCAB_MAX)
+    char *arena;    // the entries' bytes; no longer than the vocabulary's file
+    size_t arena_used;
+    uint32_t *by_name; // open addressing: token + 1, or 0
+    uint32_t name_mask;
+} Loader;
+
+#define HINT_GET "get the files again from where they came"
+
+static int json_parse(Loader *l, Error *e) {
+    const char *end = l->vocab_text;
+    l->json = cJSON_ParseWithLengthOpts(l->vocab_text, l->vocab_bytes + 1, &end, 1);
+    if (l->json && cJSON_IsObject(l->json)) return 0;
+    int line = 1;
+    for (const char *s = l->vocab_text; !l->json && s < end && s < l->vocab_text + l->vocab_bytes; s++)
+        line += *s == '\n';
+    return FAIL(e, ERR_INPUT, HINT_GET, "%s line %d: not a JSON object", l->vocab_path, line);
+}
+
+static int add_entry(Loader *l, const char *name, const cJSON *id, bool special, Error *e) {
+    double number = cJSON_IsNumber(id) ? id->valuedouble : -1;
+    if (!(number >= 0 && number < 1e9) || number != (int)number)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", l->vocab_path, name);
+    if (number >= VOCAB_MAX)
+        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
+                    "%s: token '%s' is number %.0f, and shards hold 16 bits", l->vocab_path, name, number);
+    Entry *entry = &l->entries[(int)number];
+    if (entry->bytes && special) return 0; // added_tokens repeats what the vocabulary has
+    if (entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", l->vocab_path, number);
+    size_t length = strlen(name), bytes = 0;
+    entry->bytes = l->arena + l->arena_used;
+    entry->literal = special || !alphabet_decode(&l->alphabet, name, length, entry->bytes, &bytes);
+    if (entry->literal) memcpy(entry->bytes, name, bytes = length);
+    entry->length = (uint32_t)bytes;
+    l->arena_used += length;
+    if ((int)number >= l->t->vocab_size) l->t->vocab_size = (int)number + 1;
+    return 0;
+}
+
+// tokenizer.json can say more than we can do: whatever is not GPT-2's way is refused by name.
+static int check_kind(const Loader *l, Error *e) {
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(l->json, "model");
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(model, "type");
+    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(l->json, "normalizer");
+    const cJSON *before = cJSON_GetObjectItemCaseSensitive(l->json, "pre_tokenizer");
+    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(before, "type");
+    const char *why = NULL;
+    if (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "BPE") == 0)) why = "its model is not BPE";
+    else if (normalizer && !cJSON_IsNull(normalizer)) why = "it has a normalizer";
+    else if (!cJSON_IsString(kind) || strcmp(kind->valuestring, "ByteLevel"))
+        why = "its pre_tokenizer is not ByteLevel";
+    else if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(before, "add_prefix_space"))) why = "it adds a prefix space";
+    else if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(before, "use_regex")))
+        why = "it does not split by GPT-2's pattern";
+    else if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(model, "ignore_merges"))) why = "it ignores merges";
+    return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", l->vocab_path, why) : 0;
+}
+
+static int read_vocab(Loader *l, bool one_file, Error *e) {
+    const cJSON *vocab = l->json, *item;
+    if (one_file) {
+        TRY(check_kind(l, e));
+        vocab = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(l->json, "model"), "vocab");
+    }
+    if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", l->vocab_path);
+    cJSON_ArrayForEach(item, vocab) TRY(add_entry(l, item->string, item, false, e));
+    const cJSON *added = one_file ? cJSON_GetObjectItemCaseSensitive(l->json, "added_tokens") : NULL;
+    cJSON_ArrayForEach(item, added) {
+        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+        if (!cJSON_IsString(content))
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of added_tokens lacks its content", l->vocab_path);
+        TRY(add_entry(l, content->valuestring, cJSON_GetObjectItemCaseSensitive(item, "id"), true, e));
+    }
+    return 0;
+}
+
+// FNV-1a, over a name in two parts.
+static uint32_t name_hash(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < a_bytes; i++) hash = (hash ^ (uint8_t)a[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < b_bytes; i++) hash = (hash ^ (uint8_t)b[i]) * 0x100000001b3u;
+    return (uint32_t)(hash ^ hash >> 32);
+}
+
+// The token that is a followed by b, or -1. *slot: where it is in by_name, or would be.
+static int find_name(const Loader *l, const char *a, size_t a_bytes, const char *b, size_t b_bytes, uint32_t *slot) {
+    for (uint32_t i = name_hash(a, a_bytes, b, b_bytes);; i++) {
+        *slot = i & l->name_mask;
+        if (l->by_name[*slot] == 0) return -1;
+        int token = (int)l->by_name[*slot] - 1;
+        const Entry *entry = &l->entries[token];
+        if (entry->length == a_bytes + b_bytes && memcmp(entry->bytes, a, a_bytes) == 0 &&
+            memcmp(entry->bytes + a_bytes, b, b_bytes) == 0)
+            return token;
+    }
+}
+
+static int index_names(Loader *l, Error *e) {
+    uint32_t slot;
+    for (int token = 0; token < l->t->vocab_size; token++) {
+        const Entry *entry = &l->entries[token];
+        if (!entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %d is missing", l->vocab_path, token);
+        int other = find_name(l, entry->bytes, entry->length, "", 0, &slot);
+        if (other >= 0)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %d and %d are the same bytes", l->vocab_path, other, token);
+        l->by_name[slot] = (uint32_t)token + 1;
+    }
+    for (int b = 0; b < BYTE_VALUES; b++) {
+        char byte = (char)b;
+        int token = find_name(l, &byte, 1, "", 0, &slot);
+        if (token < 0)
+            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
+                        l->vocab_path, b);
+        l->t->byte_token[b] = (uint16_t)token;
+    }
+    l->t->eot = find_name(l, EOT_NAME, strlen(EOT_NAME), "", 0, &slot);
+    return 0;
+}
+
+// `number` counts from 1: lines of merges.txt, or elements of model.merges.
+static int fail_merge(const Loader *l, int number, const char *what, const char *name, size_t length, Error *e) {
+    bool lines = strcmp(l->vocab_path, l->merges_path) != 0;
+    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", l->merges_path, lines ? "line" : "merge", number,
+                (int)size_min(length, 100), name, what);
+}
+
+static int merge_part(const Loader *l, int number, const char *name, size_t length, int *token, Error *e) {
+    char decoded[1024];
+    size_t bytes;
+    uint32_t slot;
+    bool known = length > 0 && length <= sizeof decoded && alphabet_decode(&l->alphabet, name, length, decoded, &bytes);
+    *token = known ? find_name(l, decoded, bytes, "", 0, &slot) : -1;
+    return *token < 0 ? fail_merge(l, number, "is not in the vocabulary", name, length, e) : 0;
+}
+
+static int add_merge(Loader *l, int number, const char *left, size_t left_length, const char *right,
+                     size_t right_length, Error *e) {
+    int a, b;
+    uint32_t slot;
+    TRY(merge_part(l, number, left, left_length, &a, e));
+    TRY(merge_part(l, number, right, right_length, &b, e));
+    const Entry *x = &l->entries[a], *y = &l->entries[b];
+    int merged = find_name(l, x->bytes, x->length, y->bytes, y->length, &slot);
+    if (merged < 0) return fail_merge(l, number, "merges to a token that the vocabulary lacks", left, left_length, e);
+    if (l->t->merge_count == MERGES_MAX) return fail_merge(l, number, "is one merge too many", left, left_length, e);
+    l->t->merges[l->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
+    return 0;
+}
+
+static int add_merge_line(Loader *l, int number, const char *line, size_t length, Error *e) {
+    const char *space = memchr(line, ' ', length);
+    if (!space || memchr(space + 1, ' ', (size_t)(line + length - space - 1)))
+        return fail_merge(l, number, "is not two tokens and a space between", line, length, e);
+    return add_merge(l, number, line, (size_t)(space - line), space + 1, (size_t)(line + length - space - 1), e);
+}
+
+static int read_merges_text(Loader *l, Error *e) {
+    const char *line = l->merges_text, *end = line + l->merges_bytes;
+    for (int number = 1; line < end; number++) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line));
+        size_t length = (size_t)((newline ? newline : end) - line);
+        if (length > 0 && line[length - 1] == '\r') length--;
+        bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
+        if (length > 0 && !version) TRY(add_merge_line(l, number, line, length, e));
+        line = newline ? newline + 1 : end;
+    }
+    return 0;
+}
+
+static int read_merges_json(Loader *l, Error *e) { // "left right", or ["left", "right"]
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(l->json, "model"), *item;
+    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
+    int number = 1;
+    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", l->merges_path);
+    cJSON_ArrayForEach(item, merges) {
+        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
+        if (cJSON_IsString(item)) TRY(add_merge_line(l, number, item->valuestring, strlen(item->valuestring), e));
+        else if (cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
+            TRY(add_merge(l, number, left->valuestring, strlen(left->valuestring), right->valuestring,
+                          strlen(right->valuestring), e));
+        else return fail_merge(l, number, "is not two tokens", "", 0, e);
+        number++;
+    }
+    return 0;
+}
+
+static int copy_tokens(Loader *l, Error *e) {
+    Tokenizer *t = l->t;
+    size_t at = 0, count = (size_t)t->vocab_size;
+    TRY(memory_alloc((void **)&t->text, l->arena_used, "vocabulary", e));
+    TRY(memory_alloc((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e));
+    TRY(memory_alloc((void **)&t->literal, count, "vocabulary", e));
+    for (size_t i = 0; i < count; i++) {
+        t->start[i] = (uint32_t)at;
+        t->literal[i] = l->entries[i].literal;
+        memcpy(t->text + at, l->entries[i].bytes, l->entries[i].length);
+        at += l->entries[i].length;
+    }
+    t->start[count] = (uint32_t)at;
+    t->is_bytes = count == BYTE_VALUES && t->merge_count == 0;
+    for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
+    return 0;
+}
+
+static int loader_run(Loader *l, bool one_file, Error *e) {
+    TRY(tokenizer_new(&l->t, e));
+    TRY(file_read(l->vocab_path, FILE_BYTES_MAX, &l->vocab_text, &l->vocab_bytes, e));
+    if (!one_file) TRY(file_read(l->merges_path, FILE_BYTES_MAX, &l->merges_text, &l->merges_bytes, e));
+    TRY(json_parse(l, e));
+    TRY(memory_alloc_zero((void **)&l->entries, VOCAB_MAX * sizeof *l->entries, "vocabulary", e));
+    TRY(memory_alloc((void **)&l->arena, l->vocab_bytes, "vocabulary", e));
+    l->name_mask = 2 * VOCAB_MAX - 1;
+    TRY(memory_alloc_zero((void **)&l->by_name, ((size_t)l->name_mask + 1) * sizeof *l->by_name, "vocabulary", e));
+    TRY(memory_alloc((void **)&l->t->merges, MERGES_MAX * sizeof(Merge), "merges", e));
+    TRY(read_vocab(l, one_file, e));
+    TRY(index_names(l, e));
+    TRY(one_file ? read_merges_json(l, e) : read_merges_text(l, e));
+    TRY(copy_tokens(l, e));
+    return tokenizer_index_merges(l->t, e);
+}
+
+static bool file_exists(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    Error ignored;
+    return path_join(path, sizeof path, directory, name, &ignored) == 0 && access(path, F_OK) == 0;
+}
+
+// Which of FORMS a directory holds; a vocabulary without its merges counts, and fails with the name of what is missing.
+static int find_form(const char *directory) {
+    for (int pass = 0; pass < 2; pass++)
+        for (int form = 0; form < FORM_COUNT; form++)
+            if (file_exists(directory, FORMS[form][0]) && (pass == 1 || file_exists(directory, FORMS[form][1])))
+                return form;
+    return -1;
+}
+
+bool tokenizer_exists(const char *directory) { return find_form(directory) >= 0; }
+
+int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
+    *out = NULL;
+    if (strcmp(path, "bytes") == 0) return tokenizer_create_bytes(out, e);
+    int form = find_form(path);
+    if (form < 0)
+        return FAIL(e, ERR_INPUT,
+                    "say bytes, or name a directory with vocab.json + merges.txt, encoder.json + vocab.bpe "
+                    "or tokenizer.json",
+                    "%s: no tokenizer there", path);
+    Loader l = {.alphabet = alphabet_make()};
+    int code = path_join(l.vocab_path, sizeof l.vocab_path, path, FORMS[form][0], e);
+    if (!code) code = path_join(l.merges_path, sizeof l.merges_path, path, FORMS[form][1], e);
+    if (!code) code = loader_run(&l, form == FORM_ONE_FILE, e);
+    cJSON_Delete(l.json);
+    memory_free(l.vocab_text);
+    memory_free(l.merges_text);
+    memory_free(l.entries);
+    memory_free(l.arena);
+    memory_free(l.by_name);
+    if (code) tokenizer_destroy(l.t);
+    else *out = l.t;
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving
+
+static void put_json_byte(FILE *f, unsigned char c) {
+    if (c == '"' || c == '\\') fputc('\\', f);
+    if (c < 0x20) fprintf(f, "\\u%04x", c);
+    else fputc(c, f);
+}
+
+static void put_token(const Tokenizer *t, const Alphabet *a, int token, bool json, FILE *f) {
+    size_t bytes;
+    const char *text = tokenizer_decode(t, token, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        int c = t->literal[token] ? (uint8_t)text[i] : a->char_of[(uint8_t)text[i]];
+        if (!t->literal[token] && c >= 0x80) fputc(0xC0 | c >> 6, f), c = 0x80 | (c & 0x3F);
+        if (json) put_json_byte(f, (unsigned char)c);
+        else fputc(c, f);
+    }
+}
+
+static void put_vocab(const Tokenizer *t, const Alphabet *a, FILE *f) {
+    for (int token = 0; token < t->vocab_size; token++) {
+        fputs(token ? ", \"" : "{\"", f);
+        put_token(t, a, token, true, f);
+        fprintf(f, "\": %d", token);
+    }
+    fputs("}\n", f);
+}
+
+static void put_merges(const Tokenizer *t, const Alphabet *a, FILE *f) {
+    fputs("#version: 0.2\n", f);
+    for (int rank = 0; rank < t->merge_count; rank++) {
+        put_token(t, a, t->merges[rank].left, false, f);
+        fputc(' ', f);
+        put_token(t, a, t->merges[rank].right, false, f);
+        fputc('\n', f);
+    }
+}
+
+static void put_config(const Tokenizer *t, const Alphabet *a, FILE *f) {
+    (void)a;
+    const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
+    fprintf(f,
+            "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
+            "\"eos_token\": %s, \"unk_token\": %s}\n",
+            eot, eot, eot);
+}
+
+static int save_file(const Tokenizer *t, const char *directory, const char *name,
+                     void (*put)(const Tokenizer *, const Alphabet *, FILE *), Error *e) {
+    char path[PATH_MAX];
+    Alphabet alphabet = alphabet_make();
+    TRY(path_join(path, sizeof path, directory, name, e));
+    FILE *f = fopen(path, "wb");
+    if (f) put(t, &alphabet, f);
+    bool ok = f && fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    if (f && fclose(f) != 0) ok = false;
+    if (ok) return 0;
+    return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path, strerror(errno));
+}
+
+int tokenizer_save(const Tokenizer *t, const char *directory, Error *e) {
+    TRY(save_file(t, directory, "vocab.json", put_vocab, e));
+    TRY(save_file(t, directory, "merges.txt", put_merges, e));
+    return save_file(t, directory, "tokenizer_config.json", put_config, e);
+}

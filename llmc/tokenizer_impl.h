@@ -1,0 +1,40 @@
+// tokenizer_impl: what tokenizer.c (text to tokens and back) and tokenizer_files.c (the files on disk) share.
+#ifndef GNS_TOKENIZER_IMPL_H
+#define GNS_TOKENIZER_IMPL_H
+
+#include "tokenizer.h"
+
+enum {
+    VOCAB_MAX = 65536, // tokens are uint16
+    BYTE_VALUES = 256
+};
+
+// The merges, an open-addressing hash table keyed by a pair of tokens. One slot: left << 48 | right << 32 | rank << 16
+// | merged token. No merge has rank 65535, so all ones is an empty slot.
+#define MERGE_EMPTY UINT64_MAX
+enum { MERGES_MAX = 65535 };
+
+typedef struct {
+    uint16_t left, right, merged;
+} Merge;
+
+struct Tokenizer {
+    int vocab_size, eot;
+    bool is_bytes;
+    char *text;       // all tokens' bytes, one behind the other
+    uint32_t *start;  // (vocab_size + 1) where each begins in text
+    uint8_t *literal; // (vocab_size) a special token: its name, not bytes in GPT-2's alphabet
+    uint16_t byte_token[BYTE_VALUES];
+    Merge *merges; // (merge_count) by rank
+    int merge_count;
+    uint64_t *pairs; // (pair_mask + 1) the hash table
+    uint32_t pair_mask;
+    uint8_t *classes; // (UNICODE_CLASS_END) CharClass of every code point
+};
+
+// An empty tokenizer with its character classes; the caller fills in the rest.
+int tokenizer_new(Tokenizer **out, Error *e);
+// Builds the hash table from merges.
+int tokenizer_index_merges(Tokenizer *t, Error *e);
+
+#endif

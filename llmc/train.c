@@ -1,0 +1,532 @@
+#define _POSIX_C_SOURCE 200809L
+#include "train.h"
+
+#include "batch_ramp.h"
+#include "checkpoint.h"
+#include "data.h"
+#include "engine.h"
+#include "metrics.h"
+#include "noise.h"
+#include "options.h"
+#include "progress.h"
+#include "sample.h"
+#include "schedule.h"
+#include "tokenizer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#ifndef GNS_VERSION
+# define GNS_VERSION "0.1"
+#endif
+
+typedef struct {
+    Options options;
+    Model model;
+    EngineConfig shape;
+    Engine *engine;
+    Tokenizer *tokenizer; // NULL: none known for this vocabulary
+    DataSet *train, *val; // val may be NULL
+    Schedule schedule;
+    Ramp ramp;
+    Noise noise;
+    Metrics *metrics;
+    Progress progress;
+    uint16_t *rows; // (micro_batch, T + 1)
+    float *losses;  // (micro_batch, T)
+    StepResult result;
+    int64_t step, tokens, examples; // done
+    double val_loss;                // the latest; NaN before the first
+} Run;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: the model
+
+static bool path_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+static int shape_from_directory(const Options *o, ModelConfig *config, Error *e) {
+    static const char *const settled[] = {"--layers", "--heads", "--channels"};
+    for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
+        if (options_given(o, settled[i]))
+            return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled[i], o->model);
+    TRY(checkpoint_read_config(o->model, config, e));
+    if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
+        return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
+                    o->model, config->vocab);
+    if (options_given(o, "--seq-len") && o->seq_len > config->context)
+        return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
+                    (long long)o->seq_len, o->model, config->context);
+    return 0;
+}
+
+static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
+    if (!model_preset(config, o->model)) {
+        FAIL(e, path_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
+             "--model %s: neither a preset nor a directory with config.json", o->model);
+        return error_hint(e, "presets: %s", model_preset_help);
+    }
+    if (options_given(o, "--layers")) config->layers = (int)o->layers;
+    if (options_given(o, "--heads")) config->heads = (int)o->heads;
+    if (options_given(o, "--channels")) config->channels = (int)o->channels;
+    config->vocab = options_given(o, "--vocab-size") ? (int)o->vocab_size : 50257; // GPT-2's
+    config->context = (int)o->seq_len;
+    return 0;
+}
+
+static int setup_model(Run *r, Error *e) {
+    const Options *o = &r->options;
+    ModelConfig config = {0};
+    bool from_file = checkpoint_is_model(o->model);
+    TRY(from_file ? shape_from_directory(o, &config, e) : shape_from_preset(o, &config, e));
+    if (model_create(&r->model, &config, e)) {
+        if (!from_file) return e->code;
+        e->code = ERR_INPUT; // the file's fault, not the command line's
+        return error_prefix(e, "%s/config.json", o->model);
+    }
+    r->shape = (EngineConfig){
+        .model = &r->model,
+        .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
+        .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
+        .threads = (int)o->threads,
+        .gns = (GnsMode)o->gns,
+        .inference = o->sample_only,
+    };
+    if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
+    if (from_file && tokenizer_exists(o->model)) return tokenizer_load(&r->tokenizer, o->model, e);
+    if (config.vocab == 256) return tokenizer_create_bytes(&r->tokenizer, e);
+    return 0;
+}
+
+static int setup_tokenizer_needed(const Run *r, Error *e) {
+    if (r->tokenizer) return 0;
+    const char *flag = r->options.sample_only ? "--sample-only" : r->options.prompt[0] ? "--prompt" : "--sample-every";
+    return FAIL(e, ERR_USAGE, "use --vocab-size 256 for bytes, or a --model directory with the tokenizer's files",
+                "%s: no tokenizer for a vocabulary of %d", flag, r->model.config.vocab);
+}
+
+static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_PARAM, range, values, e);
+}
+
+static int range_from_engine(void *engine, Range range, float *values, Error *e) {
+    return engine_store(engine, STATE_PARAM, range, values, e);
+}
+
+static int init_parameters(Run *r, Error *e) {
+    enum { CHUNK = 1 << 20 };
+    float *buffer;
+    int code = 0;
+    TRY(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "initial weights", e));
+    for (int i = 0; i < r->model.tensor_count; i++) {
+        const Tensor *t = &r->model.tensors[i];
+        for (size_t first = 0; first < t->count; first += CHUNK) {
+            size_t n = size_min(CHUNK, t->count - first);
+            model_init_values(&r->model, t, (uint64_t)r->options.seed, first, n, buffer);
+            TRY_GOTO(engine_load(r->engine, STATE_PARAM, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+        }
+    }
+done:
+    memory_free(buffer);
+    return code;
+}
+
+static int setup_engine(Run *r, Error *e) {
+    TRY(engine_create(&r->engine, &r->shape, e));
+    if (checkpoint_is_model(r->options.model))
+        return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
+    return init_parameters(r, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: what training needs besides
+
+static int setup_data(Run *r, Error *e) {
+    const Options *o = &r->options;
+    int T = r->shape.seq_len, V = r->model.config.vocab;
+    TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
+    return 0;
+}
+
+static int setup_schedule(Run *r, Error *e) {
+    const Options *o = &r->options;
+    r->schedule = (Schedule){
+        .kind = (ScheduleKind)o->lr_schedule,
+        .lr = o->lr,
+        .warmup_tokens = (double)o->warmup_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .final_frac = o->final_lr_frac,
+    };
+    RampConfig ramp = {
+        .mode = o->run.ramp_mode,
+        .batch_min = o->run.batch_min_rows,
+        .batch_max = o->run.batch_max_rows,
+        .batch_ref = o->run.batch_ref_rows,
+        .seq_len = o->seq_len,
+        .kappa = o->ramp_kappa,
+        .lr_power = o->ramp_lr_power,
+        .half_life_tokens = o->run.gns_half_life_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .schedule = r->schedule,
+    };
+    TRY(ramp_create(&r->ramp, &ramp, o->run.ramp_replay, e));
+    return noise_create(&r->noise, &r->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
+}
+
+static int setup_buffers(Run *r, Error *e) {
+    size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len, n = (size_t)r->model.tensor_count;
+    TRY(memory_alloc((void **)&r->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    TRY(memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e));
+    TRY(memory_alloc((void **)&r->result.grad_sq, n * sizeof(double), "norms", e));
+    return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
+}
+
+// An earlier run in the same place is never overwritten: it is moved aside.
+static int move_old_run(const char *out, Error *e) {
+    char path[PATH_MAX], aside[PATH_MAX];
+    TRY(path_join(path, sizeof path, out, "run.json", e));
+    if (!path_exists(path)) return 0;
+    for (int i = 1; i < 100000; i++) {
+        int n = snprintf(aside, sizeof aside, "%s.%d", out, i);
+        if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
+        if (path_exists(aside)) continue;
+        if (rename(out, aside) != 0)
+            return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
+                        out, strerror(errno));
+        fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
+        return 0;
+    }
+    return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
+}
+
+static void put_data_json(FILE *f, const char *name, const DataSet *data) {
+    if (!data) return;
+    DataInfo info = data_describe(data);
+    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
+            (unsigned long long)info.tokens, (unsigned long long)info.windows);
+}
+
+static int write_run_json(const Run *r, Error *e) {
+    char path[PATH_MAX], engine[256];
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    FILE *f = fopen(path, "we");
+    if (!f) return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+    engine_describe(r->engine, engine, sizeof engine);
+    const ModelConfig *c = &r->model.config;
+    fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
+    fprintf(f, "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
+               "\"parameters\": %zu, \"flops_per_token\": %.17g},\n",
+            c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
+            model_flops_per_token(&r->model, r->shape.seq_len));
+    put_data_json(f, "train_data", r->train);
+    put_data_json(f, "val_data", r->val);
+    fprintf(f, "  \"options\": ");
+    options_write_json(f, &r->options, 2);
+    fprintf(f, "\n}\n");
+    bool bad = ferror(f);
+    if (fclose(f) != 0 || bad)
+        return FAIL(e, ERR_WRITE, "free some space and start again", "%s: cannot write: %s", path, strerror(errno));
+    return 0;
+}
+
+static int setup_output(Run *r, Error *e) {
+    TRY(move_old_run(r->options.out, e));
+    TRY(directory_create(r->options.out, e));
+    TRY(metrics_open(&r->metrics, r->options.out, e));
+    TRY(write_run_json(r, e));
+    return progress_create(&r->progress, stdout, r->options.run.horizon_tokens, e);
+}
+
+static void say_setup(const Run *r) {
+    char engine[256];
+    MemoryPlan plan;
+    const ModelConfig *c = &r->model.config;
+    DataInfo data = data_describe(r->train);
+    engine_describe(r->engine, engine, sizeof engine);
+    engine_plan_memory(&r->shape, &plan);
+    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
+           1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
+    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
+           (unsigned long long)data.windows);
+    printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    fflush(stdout);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One optimizer step
+
+// What this step measures: the first and every gns_exact_interval-th after it are exact.
+static GnsMode step_mode(const Run *r) {
+    int64_t every = r->options.run.gns_exact_interval;
+    if (r->options.gns == GNS_OFF) return GNS_OFF;
+    return every > 0 && r->step % every == 0 ? GNS_EXACT : GNS_LN;
+}
+
+// Rows of the next step; the last one is cut short to end on the horizon.
+static int64_t step_batch(const Run *r) {
+    int64_t left = (r->options.run.horizon_tokens - r->tokens) / r->shape.seq_len;
+    int64_t batch = ramp_batch(&r->ramp, r->step, (double)r->tokens);
+    return batch < left ? batch : left;
+}
+
+static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
+    TRY(engine_begin_step(r->engine, e));
+    for (int64_t done = 0; done < B;) {
+        int n = (int)(B - done < r->shape.micro_batch ? B - done : r->shape.micro_batch);
+        TRY(data_rows(r->train, (uint64_t)(r->examples + done), n, r->rows, e));
+        TRY(engine_micro_step(r->engine, r->rows, n, mode, e));
+        done += n;
+    }
+    return 0;
+}
+
+static double grad_norm(const Run *r, int64_t B) {
+    double sq = 0;
+    for (int i = 0; i < r->model.tensor_count; i++) sq += r->result.grad_sq[i];
+    return sqrt(sq) / (double)B;
+}
+
+static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
+    char tensors[256] = "";
+    for (int i = 0, n = 0; i < r->model.tensor_count && n < 4; i++) {
+        if (isfinite(r->result.grad_sq[i])) continue;
+        size_t used = strlen(tensors);
+        snprintf(tensors + used, sizeof tensors - used, "%s%s", n++ ? ", " : " of ", r->model.tensors[i].name);
+    }
+    return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
+                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s; the update was not made",
+                (long long)r->step + 1, (long long)r->examples, (long long)(r->examples + B - 1),
+                r->result.loss_sum / (double)B, grad_norm(r, B), tensors[0] ? ": gradient" : "", tensors);
+}
+
+static UpdateConfig update_config(const Run *r, int64_t B) {
+    const Options *o = &r->options;
+    double after = (double)(r->tokens + B * r->shape.seq_len);
+    return (UpdateConfig){
+        .lr = ramp_lr(&r->ramp, schedule_lr(&r->schedule, after), B),
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .grad_clip = o->grad_clip,
+        .step = r->step + 1,
+        .batch = B,
+    };
+}
+
+static void observe_noise(Run *r, int64_t B, double step_tokens, GnsMode mode) {
+    noise_observe(&r->noise, &r->model, &r->result, B, step_tokens, mode);
+    if (mode == GNS_OFF) return;
+    GnsEstimate ln = gns_estimate(&r->noise.ln);
+    ramp_observe(&r->ramp, step_tokens, ramp_target(&r->ramp, noise_ratio(&r->noise), ln.valid ? ln.lower : NAN));
+}
+
+static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double seconds) {
+    double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = engine_peak_flops(r->engine);
+    return (StepMetrics){
+        .step = r->step,
+        .tokens = r->tokens,
+        .examples = r->examples,
+        .batch = B,
+        .loss = r->result.loss_sum / (double)B,
+        .lr = lr,
+        .grad_norm = grad_norm(r, B),
+        .tok_per_s = tok_per_s,
+        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&r->model, r->shape.seq_len) / peak : NAN,
+    };
+}
+
+static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
+    int64_t B = step_batch(r);
+    Range all = {0, r->model.flat_count};
+    UpdateConfig update = update_config(r, B);
+    *mode = step_mode(r);
+    double start = clock_seconds();
+    TRY(run_micro_steps(r, B, *mode, e));
+    TRY(engine_norms(r->engine, all, e));
+    TRY(engine_update(r->engine, all, &update, e));
+    TRY(engine_result(r->engine, &r->result, e));
+    if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
+    double step_tokens = (double)(B * r->shape.seq_len);
+    observe_noise(r, B, step_tokens, *mode);
+    r->step++;
+    r->examples += B;
+    r->tokens += B * r->shape.seq_len;
+    *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
+    return metrics_step(r->metrics, metrics, &r->noise, *mode, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Validation, samples, the end
+
+// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time.
+static int validate(Run *r, const StepMetrics *last, Error *e) {
+    int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
+    int64_t windows = (int64_t)data_windows(r->val);
+    if (rows > windows) rows = windows;
+    double sum = 0;
+    for (int64_t done = 0; done < rows;) {
+        int n = (int)(rows - done < r->shape.micro_batch ? rows - done : r->shape.micro_batch);
+        TRY(data_rows_sequential(r->val, (uint64_t)done, n, r->rows, e));
+        TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
+        for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
+        done += n;
+    }
+    r->val_loss = sum / (double)(rows * T);
+    progress_val(&r->progress, last, r->val_loss);
+    return metrics_val(r->metrics, last->step, last->tokens, r->val_loss, e);
+}
+
+static int print_sample(Run *r, Error *e) {
+    const Options *o = &r->options;
+    SampleConfig config = {
+        .tokens = (int)o->sample_tokens,
+        .temperature = o->temperature,
+        .top_k = (int)o->top_k,
+        .seed = (uint64_t)o->seed,
+        .prompt = o->prompt,
+    };
+    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->step, stdout, e);
+}
+
+static int sample_during(Run *r, Error *e) {
+    progress_break(&r->progress);
+    printf("\nsample after step %lld:\n", (long long)r->step);
+    TRY(print_sample(r, e));
+    printf("\n");
+    return 0;
+}
+
+static int save_model(Run *r, char *directory, size_t bytes, Error *e) {
+    char name[32];
+    snprintf(name, sizeof name, "step_%08lld", (long long)r->step);
+    TRY(path_join(directory, bytes, r->options.out, name, e));
+    TRY(directory_create(directory, e));
+    if (r->tokenizer) TRY(tokenizer_save(r->tokenizer, directory, e));
+    return checkpoint_save_model(directory, &r->model, range_from_engine, r->engine, e);
+}
+
+static int finish(Run *r, Error *e) {
+    char directory[PATH_MAX];
+    progress_break(&r->progress);
+    progress_curve(&r->progress);
+    if (r->options.sample_every > 0) TRY(sample_during(r, e));
+    TRY(save_model(r, directory, sizeof directory, e));
+    if (isfinite(r->val_loss)) {
+        printf("validation loss %.4f nats a token", r->val_loss);
+        if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
+        printf("\n");
+    }
+    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", directory, r->options.out);
+    return 0;
+}
+
+static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+static int train_loop(Run *r, Error *e) {
+    const Options *o = &r->options;
+    while (r->tokens < o->run.horizon_tokens) {
+        StepMetrics metrics;
+        GnsMode mode;
+        TRY(train_step(r, &metrics, &mode, e));
+        bool last = r->tokens >= o->run.horizon_tokens;
+        if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
+        progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
+        if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
+    }
+    return finish(r, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The three things the program does
+
+static int run_training(Run *r, Error *e) {
+    if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
+    TRY(setup_data(r, e));
+    TRY(setup_schedule(r, e));
+    TRY(setup_buffers(r, e));
+    TRY(setup_engine(r, e));
+    TRY(setup_output(r, e));
+    say_setup(r);
+    return train_loop(r, e);
+}
+
+static int run_sampling(Run *r, Error *e) {
+    TRY(setup_tokenizer_needed(r, e));
+    TRY(setup_engine(r, e));
+    return print_sample(r, e);
+}
+
+static int run_dry(Run *r, Error *e) {
+    const Options *o = &r->options;
+    if (o->train[0]) TRY(setup_data(r, e));
+    MemoryPlan plan;
+    engine_plan_memory(&r->shape, &plan);
+    printf("parameters       %zu\n", r->model.parameters);
+    printf("FLOPs a token    %.4g (6 N + 6 L C T, N without position embeddings)\n",
+           model_flops_per_token(&r->model, r->shape.seq_len));
+    if (o->run.horizon_tokens > 0)
+        printf("training         %.4g tokens, %.4g FLOPs\n", (double)o->run.horizon_tokens,
+               (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
+    for (int i = 0; i < plan.count; i++)
+        printf("%-36s %10.1f MiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 20));
+    printf("%-36s %10.1f MiB\n", "memory in all", (double)plan.total / (1 << 20));
+    return 0;
+}
+
+static void run_destroy(Run *r) {
+    progress_destroy(&r->progress);
+    engine_destroy(r->engine);
+    memory_free(r->result.example_sq);
+    memory_free(r->result.grad_sq);
+    memory_free(r->losses);
+    memory_free(r->rows);
+    noise_destroy(&r->noise);
+    ramp_destroy(&r->ramp);
+    data_close(r->val);
+    data_close(r->train);
+    tokenizer_destroy(r->tokenizer);
+    model_destroy(&r->model);
+}
+
+static int run_program(Run *r, int argc, char **argv, Error *e) {
+    Options *o = &r->options;
+    TRY(options_parse(o, argc, argv, e));
+    if (o->help || o->version) {
+        if (o->help) options_print_help(stdout, argv[0]);
+        else printf("gns.c " GNS_VERSION "\n");
+        return 0;
+    }
+    fputs(o->notes, stderr);
+    TRY(options_resolve(o, e));
+    TRY(setup_model(r, e));
+    if (o->dry_run) return run_dry(r, e);
+    return o->sample_only ? run_sampling(r, e) : run_training(r, e);
+}
+
+int train_main(int argc, char **argv) {
+    Error e = {0}, closing = {0};
+    Run *r;
+    int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
+    if (!code) {
+        r->val_loss = NAN;
+        code = run_program(r, argc, argv, &e);
+        if (code && r->metrics) progress_break(&r->progress);
+        if (metrics_close(r->metrics, &closing) && !code) code = (e = closing).code;
+        run_destroy(r);
+        memory_free(r);
+    }
+    if (!code && (fflush(stdout) != 0 || ferror(stdout)))
+        code = FAIL(&e, ERR_WRITE, "where does standard output go?", "standard output: %s", strerror(errno));
+    if (code) error_print(&e, 0, 1);
+    return code;
+}

@@ -1,0 +1,512 @@
+// train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, behind the interface
+// that the training loop asks for (llmc/engine.h).
+//
+// The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
+//     x += proj(attention(qkv(ln_1(x))))      x += fcproj(gelu(fc(ln_2(x))))
+// and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
+//
+// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
+#include "llmc/cpu/attention.h"
+#include "llmc/cpu/layers.h"
+#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/vector_math.h"
+#include "llmc/adamw.h"
+#include "llmc/engine.h"
+#include "llmc/train.h"
+
+#include <assert.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State
+
+// What the backward pass needs of a block's forward. For inference one block's memory serves all blocks.
+typedef struct {
+    float *x;                    // (B, T, C)  input of the block
+    float *ln1, *mean1, *rstd1;  // (B, T, C), (B, T), (B, T)
+    float *qkv;                  // (B, T, 3C)
+    float *attention, *lse;      // (B, T, C), (B, NH, T)
+    float *x_mid;                // (B, T, C)  residual stream between attention and MLP
+    float *ln2, *mean2, *rstd2;  // (B, T, C), (B, T), (B, T)
+    float *fc, *gelu;            // (B, T, 4C) before and after GELU
+} Block;
+
+struct Engine {
+    EngineConfig config;
+    int threads;
+    float *param, *grad, *moment1, *moment2; // flat, in the layout of the tensor table
+    Block *block;                            // (L)
+    float *x_final;                          // (B, T, C)  output of the last block
+    float *lnf, *meanf, *rstdf;              // (B, T, C), (B, T), (B, T)
+    float *logits;                           // (head_rows, Vp), a chunk of the head
+    float *loss;                             // (B, T)
+    uint16_t *targets;                       // (B, T)
+    float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;                            // (B, T, 4C) gradient of qkv, fc
+    float *ln_scratch;
+    float *example_grad;                     // one example's gradient of one matrix (exact)
+    float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
+    double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
+    double *grad_sq, *example_sq;            // one a tensor
+    double loss_sum;
+    Matmul *matmul;
+    Attention *attention_scratch;
+    void *memory[3]; // parameters and optimizer, activations, small things
+};
+
+// Rows of the head processed at a time: the logits of a whole micro-batch never exist.
+static int head_chunk(const EngineConfig *config) {
+    const size_t most_bytes = (size_t)64 << 20;
+    size_t rows = most_bytes / sizeof(float) / (size_t)config->model->vocab_padded;
+    size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
+    return (int)size_min(all, size_max(rows, 64));
+}
+
+static size_t largest_matrix(const Model *model) {
+    size_t most = (size_t)model->vocab_padded * (size_t)model->config.channels;
+    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
+    return most;
+}
+
+// Lays out all memory: with base == NULL it only counts. One walk serves the plan and the allocation.
+typedef struct {
+    char *base;
+    size_t used;
+} Arena;
+
+static void *arena_take(Arena *a, size_t bytes) {
+    void *p = a->base ? a->base + a->used : NULL;
+    a->used += round_up(bytes, 64);
+    return p;
+}
+#define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
+
+static void layout_state(Engine *e, Arena *a) {
+    size_t n = e->config.model->flat_count;
+    e->param = TAKE(a, n);
+    if (e->config.inference) return;
+    e->grad = TAKE(a, n);
+    e->moment1 = TAKE(a, n);
+    e->moment2 = TAKE(a, n);
+}
+
+static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
+    k->x = TAKE(a, N * C);
+    k->ln1 = TAKE(a, N * C), k->mean1 = TAKE(a, N), k->rstd1 = TAKE(a, N);
+    k->qkv = TAKE(a, N * 3 * C);
+    k->attention = TAKE(a, N * C), k->lse = TAKE(a, N * NH);
+    k->x_mid = TAKE(a, N * C);
+    k->ln2 = TAKE(a, N * C), k->mean2 = TAKE(a, N), k->rstd2 = TAKE(a, N);
+    k->fc = TAKE(a, N * 4 * C), k->gelu = TAKE(a, N * 4 * C);
+}
+
+static void layout_activations(Engine *e, Arena *a) {
+    const ModelConfig *m = &e->config.model->config;
+    int B = e->config.micro_batch, T = e->config.seq_len;
+    size_t N = (size_t)B * (size_t)T, C = (size_t)m->channels, NH = (size_t)m->heads;
+    int L = m->layers;
+    e->block = arena_take(a, sizeof(Block) * (size_t)L);
+    Block ignored, *first = e->block ? e->block : &ignored;
+    for (int l = 0; l < L; l++) {
+        Block *k = e->block ? &e->block[l] : &ignored;
+        if (l > 0 && e->config.inference) *k = *first;
+        else layout_block(k, a, N, C, NH);
+    }
+    e->x_final = TAKE(a, N * C);
+    e->lnf = TAKE(a, N * C), e->meanf = TAKE(a, N), e->rstdf = TAKE(a, N);
+    e->logits = TAKE(a, (size_t)head_chunk(&e->config) * (size_t)e->config.model->vocab_padded);
+    e->loss = TAKE(a, N);
+    e->targets = arena_take(a, N * sizeof(uint16_t));
+    if (e->config.inference) return;
+    e->dx = TAKE(a, N * C), e->dy = TAKE(a, N * C);
+    e->dwide = TAKE(a, N * 4 * C);
+    e->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
+    e->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
+    e->grad_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
+    e->example_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
+}
+
+static void layout_exact(Engine *e, Arena *a) {
+    if (e->config.gns != GNS_EXACT || e->config.inference) return;
+    size_t N = (size_t)e->config.micro_batch * (size_t)e->config.seq_len;
+    e->example_grad = TAKE(a, largest_matrix(e->config.model));
+    e->head_rows_at_token = TAKE(a, N * (size_t)e->config.model->config.channels);
+}
+
+static void (*const layouts[])(Engine *, Arena *) = {layout_state, layout_activations, layout_exact};
+
+int engine_thread_count(const EngineConfig *config) {
+    return config->threads > 0 ? config->threads : omp_get_max_threads();
+}
+
+void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+    static const char *const what[] = {"parameters, gradients, moments", "activations", "exact per-example norms"};
+    const ModelConfig *m = &config->model->config;
+    int threads = engine_thread_count(config);
+    memset(plan, 0, sizeof *plan);
+    for (int i = 0; i < 3; i++) {
+        Engine sketch = {.config = *config};
+        Arena arena = {0};
+        layouts[i](&sketch, &arena);
+        if (!arena.used) continue;
+        plan->item[plan->count].what = what[i];
+        plan->item[plan->count++].bytes = arena.used;
+    }
+    plan->item[plan->count].what = "kernel workspaces";
+    plan->item[plan->count++].bytes =
+        matmul_bytes(threads) + attention_bytes(threads, (size_t)config->seq_len, (size_t)(m->channels / m->heads));
+    for (int i = 0; i < plan->count; i++) plan->total += plan->item[i].bytes;
+}
+
+int engine_create(Engine **out, const EngineConfig *config, Error *e) {
+    const ModelConfig *m = &config->model->config;
+    int code = 0;
+    assert(config->seq_len <= m->context && config->micro_batch > 0);
+    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
+    Engine *engine = *out;
+    engine->config = *config;
+    engine->threads = engine_thread_count(config);
+    omp_set_num_threads(engine->threads);
+    for (int i = 0; i < 3; i++) {
+        Arena arena = {0};
+        layouts[i](engine, &arena);
+        TRY_GOTO(memory_alloc_zero(&engine->memory[i], arena.used, "the engine's memory", e));
+        arena = (Arena){.base = engine->memory[i]};
+        layouts[i](engine, &arena);
+    }
+    TRY_GOTO(matmul_create(&engine->matmul, engine->threads, e));
+    TRY_GOTO(attention_create(&engine->attention_scratch, engine->threads, (size_t)config->seq_len,
+                              (size_t)(m->channels / m->heads), e));
+done:
+    if (code) {
+        engine_destroy(engine);
+        *out = NULL;
+    }
+    return code;
+}
+
+void engine_destroy(Engine *engine) {
+    if (!engine) return;
+    attention_free(engine->attention_scratch);
+    matmul_free(engine->matmul);
+    for (int i = 0; i < 3; i++) memory_free(engine->memory[i]);
+    memory_free(engine);
+}
+
+void engine_describe(const Engine *engine, char *out, size_t bytes) {
+    snprintf(out, bytes, "CPU, fp32, %d thread%s, vectors of %d bits", engine->threads,
+             engine->threads == 1 ? "" : "s", 32 * VEC);
+}
+
+// CPUs are not in any table: what a core reaches depends on its clock and width (make bench measures it).
+double engine_peak_flops(const Engine *engine) {
+    (void)engine;
+    return 0;
+}
+
+static float *state_array(Engine *e, StateKind kind) {
+    float *const arrays[] = {e->param, e->grad, e->moment1, e->moment2};
+    return arrays[kind];
+}
+
+int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+    (void)e;
+    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    memcpy(state_array(engine, kind) + range.begin, values, sizeof(float) * (range.end - range.begin));
+    return 0;
+}
+
+int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    (void)e;
+    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    memcpy(values, state_array(engine, kind) + range.begin, sizeof(float) * (range.end - range.begin));
+    return 0;
+}
+
+static float *param(Engine *e, TensorKind kind, int layer) {
+    return e->param + model_tensor(e->config.model, kind, layer)->offset;
+}
+static float *grad(Engine *e, TensorKind kind, int layer) {
+    return e->grad + model_tensor(e->config.model, kind, layer)->offset;
+}
+static double *example_sq(Engine *e, TensorKind kind, int layer) {
+    return &e->example_sq[model_tensor(e->config.model, kind, layer) - e->config.model->tensors];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// y (N, out) = x (N, in) W + b
+static void linear(Engine *e, float *y, const float *x, TensorKind weight, TensorKind bias, int layer, int N) {
+    const Tensor *w = model_tensor(e->config.model, weight, layer);
+    matmul_forward(e->matmul, y, x, param(e, weight, layer), param(e, bias, layer), N, (int)w->rows, (int)w->columns);
+}
+
+
+// The block's input is k->x, to which the first LayerNorm adds what the block before left in its own x_mid (residual;
+// NULL for the first block); the output of fcproj goes to `out` and misses k->x_mid, which the next LayerNorm adds.
+static void block_forward(Engine *e, Block *k, const float *residual, float *out, int l, int B, int T) {
+    int C = e->config.model->config.channels, NH = e->config.model->config.heads, N = B * T;
+    layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, param(e, LN1_W, l), param(e, LN1_B, l), N, C);
+    linear(e, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
+    attention_forward(e->attention_scratch, k->attention, k->lse, k->qkv, B, T, NH, C / NH);
+    linear(e, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
+    layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, param(e, LN2_W, l), param(e, LN2_B, l), N, C);
+    linear(e, k->fc, k->ln2, FC_W, FC_B, l, N);
+    gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
+    linear(e, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
+}
+
+// tokens: (B, stride), of which T a row are read -> lnf (B, T, C)
+static void forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T) {
+    int C = e->config.model->config.channels, L = e->config.model->config.layers;
+    embedding_forward(e->block[0].x, tokens, stride, param(e, WTE, 0), param(e, WPE, 0), B, T, C);
+    const float *residual = NULL;
+    for (int l = 0; l < L; l++) {
+        block_forward(e, &e->block[l], residual, l + 1 < L ? e->block[l + 1].x : e->x_final, l, B, T);
+        residual = e->block[l].x_mid;
+    }
+    layernorm_forward(e->lnf, e->meanf, e->rstdf, e->x_final, residual, param(e, LNF_W, 0), param(e, LNF_B, 0), B * T, C);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The head: logits, loss and, in training, the gradient on the spot, a chunk of rows at a time
+
+// lnf (rows, C) from row `first` on -> logits (rows, Vp)
+static void head_logits(Engine *e, size_t first, int rows) {
+    int C = e->config.model->config.channels;
+    matmul_head_forward(e->matmul, e->logits, e->lnf + first * (size_t)C, param(e, WTE, 0), rows, C,
+                        e->config.model->vocab_padded);
+}
+
+// Loss of rows [first, first + rows), and, where dwte is given, their gradient: dy (rows, C) and dwte += (Vp, C).
+static void head_chunk_run(Engine *e, size_t first, int rows, float *dwte) {
+    int C = e->config.model->config.channels, V = e->config.model->config.vocab, Vp = e->config.model->vocab_padded;
+    head_logits(e, first, rows);
+    float seed = dwte ? 1.0f / (float)e->config.seq_len : 0.0f; // of L_b, the mean over T
+    cross_entropy(e->loss + first, e->logits, e->targets + first, rows, V, Vp, seed);
+    if (!dwte) return;
+    matmul_head_dinput(e->matmul, e->dy + first * (size_t)C, e->logits, param(e, WTE, 0), rows, C, Vp, false);
+    matmul_head_dweight(e->matmul, dwte, e->logits, e->lnf + first * (size_t)C, rows, C, Vp, true);
+}
+
+static void head_rows_run(Engine *e, size_t first, size_t end, float *dwte) {
+    size_t chunk = (size_t)head_chunk(&e->config);
+    for (; first < end; first += chunk) head_chunk_run(e, first, (int)size_min(chunk, end - first), dwte);
+}
+
+// The same for one example on its own, for |U_b|^2 and the rows of U_b that the cross term will need.
+static void head_example_exact(Engine *e, const uint16_t *inputs, int b, int T) {
+    size_t C = (size_t)e->config.model->config.channels;
+    size_t count = (size_t)e->config.model->vocab_padded * C, first = (size_t)b * (size_t)T;
+    memset(e->example_grad, 0, sizeof(float) * count);
+    head_rows_run(e, first, first + (size_t)T, e->example_grad);
+    for (int t = 0; t < T; t++)
+        memcpy(e->head_rows_at_token + (first + (size_t)t) * C, e->example_grad + inputs[t] * C, sizeof(float) * C);
+    *example_sq(e, WTE, 0) += add_and_sum_squares(grad(e, WTE, 0), e->example_grad, count);
+}
+
+// Row b of tokens predicts its own tail: inputs are columns 0 .. T-1, targets columns 1 .. T.
+static void set_targets(Engine *e, const uint16_t *tokens, int B, int T) {
+    for (int b = 0; b < B; b++)
+        memcpy(e->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1, sizeof(uint16_t) * (size_t)T);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// Of y = x W + b: dW += x^T dy, db += column sums, and, in exact mode, the norms of every example's share.
+static void linear_backward_params(Engine *e, const float *x, const float *dy, TensorKind weight, TensorKind bias, int l,
+                                   int B, int T, GnsMode mode) {
+    const Tensor *w = model_tensor(e->config.model, weight, l);
+    int in = (int)w->rows, out = (int)w->columns;
+    float *dw = grad(e, weight, l), *db = grad(e, bias, l);
+    if (mode != GNS_EXACT) {
+        matmul_dweight(e->matmul, dw, db, x, dy, B * T, in, out, true);
+        return;
+    }
+    for (int b = 0; b < B; b++) {
+        size_t row = (size_t)b * (size_t)T;
+        const float *xb = x + row * (size_t)in, *dyb = dy + row * (size_t)out;
+        float *scratch_bias = e->logits; // the head is done with it
+        matmul_dweight(e->matmul, e->example_grad, scratch_bias, xb, dyb, T, in, out, false);
+        *example_sq(e, weight, l) += add_and_sum_squares(dw, e->example_grad, w->count);
+        *example_sq(e, bias, l) += add_and_sum_squares(db, scratch_bias, (size_t)out);
+    }
+}
+
+// dx (N, in) = dy (N, out) W^T
+static void linear_backward_input(Engine *e, float *dx, const float *dy, TensorKind weight, int l, int N) {
+    const Tensor *w = model_tensor(e->config.model, weight, l);
+    matmul_dinput(e->matmul, dx, dy, param(e, weight, l), N, (int)w->rows, (int)w->columns, false);
+}
+
+// e->dx += backward of y = LN(x) from e->dy; the norms of the parameters' per-example gradients come with it.
+static void ln_backward(Engine *e, const float *x, const float *mean, const float *rstd, TensorKind weight,
+                        TensorKind bias, int l, int B, int T, GnsMode mode) {
+    int C = e->config.model->config.channels;
+    double *gamma_sq = e->ln_sq, *beta_sq = e->ln_sq + B;
+    layernorm_backward(e->dx, grad(e, weight, l), grad(e, bias, l), gamma_sq, beta_sq, e->dy, x, mean, rstd,
+                       param(e, weight, l), B, T, C, e->ln_scratch);
+    if (mode == GNS_OFF) return;
+    for (int b = 0; b < B; b++) {
+        *example_sq(e, weight, l) += gamma_sq[b];
+        *example_sq(e, bias, l) += beta_sq[b];
+    }
+}
+
+// e->dx: gradient of the block's output on entry, of its input on return.
+static void block_backward(Engine *e, const Block *k, int l, int B, int T, GnsMode mode) {
+    int C = e->config.model->config.channels, NH = e->config.model->config.heads, N = B * T;
+    // MLP
+    linear_backward_params(e, k->gelu, e->dx, FCPROJ_W, FCPROJ_B, l, B, T, mode);
+    linear_backward_input(e, e->dwide, e->dx, FCPROJ_W, l, N);
+    gelu_backward(e->dwide, e->dwide, k->fc, (size_t)N * 4 * (size_t)C);
+    linear_backward_params(e, k->ln2, e->dwide, FC_W, FC_B, l, B, T, mode);
+    linear_backward_input(e, e->dy, e->dwide, FC_W, l, N);
+    ln_backward(e, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l, B, T, mode);
+    // attention
+    linear_backward_params(e, k->attention, e->dx, PROJ_W, PROJ_B, l, B, T, mode);
+    linear_backward_input(e, e->dy, e->dx, PROJ_W, l, N);
+    attention_backward(e->attention_scratch, e->dwide, e->dy, k->qkv, k->attention, k->lse, B, T, NH, C / NH);
+    linear_backward_params(e, k->ln1, e->dwide, QKV_W, QKV_B, l, B, T, mode);
+    linear_backward_input(e, e->dy, e->dwide, QKV_W, l, N);
+    ln_backward(e, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, B, T, mode);
+}
+
+// wte is one tensor in two roles, E (embedding) and U (head): |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>.
+static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
+    int C = e->config.model->config.channels;
+    for (int b = 0; b < B; b++) {
+        size_t first = (size_t)b * (size_t)T * (size_t)C;
+        EmbeddingNorms n = embedding_example_norms(e->dx + first, e->head_rows_at_token + first,
+                                                   tokens + (size_t)b * ((size_t)T + 1), T, C, e->dwide);
+        *example_sq(e, WTE, 0) += n.embedding_sq + 2 * n.cross;
+        *example_sq(e, WPE, 0) += n.position_sq;
+    }
+}
+
+static void backward(Engine *e, const uint16_t *tokens, int B, int T, GnsMode mode) {
+    int C = e->config.model->config.channels;
+    memset(e->dx, 0, sizeof(float) * (size_t)B * (size_t)T * (size_t)C);
+    ln_backward(e, e->x_final, e->meanf, e->rstdf, LNF_W, LNF_B, 0, B, T, mode);
+    for (int l = e->config.model->config.layers - 1; l >= 0; l--) block_backward(e, &e->block[l], l, B, T, mode);
+    if (mode == GNS_EXACT) embedding_norms(e, tokens, B, T);
+    embedding_backward(grad(e, WTE, 0), grad(e, WPE, 0), e->dx, tokens, (size_t)T + 1, B, T, C);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The step
+
+static bool measured(const Tensor *t, GnsMode mode) {
+    return mode == GNS_EXACT || (mode == GNS_LN && t->group == GROUP_LN);
+}
+
+int engine_begin_step(Engine *engine, Error *e) {
+    (void)e;
+    size_t n = engine->config.model->flat_count;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) engine->grad[i] = 0;
+    for (int i = 0; i < engine->config.model->tensor_count; i++) engine->example_sq[i] = 0;
+    engine->loss_sum = 0;
+    return 0;
+}
+
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+    (void)e;
+    const Model *model = engine->config.model;
+    int T = engine->config.seq_len;
+    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    set_targets(engine, tokens, n, T);
+    forward(engine, tokens, (size_t)T + 1, n, T);
+    if (mode == GNS_EXACT)
+        for (int b = 0; b < n; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
+    else head_rows_run(engine, 0, (size_t)n * (size_t)T, grad(engine, WTE, 0));
+    backward(engine, tokens, n, T, mode);
+    for (int b = 0; b < n; b++) {
+        double sum = 0;
+        for (int t = 0; t < T; t++) sum += engine->loss[(size_t)b * (size_t)T + (size_t)t];
+        engine->loss_sum += sum / T;
+    }
+    for (int i = 0; i < model->tensor_count; i++)
+        if (!measured(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
+    return 0;
+}
+
+// The part of a tensor that lies in a range, as a range.
+static Range tensor_in_range(const Tensor *t, Range range) {
+    Range part = {size_max(t->offset, range.begin), size_min(t->offset + t->count, range.end)};
+    if (part.begin > part.end) part.end = part.begin;
+    return part;
+}
+
+int engine_norms(Engine *engine, Range range, Error *e) {
+    (void)e;
+    const Model *model = engine->config.model;
+    for (int i = 0; i < model->tensor_count; i++) {
+        Range part = tensor_in_range(&model->tensors[i], range);
+        engine->grad_sq[i] = sum_squares(engine->grad + part.begin, part.end - part.begin);
+    }
+    return 0;
+}
+
+static void adamw_range(Engine *e, Range part, const AdamWStep *step, bool decay) {
+    float *p = e->param, *g = e->grad, *m = e->moment1, *v = e->moment2;
+#pragma omp parallel for simd schedule(static) if (part.end - part.begin > 8192)
+    for (size_t i = part.begin; i < part.end; i++) p[i] = adamw_update(p[i], g[i], &m[i], &v[i], step, decay);
+}
+
+int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    (void)e;
+    const Model *model = engine->config.model;
+    double sq = 0;
+    for (int i = 0; i < model->tensor_count; i++) sq += engine->grad_sq[i];
+    double norm = sqrt(sq) / (double)u->batch;
+    if (!isfinite(norm)) return 0;
+    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
+                                adamw_clip(norm, u->grad_clip) / (double)u->batch);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        adamw_range(engine, tensor_in_range(t, range), &step, t->dimensions > 1);
+    }
+    return 0;
+}
+
+int engine_result(Engine *engine, StepResult *result, Error *e) {
+    (void)e;
+    size_t n = (size_t)engine->config.model->tensor_count;
+    result->loss_sum = engine->loss_sum;
+    memcpy(result->grad_sq, engine->grad_sq, n * sizeof(double));
+    memcpy(result->example_sq, engine->example_sq, n * sizeof(double));
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Without training
+
+int engine_eval(Engine *engine, const uint16_t *tokens, int n, float *loss, Error *e) {
+    (void)e;
+    int T = engine->config.seq_len;
+    size_t rows = (size_t)n * (size_t)T;
+    assert(n > 0 && n <= engine->config.micro_batch);
+    set_targets(engine, tokens, n, T);
+    forward(engine, tokens, (size_t)T + 1, n, T);
+    head_rows_run(engine, 0, rows, NULL);
+    memcpy(loss, engine->loss, rows * sizeof(float));
+    return 0;
+}
+
+int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+    (void)e;
+    assert(n > 0 && n <= engine->config.seq_len);
+    forward(engine, tokens, (size_t)n, 1, n);
+    head_logits(engine, (size_t)n - 1, 1);
+    memcpy(logits, engine->logits, sizeof(float) * (size_t)engine->config.model->config.vocab);
+    return 0;
+}
+
+#ifndef GNS_NO_MAIN
+int main(int argc, char **argv) { return train_main(argc, argv); }
+#endif
