@@ -62,7 +62,8 @@ static int shape_from_directory(const Options *o, ModelConfig *config, Error *e)
     if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    if (options_given(o, "--seq-len") && o->seq_len > config->context)
+    bool shorten = o->sample_only && !options_given(o, "--seq-len"); // to what the model can see
+    if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
                     (long long)o->seq_len, o->model, config->context);
     return 0;

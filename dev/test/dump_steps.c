@@ -25,20 +25,21 @@ typedef struct {
     const char *name;
     ModelConfig config;
     int seq_len, batch, micro_batch;
-    double grad_clip, weight_decay;
+    double grad_clip, weight_decay, eps;
 } Case;
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
 // few words that all of them recur (the cross term of the tied weight); and T and C above the blocks in which kernels
 // take them. Clipping is active in some cases and off or out of reach in others.
+// Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8},
 };
 
 // One case under way: the engine, host copies of its arrays, and what goes into the file.
@@ -66,7 +67,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
     double tokens_per_step = (double)c->batch * c->seq_len;
     d->update = (UpdateConfig){.beta1 = 0.9,
                                .beta2 = 0.95,
-                               .eps = 1e-8,
+                               .eps = c->eps,
                                .weight_decay = c->weight_decay,
                                .grad_clip = c->grad_clip,
                                .batch = c->batch};

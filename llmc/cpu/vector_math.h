@@ -1,20 +1,13 @@
 // vector_math: the widest float vector of the machine, exp on it, and GELU over arrays.
 //
 // Written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else.
+// Compile with -ffp-contract=fast: -std=c11 forbids GCC to fuse a * b + c, and every kernel here lives on that.
 #ifndef GNS_CPU_VECTOR_MATH_H
 #define GNS_CPU_VECTOR_MATH_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-// -std=c11 forbids GCC to fuse a * b + c; every kernel here lives on fused multiply-adds. It holds for the rest of the
-// file that includes this header.
-#ifdef __clang__
-#    pragma STDC FP_CONTRACT ON
-#elif defined(__GNUC__)
-#    pragma GCC optimize("fp-contract=fast")
-#endif
 
 #ifdef __AVX512F__
 enum { VEC = 16 }; // floats in a vector
