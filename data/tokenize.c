@@ -418,7 +418,7 @@ static int reader_next(Reader *r, Block *b, bool *got, Error *e) {
         size_t bytes = 0;
         for (size_t want = BLOCK_BYTES; bytes == 0; want *= 2) {
             if (want > LINE_BYTES_MAX)
-                return fail_at_line(e, input, r->place.line, "break it up",
+                return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
             TRY(reader_fill(r, want, e));
             if (r->stopped) return 0;
@@ -676,6 +676,12 @@ static int state_save(Writer *w, const Place *p, Error *e) {
         return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path,
                     strerror(errno));
     return 0;
+}
+
+static bool state_exists(const Options *o) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.state", o->out);
+    return access(path, F_OK) == 0;
 }
 
 // Takes up where the same command stopped; *resumed says whether there was anything to take up.
@@ -951,6 +957,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     sigaddset(&run.reader.signals, SIGINT);
     sigaddset(&run.reader.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
     pthread_mutex_init(&run.pool.lock, NULL);
     pthread_cond_init(&run.pool.work, NULL);
     pthread_cond_init(&run.pool.done, NULL);
@@ -962,8 +969,9 @@ static int tokenize(int argc, char **argv, Error *e) {
 done:
     threads_stop(&run);
     writer_close(&run.writer);
-    // After a bad input nothing is left. After a full disk or a signal the same command can go on.
-    if (started && (code == 0 || code == ERR_INPUT)) writer_remove_partial(&run.options);
+    // After a bad input nothing is left. After a signal, or a full disk, the same command goes on if it has got
+    // anywhere.
+    if (started && (code == 0 || code == ERR_INPUT || !state_exists(&run.options))) writer_remove_partial(&run.options);
     reader_close(&run.reader);
     free(run.reader.buffer);
     inputs_free(&run.inputs);

@@ -23,8 +23,6 @@ def check(condition, message):
 def run(*args, stdin=None, program=0, expect=0, limit=None):
     """The program's stderr; its exit code must be `expect`."""
     before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
-    if limit:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     done = subprocess.run([TOKENIZE[program], *map(str, args)], input=stdin, capture_output=True, preexec_fn=before)
     error = done.stderr.decode(errors="replace")
     check(done.returncode == expect, f"{args}: exit code {done.returncode}, want {expect}: {error.strip()}")
@@ -37,7 +35,7 @@ def refuse(text, *args, code=65, **more):
     last = error.strip().splitlines()[-1] if error.strip() else ""
     check(text in last and last.startswith("error: ") and ". " in last, f"{args}: want '{text}' and a hint: {last}")
     check(not shards("out"), f"{args}: left {shards('out')}")
-    check(code != 65 or not leftovers(), f"{args}: left {leftovers()}")
+    check(not leftovers(), f"{args}: left {leftovers()}")
 
 
 def shards(prefix):
@@ -162,15 +160,16 @@ def test_separator():
         documents = [d.strip("\n") for d in documents]
         text = ("\n" + separator + "\n").join(documents)
         write("a.txt", text)
-        whole = text.encode()
-        expected, at = [], 0  # plain reading of the rule
-        parts = whole.split(separator.encode())
-        for i, part in enumerate(parts):
-            if i > 0 and part.startswith(b"\n"):
-                part = part[1:]
-            if i < len(parts) - 1 and part.endswith(b"\n"):
-                part = part[:-1]
-            expected.append(part)
+        whole, mark = text.encode(), separator.encode()
+        expected, at, more = [], 0, True  # plain reading of the rule, without blocks
+        while more:
+            if expected and whole.startswith(b"\n", at):
+                at += 1
+            stop = whole.find(mark, at)
+            more = stop >= 0
+            part = whole[at:stop] if more else whole[at:]
+            expected.append(part[:-1] if more and part.endswith(b"\n") else part)
+            at = stop + len(mark)
         for threads in (1, 3):
             clean()
             run(*BYTES, "--separator", separator, "--threads", threads, "--val-fraction", 0.3, "a.txt")
@@ -226,8 +225,8 @@ def test_invalid_utf8():
             line = b"some text and more\n"
             text = (line * (place // len(line) + 1))[:place] + raw + b"\nend\n"
             write("a.txt", text)
-            refuse(f"a.txt line {text[:place].count(10) + 1}: byte 0x{raw[1 if name == 'x' else 0]:02x}"
-                   if name != "latin" else f"a.txt line {text[:place + 3].count(10) + 1}: byte 0xe9", *BYTES, "a.txt")
+            at = place + (3 if name == "latin" else 0)
+            refuse(f"a.txt line {text[:at].count(10) + 1}: byte 0x{text[at]:02x} at offset {at} ", *BYTES, "a.txt")
             run(*BYTES, "--invalid", "bytes", "a.txt")
             check(read_bytes("out", "train") == text, f"{name} at {place}: bytes changed")
     clean()
@@ -312,17 +311,17 @@ def test_documents_of_bpe():
     """Every document begins with <|endoftext|>, and decoding the rest is the text; blocks do not show."""
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
-    back = {c: b for b, c in enumerate([json.load(open("bpe/vocab.json"))] and [vocab[b] for b in range(256)])}
+    back = {vocab[b]: b for b in range(256)}
     documents = [random_text(rng.choice([1, 10, 3000, 400000])) for _ in range(40)]
     write("a.jsonl", "".join(json.dumps({"text": d}) + "\n" for d in documents))
     run("--tokenizer", bpe, "--out", "out", "a.jsonl", program=0)
     tokens, eot = read_split("out", "train"), len(vocab) - 1
     check(tokens[0] == eot and tokens.count(eot) == 40, "<|endoftext|> is not where it must be")
-    decoded, document = [], b""
+    decoded, document = [], bytearray()
     for t in tokens[1:] + [eot]:
         if t == eot:
-            decoded.append(document)
-            document = b""
+            decoded.append(bytes(document))
+            document = bytearray()
         else:
             document += bytes(back[c] for c in vocab[t])
     check(decoded == [d.encode() for d in documents], "decoding is not the text")
@@ -343,7 +342,8 @@ def test_bad_input():
     refuse("absent.txt: cannot open", *BYTES, "absent.txt")
     refuse("no text", *BYTES, "empty.txt")
     refuse("no text in void", *BYTES, "void")
-    refuse("list line 2: gone.txt", *BYTES, "--files-from", "list2") if write("list2", "a.txt\ngone.txt\n") is None else 0
+    write("list", "a.txt\ngone.txt\n")
+    refuse("list line 2: gone.txt", *BYTES, "--files-from", "list")
     refuse("absent_list: cannot open", *BYTES, "--files-from", "absent_list")
     refuse("val split", *BYTES, "--val-fraction", 0.001, "--separator", "zz", "a.txt")
     if os.geteuid() != 0:
@@ -431,10 +431,14 @@ def test_memory():
         piece = random_text(1000000).encode()
         for _ in range(400000000 // len(piece)):
             f.write(piece)
-    p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "--max-bytes", "400000000", "big.txt"],
-                         stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(p.pid, 0)
-    check(status == 0 and usage.ru_maxrss < 64 * 1024, f"{usage.ru_maxrss} KiB")
+    p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "big.txt"], stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)
+    peak = 0
+    while p.poll() is None:  # its own high-water mark; getrusage would count what it inherits from us
+        lines = open(f"/proc/{p.pid}/status").read().splitlines()
+        peak = max([peak] + [int(line.split()[1]) for line in lines if line.startswith("VmHWM")])
+        time.sleep(0.01)
+    check(p.returncode == 0 and 1000 < peak < 40000, f"exit code {p.returncode}, {peak} KiB")
     os.unlink("big.txt")
 
 

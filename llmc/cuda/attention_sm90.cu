@@ -13,8 +13,8 @@ namespace {
 template <int D_> struct Forward {
     static constexpr int D = D_, GROUPS = D == 64 ? 3 : 2, KEYS = 128, STAGES = 2;
     static constexpr int QUERIES = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
-    // 64K registers: the producer's warpgroup gives its share away.
-    static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = D == 64 ? 160 : 240;
+    // The producer's warpgroup gives registers away; together as many as at launch: 4 x 128 or 3 x 168 a thread.
+    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40, CONSUMER_REGISTERS = D == 64 ? 160 : 232;
 
     static constexpr int Q_BYTES = TILE_BYTES<64, D>, KV_BYTES = TILE_BYTES<KEYS, D>;
     struct Shared {
@@ -28,11 +28,6 @@ template <int D_> struct Forward {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-template <int BYTES_ALIGN> __device__ char *aligned_shared() {
-    extern __shared__ char shared_raw[];
-    return (char *)(((uintptr_t)shared_raw + BYTES_ALIGN - 1) / BYTES_ALIGN * BYTES_ALIGN);
-}
 
 // Number of key tiles that queries up to `last` see.
 template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
@@ -94,11 +89,6 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
             }
         state.sum[i] = state.sum[i] * shrink[i] + sum;
     }
-}
-
-__device__ inline void warp_arrive(uint64_t *barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
 // One warpgroup's 64 queries against the keys they see, from the diagonal back to key 0.
@@ -200,7 +190,7 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                    AttentionShape s, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)aligned_shared<1024>();
+    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
     if (threadIdx.x == 0) {
         for (int g = 0; g < F::GROUPS; g++) {
             barrier_init(&shared.q_full[g], 1);
@@ -212,24 +202,17 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
             barrier_init(&shared.k_empty[i], 4 * F::GROUPS);
             barrier_init(&shared.v_empty[i], 4 * F::GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_publish();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(F::PRODUCER_REGISTERS));
+        registers_give<F::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce<F>(shared, &qkv, s);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(F::CONSUMER_REGISTERS));
+        registers_take<F::CONSUMER_REGISTERS>();
         consume<F>(shared, &out, lse, s, scale);
     }
 #endif
-}
-
-int multiprocessors(int *count, Error *e) {
-    int device;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
-    return 0;
 }
 
 template <class F>
@@ -238,7 +221,7 @@ int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream
     int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    TRY(multiprocessors(&blocks, e));
+    TRY(attention_sm90_blocks(&blocks, e));
     CUDA_TRY(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED_BYTES), e);
     forward_kernel<F>
         <<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
@@ -258,6 +241,13 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<Forward<64>>), e);
     *yes = attributes.maxThreadsPerBlock >= Forward<64>::THREADS;
+    return 0;
+}
+
+int attention_sm90_blocks(int *count, Error *e) {
+    int device;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
     return 0;
 }
 
