@@ -60,6 +60,10 @@ def read_shard(path):
     return list(struct.unpack(f"<{header[2]}H", raw[1024:]))
 
 
+def read_raw(path):  # the bytes of a byte shard, quickly
+    return open(path, "rb").read()[1024::2]
+
+
 def read_split(prefix, split):
     return [t for f in shards(f"{prefix}_{split}") for t in read_shard(f)]
 
@@ -137,7 +141,7 @@ def test_exact_shards():
 
 def test_threads_and_blocks():
     """Larger than many blocks; the same bytes for any number of threads, from a file or a pipe."""
-    documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(150)]
+    documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(60)]
     write("a.jsonl", "".join(json.dumps({"text": d, "n": 1}) + "\n" for d in documents))
     want = {True: [], False: []}
     for i, d in enumerate(documents):
@@ -179,6 +183,19 @@ def test_separator():
             check(read_bytes("out", "val") == val, f"val, separator {separator!r}")
 
 
+def test_separator_between_blocks():
+    """A separator where a block of 1 MiB would end: before, in and behind it, with newlines around or none."""
+    separator, block = "=== END ===", 1 << 20
+    for newline in ("\n", ""):
+        for place in range(block - 2 * len(separator) - 4, block + 3, 1):
+            first = random_text(500).replace(separator, "")
+            first = (first * (block // len(first.encode()) + 1)).encode()[:place].decode(errors="ignore")
+            first = first.rstrip("\n").ljust(place - len(newline) - (len(first.encode()) - len(first)), "x")
+            write("a.txt", first + newline + separator + newline + "second")
+            run(*BYTES, "--force", "--separator", separator, "a.txt")
+            check(read_raw("out_train_000000.bin") == join([first.encode(), b"second"]), f"separator at {place}")
+
+
 def test_files():
     """A directory, a list; one file in K by the hash of its path; --max-bytes."""
     os.makedirs("tree/b/c", exist_ok=True)
@@ -191,6 +208,15 @@ def test_files():
     run(*BYTES, "tree")
     want = join([contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt"]])
     check(read_bytes("out", "train") == want, "a directory")
+    clean()
+    run(*BYTES, "--val-fraction", 0.25, "tree")
+    parts = [contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/z.txt"]]
+    cuts = [int(len(part) * 0.75) for part in parts]
+    for i, part in enumerate(parts):  # to where a character begins
+        while part[cuts[i]] & 0xC0 == 0x80:
+            cuts[i] += 1
+    check(read_bytes("out", "train") == join([p[:c] for p, c in zip(parts, cuts)]), "train of several files")
+    check(read_bytes("out", "val") == join([p[c:] for p, c in zip(parts, cuts)]), "val of several files")
     names = []
     for i in range(200):
         names.append(f"tree/f{i}.h")
@@ -203,7 +229,7 @@ def test_files():
     for split, val in (("train", False), ("val", True)):
         want = join([contents[n] for n in names if is_val_file(n, 10) == val])
         check(read_bytes("out", split) == want, f"{split} of a list")
-    for limit in (1, 1000, 54321, 10**9):
+    for limit in (10, 1000, 54321, 10**9):
         clean()
         run(*BYTES, "--files-from", "list", "--max-bytes", limit)
         left, want = limit, []
@@ -252,6 +278,10 @@ def test_jsonl():
     write("b.ndjson", '{"body": "other field"}\n')
     run(*BYTES, "--field", "body", "b.ndjson")
     check(read_bytes("out", "train") == b"other field", "--field")
+    clean()
+    write("a.jsonl", '{"text": "\\ud83d\\u0041 \\ude42 \\ud83d\\ude42"}')  # halves of pairs, and a whole one
+    run(*BYTES, "--invalid", "bytes", "a.jsonl")
+    check(read_bytes("out", "train") == b"\xed\xa0\xbdA \xed\xb9\x82 \xf0\x9f\x99\x82", "surrogates")
     clean()
     bad = ['{"text": "cut', '{"text": "a"', '{"text" "a"}', '{"text": "a"} x', '["text"]', '"text"', "{}", '{"text": 3}',
            '{"text": "\\x"}', '{"text": "\\u12g4"}', '{"text": "tab\there"}', '{"text": "a",}', '{"n": 01, "text": "a"}',
@@ -312,7 +342,7 @@ def test_documents_of_bpe():
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
     back = {vocab[b]: b for b in range(256)}
-    documents = [random_text(rng.choice([1, 10, 3000, 400000])) for _ in range(40)]
+    documents = [random_text(rng.choice([1, 10, 3000, 200000])) for _ in range(40)]
     write("a.jsonl", "".join(json.dumps({"text": d}) + "\n" for d in documents))
     run("--tokenizer", bpe, "--out", "out", "a.jsonl", program=0)
     tokens, eot = read_split("out", "train"), len(vocab) - 1
@@ -407,6 +437,9 @@ def test_resume():
         clean()
         for part in range(1, parts + 1):
             interrupt(args, text[: len(text) * part // (parts + 1)], 0.5)
+        for split in ("train", "val"):  # what a crash may have written behind the last save
+            partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
+            open(partial[-1], "ab").write(b"garbage")
         error = run(*args, stdin=text)
         check("going on after" in error, "began from nothing")
         check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
@@ -426,10 +459,10 @@ def test_full_disk():
 
 
 def test_memory():
-    """Streaming: 400 MB of text in little memory."""
+    """Streaming: 200 MB of text in little memory."""
     with open("big.txt", "wb") as f:
         piece = random_text(1000000).encode()
-        for _ in range(400000000 // len(piece)):
+        for _ in range(200000000 // len(piece)):
             f.write(piece)
     p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "big.txt"], stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL)

@@ -330,6 +330,30 @@ static void test_merges(void) {
     }
 }
 
+// Words that share their beginning, so many that they meet in the cache: what it returns is what the merges say.
+static void test_cache(void) {
+    enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
+    NamedMerge merges[MERGES];
+    Tokenizer *t;
+    Encoder *encoder;
+    int wrong = 0;
+    write_vocabulary(merges, make_vocabulary(merges));
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    for (int i = 0; i < 2 * WORDS; i++) {
+        char word[32] = "abcabcabaabbccaabbccabca";
+        size_t shared = i % 3 ? 8 : 24, bytes = shared + 1 + (size_t)i % (32 - shared), count, again;
+        for (size_t k = shared, rest = (size_t)i / 8; k < bytes; k++, rest /= 3) word[k] = (char)('a' + rest % 3);
+        uint16_t want[32], got[32];
+        CHECK_OK(tokenizer_encode(t, word, bytes, want, &count, &e), &e);
+        CHECK_OK(encoder_run(encoder, word, bytes, got, &again, &e), &e);
+        wrong += count != again || memcmp(want, got, 2 * count) != 0;
+    }
+    CHECK(wrong == 0, "%d of %d words differ", wrong, 2 * WORDS);
+    encoder_destroy(encoder);
+    tokenizer_destroy(t);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *text, size_t bytes) {
@@ -346,7 +370,9 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
     // Cut in two where tokenizer_cut allows: the same tokens.
     uint16_t *parts = malloc(2 * bytes + 2);
     size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
-    CHECK(cut <= bytes, "cut %zu of %zu", cut, bytes);
+    size_t word = 0;
+    while (word < cut) word += t->is_bytes ? 1 : tokenizer_word(t, text + word, bytes - word);
+    CHECK(word == cut && cut <= bytes, "cut %zu of %zu is in a word", cut, bytes);
     CHECK_OK(encoder_run(encoder, text, cut, parts, &first, &e), &e);
     CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + first, &second, &e), &e);
     CHECK(first + second == count && memcmp(parts, tokens, 2 * count) == 0, "cut at %zu of %zu shows", cut, bytes);
@@ -599,6 +625,7 @@ int main(void) {
     RUN(test_words_of_every_code_point);
     RUN(test_words_of_random_texts);
     RUN(test_merges);
+    RUN(test_cache);
     RUN(test_bytes);
     RUN(test_forms);
     RUN(test_bad_files);

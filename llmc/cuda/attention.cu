@@ -2,7 +2,7 @@
 #include "attention_paths.cuh"
 
 // Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
-enum { ROW_LANES = 8, ROW_THREADS = 256, BLOCK_ROWS = ROW_THREADS / ROW_LANES };
+enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Row statistics
@@ -10,13 +10,25 @@ enum { ROW_LANES = 8, ROW_THREADS = 256, BLOCK_ROWS = ROW_THREADS / ROW_LANES };
 // Elements a thread takes in one 16-byte access.
 constexpr int VECTOR = 16 / sizeof(real);
 
-__device__ static float dot_vector(const real *a, const real *b) {
+__device__ static float dot_vectors(uint4 a, uint4 b) {
     real x[VECTOR], y[VECTOR];
-    *(uint4 *)x = *(const uint4 *)a;
-    *(uint4 *)y = *(const uint4 *)b;
+    *(uint4 *)x = a;
+    *(uint4 *)y = b;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
+    return sum;
+}
+
+// A lane's share of the dot product of two rows of D.
+__device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
+    float sum = 0.0f;
+    if (D % VECTOR == 0) {
+        for (int d = lane * VECTOR; d < D; d += ROW_LANES * VECTOR)
+            sum += dot_vectors(*(const uint4 *)(a + d), *(const uint4 *)(b + d));
+    } else {
+        for (int d = lane; d < D; d += ROW_LANES) sum += real_to_float(a[d]) * real_to_float(b[d]);
+    }
     return sum;
 }
 
@@ -25,24 +37,25 @@ __device__ static float dot_vector(const real *a, const real *b) {
 __global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                    AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
-    int b = chunk / (padded_T / BLOCK_ROWS), t = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS + threadIdx.x / ROW_LANES;
+    int b = chunk / (padded_T / BLOCK_ROWS), row0 = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS;
     int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
 
-    float delta = 0.0f;
-    if (t < s.T) {
+    float delta[ROWS_A_THREAD];
+#pragma unroll
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
         size_t start = ((size_t)b * s.T + t) * s.C() + h * s.D; // (B, T, C)
-        const real *dout_row = dout + start, *out_row = out + start;
-        if (s.D % VECTOR == 0) {
-            for (int d = lane * VECTOR; d < s.D; d += ROW_LANES * VECTOR) delta += dot_vector(dout_row + d, out_row + d);
-        } else {
-            for (int d = lane; d < s.D; d += ROW_LANES) delta += real_to_float(dout_row[d]) * real_to_float(out_row[d]);
-        }
+        delta[i] = t < s.T ? lane_dot(dout + start, out + start, s.D, lane) : 0.0f;
     }
 #pragma unroll
-    for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
-    if (lane == 0) {
-        rows.delta[(size_t)head * padded_T + t] = delta;
-        rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+#pragma unroll
+        for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
+        if (lane == 0) {
+            rows.delta[(size_t)head * padded_T + t] = delta[i];
+            rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;
+        }
     }
 }
 

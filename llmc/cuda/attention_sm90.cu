@@ -10,11 +10,15 @@
 
 namespace {
 
+#ifndef FWD_GROUPS
+#define FWD_GROUPS 3
+#endif
+
 template <int D_> struct Forward {
-    static constexpr int D = D_, GROUPS = D == 64 ? 3 : 2, KEYS = 128, STAGES = 2;
+    static constexpr int D = D_, GROUPS = D == 64 ? FWD_GROUPS : 2, KEYS = 128, STAGES = 2;
     static constexpr int QUERIES = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
     // The producer's warpgroup gives registers away; together as many as at launch: 4 x 128 or 3 x 168 a thread.
-    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40, CONSUMER_REGISTERS = D == 64 ? 160 : 232;
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 
     static constexpr int Q_BYTES = TILE_BYTES<64, D>, KV_BYTES = TILE_BYTES<KEYS, D>;
     struct Shared {
@@ -38,11 +42,13 @@ __device__ void produce(typename F::Shared &shared, const CUtensorMap *qkv, Atte
     Work work;
     for (int round = 0; work_item(&work, round, s.heads(), s.tiles(F::QUERIES)); round++) {
         int b = work.head / s.NH, column = work.head % s.NH * F::D, row = work.tile * F::QUERIES;
+#pragma unroll 1
         for (int g = 0; g < F::GROUPS; g++) {
             barrier_wait(&shared.q_empty[g], round % 2 ^ 1);
             barrier_expect(&shared.q_full[g], F::Q_BYTES);
             tile_in<64, F::D>(shared.q[g], qkv, &shared.q_full[g], column, row + 64 * g, b);
         }
+#pragma unroll 1
         for (int n = key_tiles<F>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
@@ -61,6 +67,10 @@ struct Softmax {
     float top[2], sum[2];
 };
 
+// The maximum only guards against overflow, so an old one serves until it is 2^STALE_LIMIT too small; that is rarely,
+// and what has been summed up so far need not be rescaled in between.
+constexpr float STALE_LIMIT = 8.0f;
+
 // Scores (64, KEYS) to unnormalised probabilities; shrink is what earlier sums and outputs must be multiplied by.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
@@ -76,6 +86,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
                 top = fmaxf(top, x);
             }
         top = row_max(top); // finite: the first tile of a row holds its own key
+        if ((top - state.top[i]) * scale2 <= STALE_LIMIT) top = state.top[i];
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
         float offset = top * scale2;
@@ -98,7 +109,6 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
-    unsigned v_parity = ring.parity;
 #pragma unroll
     for (int i = 0; i < F::D / 2; i++) o[i] = 0.0f;
 
@@ -108,13 +118,13 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
     wgmma_wait<0>();
     registers_settle(c);
     warp_arrive(&shared.k_empty[ring.stage]);
-    ring.advance();
     softmax_step<true>(c, state, shrink, scale2, row, last_tile * F::KEYS);
     pack_rows(p, c);
+    barrier_wait(&shared.v_full[ring.stage], ring.parity);
+    ring.advance();
 
     for (int n = last_tile - 1; n >= 0; n--) {
         barrier_wait(&shared.k_full[ring.stage], ring.parity);
-        barrier_wait(&shared.v_full[v_stage], v_parity); // was asked for before k
         registers_settle(c);
         registers_settle(o);
         wgmma_fence();
@@ -124,20 +134,21 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        registers_settle(c); // the softmax must not sink below the wait
+        registers_settle(c); // with the branch in barrier_wait, keeps the softmax above the next wait
+        barrier_wait(&shared.v_full[ring.stage], ring.parity);
         wgmma_wait<0>();
         registers_settle(o);
         warp_arrive(&shared.v_empty[v_stage]);
         v_stage = ring.stage;
-        v_parity = ring.parity;
         ring.advance();
         pack_rows(p, c);
+        if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+        }
     }
 
     warp_arrive(&shared.q_empty[g]);
-    barrier_wait(&shared.v_full[v_stage], v_parity);
     registers_settle(o);
     wgmma_fence();
     multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
@@ -157,6 +168,7 @@ __device__ void consume(typename F::Shared &shared, const CUtensorMap *out, floa
         int tiles = key_tiles<F>(block_row + F::QUERIES - 1, s.T);
         int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
         barrier_wait(&shared.q_full[g], round % 2);
+#pragma unroll 1
         for (int n = tiles; n > own_tiles; n--) { // keys after all of this warpgroup's queries
             barrier_wait(&shared.k_full[ring.stage], ring.parity);
             warp_arrive(&shared.k_empty[ring.stage]);

@@ -109,8 +109,10 @@ __device__ void dq_produce(typename F::Shared &shared, const CUtensorMap *qkv, c
 
 // dq += dS K over one tile of keys; on return that product is under way, and those of earlier tiles are done.
 template <bool DIAGONAL, class F>
-__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], int stage, int g, const float (&lse2)[2],
-                        const float (&delta)[2], float scale2, int row, int key0) {
+__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, int g,
+                        const float (&lse2)[2], const float (&delta)[2], float scale2, int row, int key0, bool last) {
+    int stage = ring.stage;
+    ring.advance();
     unsigned packed[F::KEYS / 4];
     float p[F::KEYS / 2], dp[F::KEYS / 2];
     wgmma_fence();
@@ -125,7 +127,8 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], int s
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
         if (DIAGONAL && key > query) p[i] = 0.0f;
     }
-    registers_settle(p); // the exponentials must not sink below the wait
+    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above the next wait
+    if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
 #pragma unroll
@@ -160,15 +163,13 @@ __device__ void dq_consume(typename F::Shared &shared, const CUtensorMap *dqkv, 
         float dq[F::D / 2];
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
-        dq_step<true, F>(shared, dq, ring.stage, g, lse2, delta, scale * LOG2E, row, (own_tiles - 1) * F::KEYS);
-        int previous = ring.stage;
-        ring.advance();
-        for (int n = own_tiles - 2; n >= 0; n--) {
-            barrier_wait(&shared.full[ring.stage], ring.parity);
-            dq_step<false, F>(shared, dq, ring.stage, g, lse2, delta, scale * LOG2E, row, 0);
+        int previous = ring.stage, n = own_tiles - 1;
+        dq_step<true, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, n * F::KEYS, n == 0);
+        while (--n >= 0) {
+            int current = ring.stage;
+            dq_step<false, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, 0, n == 0);
             warp_arrive(&shared.empty[previous]);
-            previous = ring.stage;
-            ring.advance();
+            previous = current;
         }
         warp_arrive(&shared.own_empty[g]);
         wgmma_wait<0>();
