@@ -70,7 +70,8 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
 int engine_begin_step(Engine *engine, Error *e);
 
 // Forward and backward over n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on return.
+// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on
+// return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
 // Squared norms of the gradient, by tensor, of all that lies in the range.
@@ -78,9 +79,9 @@ int engine_norms(Engine *engine, Range range, Error *e);
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double grad_clip;    // most that the norm of the batch's mean gradient may be; 0: no clipping
-    int64_t step;        // 1 for the first: bias correction
-    int64_t batch;       // B, examples of this step over all ranks
+    double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
+    int64_t step;     // 1 for the first: bias correction
+    int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
 // AdamW over the range, with the gradient divided by B and clipped by the norm that engine_norms left. Leaves

@@ -16,8 +16,8 @@ typedef struct {
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
     int layers;
-    double tokens_since_sample;   // tokens since the last exact step
-    double fixed_ratio;           // 0: measured
+    double tokens_since_sample; // tokens since the last exact step
+    double fixed_ratio;         // 0: measured
 } Noise;
 
 // half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.

@@ -19,7 +19,7 @@ enum { TRAINER_ARGUMENTS = 128 };
 
 static struct {
     char scratch[PATH_MAX]; // the present directory while the tests run
-    bool thorough;          // GNS_TEST_THOROUGH=1: the long forms (make test-crash)
+    bool thorough;          // GNS_LONG=1: the long forms (make test-crash)
 } trainer;
 
 // Words with some order in them, so that there is something to learn.
@@ -35,7 +35,7 @@ static void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
 }
 
 static void trainer_setup(void) {
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *thorough = getenv("GNS_TEST_THOROUGH");
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *thorough = getenv("GNS_LONG");
     trainer.thorough = thorough && strcmp(thorough, "1") == 0;
     snprintf(trainer.scratch, sizeof trainer.scratch, "%s/gns_test_XXXXXX", base);
     if (!mkdtemp(trainer.scratch) || chdir(trainer.scratch) != 0) exit(1);
