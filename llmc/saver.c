@@ -16,7 +16,8 @@ static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2
 
 struct Saver {
     SaverConfig config;
-    float *copy[KINDS]; // (flat_count), the snapshot; there from the first save on
+    float *copy[KINDS]; // (flat_count), the snapshot; there from the first saver_start on
+    Engine *engine;     // to read from instead; NULL: from the copy
     char *state;        // text of state.json
     size_t state_bytes;
     double started;
@@ -44,25 +45,15 @@ void saver_destroy(Saver *saver) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing it down
 
-static int copy_range(const float *copy, Range range, float *values) {
-    memcpy(values, copy + range.begin, (range.end - range.begin) * sizeof *values);
+static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
+    if (s->engine) return engine_store(s->engine, kinds[k], range, values, e);
+    memcpy(values, s->copy[k] + range.begin, (range.end - range.begin) * sizeof *values);
     return 0;
 }
 
-static int read_param(void *saver, Range range, float *values, Error *e) {
-    (void)e;
-    return copy_range(((Saver *)saver)->copy[0], range, values);
-}
-
-static int read_moment1(void *saver, Range range, float *values, Error *e) {
-    (void)e;
-    return copy_range(((Saver *)saver)->copy[1], range, values);
-}
-
-static int read_moment2(void *saver, Range range, float *values, Error *e) {
-    (void)e;
-    return copy_range(((Saver *)saver)->copy[2], range, values);
-}
+static int read_param(void *s, Range range, float *values, Error *e) { return read_state(s, 0, range, values, e); }
+static int read_moment1(void *s, Range range, float *values, Error *e) { return read_state(s, 1, range, values, e); }
+static int read_moment2(void *s, Range range, float *values, Error *e) { return read_state(s, 2, range, values, e); }
 
 static uint64_t bytes_needed(const Saver *s) {
     const uint64_t rest = 4 << 20; // the tokenizer's files are 1.5 MB, the JSON files far less
@@ -94,7 +85,7 @@ static int write_checkpoint(Saver *s, Error *e) {
     return code;
 }
 
-static void *save_thread(void *argument) {
+static void *save_all(void *argument) {
     Saver *s = argument;
     SaveReport *report = &s->report;
     int code = write_checkpoint(s, &report->error);
@@ -108,6 +99,8 @@ static void *save_thread(void *argument) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The main thread's side
+
+size_t saver_copy_bytes(const Model *model) { return KINDS * model->flat_count * sizeof(float); }
 
 static int take_snapshot(Saver *s, Engine *engine, Error *e) {
     Range all = {0, s->config.model->flat_count};
@@ -125,24 +118,36 @@ static bool start_thread(Saver *s) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&s->thread, NULL, save_thread, s) == 0;
+    bool started = pthread_create(&s->thread, NULL, save_all, s) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
 }
 
-int saver_start(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e) {
+static void begin(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes) {
     assert(!s->running);
     free(s->state);
     s->state = state;
     s->state_bytes = state_bytes;
+    s->engine = engine;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
+    atomic_store(&s->ended, false);
+}
+
+void saver_run(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
+    begin(s, engine, step, state, state_bytes);
+    save_all(s);
+    *report = s->report;
+    report->stall_seconds = report->seconds;
+}
+
+int saver_start(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e) {
+    begin(s, NULL, step, state, state_bytes);
     TRY(take_snapshot(s, engine, e));
     s->report.stall_seconds = clock_seconds() - s->started;
-    atomic_store(&s->ended, false);
     s->running = true;
     s->threaded = start_thread(s);
-    if (!s->threaded) save_thread(s); // no thread to be had: training waits
+    if (!s->threaded) save_all(s); // no thread to be had: training waits
     return 0;
 }
 

@@ -36,11 +36,17 @@ typedef struct {
     double stall_seconds; // of those, how long training stood still
 } SaveReport;
 
+// Bytes of the copy that saver_start makes.
+size_t saver_copy_bytes(const Model *model);
+
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 
 // Takes the snapshot and returns; none may be under way. Takes `state` over, from malloc, whatever comes out.
 int saver_start(Saver *saver, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e);
+
+// Saves and waits, straight from the engine: takes no memory for a copy. None may be under way.
+void saver_run(Saver *saver, Engine *engine, int64_t step, char *state, size_t state_bytes, SaveReport *report);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);

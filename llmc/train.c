@@ -569,33 +569,36 @@ static void tell_save(Run *r, const SaveReport *report) {
     fflush(stdout);
 }
 
-static int start_save(Run *r, Error *e) {
-    char build[300], *text;
-    size_t bytes;
+static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
+    char build[300];
     describe_build(r, build, sizeof build);
     RunState state = run_state(r, build);
-    TRY(run_state_write(&state, &text, &bytes, e));
-    return saver_start(r->saver, r->engine, r->step, text, bytes, e);
+    return run_state_write(&state, text, bytes, e);
 }
 
 // While training goes on. What goes wrong is said, and training goes on.
 static void save_aside(Run *r) {
     SaveReport report;
     Error e = {0};
+    char *text;
+    size_t bytes;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
-    if (start_save(r, &e)) {
-        progress_break(&r->progress);
-        save_failed(r, r->step, &e);
-    }
+    int code = state_text(r, &text, &bytes, &e);
+    if (!code) code = saver_start(r->saver, r->engine, r->step, text, bytes, &e);
+    if (!code) return;
+    progress_break(&r->progress);
+    save_failed(r, r->step, &e);
 }
 
-// And waits for it: before the end.
+// Before the end.
 static int save_now(Run *r, Error *e) {
     SaveReport report;
+    char *text;
+    size_t bytes;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
     if (r->saved_step == r->step) return 0;
-    TRY(start_save(r, e));
-    saver_collect(r->saver, true, &report);
+    TRY(state_text(r, &text, &bytes, e));
+    saver_run(r->saver, r->engine, r->step, text, bytes, &report);
     if (report.error.code) return *e = report.error, e->code;
     tell_save(r, &report);
     return 0;
@@ -673,6 +676,12 @@ static int run_sampling(Run *r, Error *e) {
     return print_sample(r, e);
 }
 
+// Can the run be long enough for a checkpoint before its end?
+static bool may_save_aside(const Options *o) {
+    int64_t smallest = o->run.batch_min_rows * o->seq_len;
+    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
+}
+
 static int run_dry(Run *r, Error *e) {
     const Options *o = &r->options;
     if (o->train[0]) TRY(setup_data(r, e));
@@ -686,7 +695,9 @@ static int run_dry(Run *r, Error *e) {
                (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
     for (int i = 0; i < plan.count; i++)
         printf("%-36s %10.1f MiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 20));
-    printf("%-36s %10.1f MiB\n", "memory in all", (double)plan.total / (1 << 20));
+    size_t copy = may_save_aside(o) ? saver_copy_bytes(&r->model) : 0;
+    if (copy) printf("%-36s %10.1f MiB\n", "copy for checkpoints, on the host", (double)copy / (1 << 20));
+    printf("%-36s %10.1f MiB\n", "memory in all", (double)(plan.total + copy) / (1 << 20));
     return 0;
 }
 
