@@ -68,11 +68,11 @@ static pid_t trainer_start(void (*in_child)(void), const char *format, va_list a
     for (char *word = strtok(line, " "); word && argc < TRAINER_ARGUMENTS; word = strtok(NULL, " "))
         argv[argc++] = word;
     fflush(stdout);
+    unlink("log");
     pid_t child = fork();
     if (child) return child;
-    int log = open("log", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
-    dup2(log, 1);
-    dup2(log, 2);
+    if (!freopen("log", "w", stdout)) _exit(1);
+    dup2(1, 2);
     if (in_child) in_child();
     int code = train_main(argc, argv);
     fflush(stdout);
