@@ -370,7 +370,18 @@ static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
 
-// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time.
+// Rows done .. done + n of `rows` windows spread evenly over the validation set.
+static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
+    uint64_t windows = data_windows(r->val);
+    for (int i = 0; i < n; i++) {
+        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
+        TRY(data_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
+    }
+    return 0;
+}
+
+// Mean loss over --val-tokens of the validation set, in whole rows: the same ones every time. They are spread over the
+// whole set, because its beginning may be a single document.
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
     int64_t windows = (int64_t)data_windows(r->val);
@@ -378,7 +389,7 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
     double sum = 0;
     for (int64_t done = 0; done < rows;) {
         int n = (int)(rows - done < r->shape.micro_batch ? rows - done : r->shape.micro_batch);
-        TRY(data_rows_sequential(r->val, (uint64_t)done, n, r->rows, e));
+        TRY(read_val_rows(r, done, n, rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
         done += n;
