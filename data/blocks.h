@@ -1,7 +1,7 @@
 // blocks: the inputs cut into blocks of text, each with the documents in it, and the split that each document goes to.
 //
-// A block passes from the reader through a worker to the writer. Where it ends is a function of the input alone, and such
-// that encoding the blocks is encoding the whole: so it does not show in what comes out.
+// A block passes from the reader through a worker to the writer. Where it ends is a function of the input alone, and
+// such that encoding the blocks is encoding the whole: so it does not show in what comes out.
 #ifndef GNS_TOKENIZE_BLOCKS_H
 #define GNS_TOKENIZE_BLOCKS_H
 

@@ -1,5 +1,5 @@
-// bpe_train: learns the merges of a byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, section 3.2): count the words
-// of a text; then, again and again, make one token of the pair of adjacent tokens that occurs most often.
+// bpe_train: learns the merges of a byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, section 3.2): count the
+// words of a text; then, again and again, make one token of the pair of adjacent tokens that occurs most often.
 //
 // Of pairs that occur equally often the one of the smaller tokens wins, and bytes are numbered as GPT-2's are, so the
 // result is a function of the text alone, and the same as the package tokenizers makes (dev/test/compare_tokenizers.py).

@@ -34,7 +34,8 @@ else
     fetch "https://huggingface.co/api/datasets/$DATASET/tree/main/sample/$sample" "$DOWNLOAD/$sample.json"
     "$PYTHON" -c 'import json, sys
 for file in sorted(json.load(open(sys.argv[1])), key=lambda f: f["path"]):
-    if file["path"].endswith(".parquet"): print(file["path"], file["lfs"]["oid"])' "$DOWNLOAD/$sample.json" > "$DOWNLOAD/$sample.list" ||
+    if file["path"].endswith(".parquet"): print(file["path"], file["lfs"]["oid"])' \
+        "$DOWNLOAD/$sample.json" > "$DOWNLOAD/$sample.list" ||
         fail 65 "the list of $DATASET's files is not what it was" "Get the files yourself and say --from DIR"
     while read -r path sum; do
         [ -z "$files" ] || [ ${#inputs[@]} -lt "$files" ] || break
@@ -47,5 +48,6 @@ need_tokenize
     codes=("${PIPESTATUS[@]}")
     [ "${codes[1]}" = 0 ] || exit "${codes[1]}"
     rm -f "$OUT/$NAME"_{train,val}_*.bin
-    fail 65 "the text broke off: the shards in $OUT were not all of it, and are gone" "What is said above has to be put right"
+    fail 65 "the text broke off: the shards in $OUT were not all of it, and are gone" \
+        "What is said above has to be put right"
 }

@@ -19,7 +19,8 @@ def main(arguments):
             if field not in table.schema_arrow.names:
                 raise ValueError(f"it has no column '{field}', but {', '.join(table.schema_arrow.names)}")
             for batch in table.iter_batches(BATCH_ROWS, columns=[field]):
-                lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in batch.column(0).to_pylist() if text)
+                texts = (text for text in batch.column(0).to_pylist() if text)
+                lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
                 sys.stdout.buffer.write("".join(lines).encode())
         except BrokenPipeError:
             return 74  # the reader has said why

@@ -50,7 +50,8 @@ sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
 
 # What Hugging Face says the SHA-256 of a large file is: its ETag, before the redirection.
 hub_sha256() {
-    curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' | grep -E '^[0-9a-f]{64}$'
+    curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' |
+        grep -E '^[0-9a-f]{64}$'
 }
 
 # fetch URL FILE [SHA256]: FILE appears complete and checked, or not at all.
@@ -63,7 +64,7 @@ fetch() {
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
         local code=$?
         case $code in
-        5 | 6 | 7 | 28 | 35) fail 65 "no network: cannot reach $url" "Go where there is one, or get the file yourself and say --from DIR" ;;
+        5 | 6 | 7 | 28 | 35) fail 65 "no network: cannot reach $url" "Get the file elsewhere and say --from DIR" ;;
         22) fail 65 "the server has no $url" "Has it moved? Get the file yourself and say --from DIR" ;;
         23) fail 74 "cannot write $file.part" "Free some space; the same command goes on from there" ;;
         *) fail 65 "the download of $url broke off (curl $code)" "The same command goes on from there" ;;
@@ -73,7 +74,7 @@ fetch() {
         got=$(sha256 "$file.part")
         [ "$got" = "$want" ] || {
             rm -f "$file.part"
-            fail 65 "$url: SHA-256 $got, not $want" "It was removed: run the same command again, or the source has changed"
+            fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
         }
     fi
     mv "$file.part" "$file"
@@ -89,8 +90,9 @@ input() {
         return 0
     fi
     [ ! -f "$INPUT" ] || return 0
-    if [ "$sum" = hub ]; then sum=$(hub_sha256 "$1" || true); fi
+    if [ "$sum" = hub ]; then sum=$(hub_sha256 "$1" 2> /dev/null || true); fi
     fetch "$1" "$INPUT" "$sum"
+    [ -n "$sum" ] || echo "$INPUT: its source states no SHA-256, it was not checked"
 }
 
 need_tokenize() {

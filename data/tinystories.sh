@@ -10,7 +10,10 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# The validation first: the training shards are what says that all is done.
-rm -f "$OUT/$NAME"_val_*.bin
-tokenize --separator '<|endoftext|>' --split val "$val"
+# The validation first: the training shards are what says that all is done. With both a state and validation shards, it is
+# the training shards that were interrupted.
+if [ ! -f "$OUT/$NAME.state" ] || ! compgen -G "$OUT/${NAME}_val_*.bin" > /dev/null; then
+    rm -f "$OUT/$NAME"_val_*.bin
+    tokenize --separator '<|endoftext|>' --split val "$val"
+fi
 tokenize --separator '<|endoftext|>' --split train "$INPUT"

@@ -168,10 +168,11 @@ typedef struct {
 
 // Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
 template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
+    const size_t start = (size_t)row * k.C + c;
 #pragma unroll
     for (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
-        const size_t i = (size_t)(row + r) * k.C + c;
+        const size_t i = start + r * k.C;
         t.dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
         t.x[r] = there ? pack_load<VEC>(k.x + i) : pack_zero<VEC>();
         if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : pack_zero<VEC>();
