@@ -73,7 +73,7 @@ typedef struct {
 static const Case cases[] = {
     {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},
     {"even", {3, 4, 64, 256, 32}, 32, 4, 4},         {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},
-    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},      {"no multiple of 8", {2, 2, 10, 31, 9}, 9, 3, 3},
+    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},      {"no multiple of 8", {2, 3, 27, 31, 35}, 33, 4, 3},
     {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
     {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
 };
@@ -110,11 +110,12 @@ static void world_open(World *w, const Case *c, int steps) {
     CHECK_OK(model_create(&w->model, &c->config, &e), &e);
     w->param = take<float>(w->model.flat_count);
     small_params(&w->model, seed, w->param);
-    // bf16's errors are judged at half the liveliness: GPT-2's own weights are smaller still
+    // bf16's errors are judged nearer to GPT-2's own values, of which rounding takes a smaller share of the gradient
     for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
         const Tensor *t = &w->model.tensors[k];
-        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, *p = w->param + t->offset;
-        for (size_t i = 0; i < t->count; i++) p[i] = round_bf16(mean + 0.5f * (p[i] - mean));
+        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
+        float *p = w->param + t->offset;
+        for (size_t i = 0; i < t->count; i++) p[i] = round_bf16(mean + share * (p[i] - mean));
     }
     size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
     w->tokens = take<uint16_t>(count);

@@ -90,7 +90,7 @@ __device__ static void store_rows(Slice to, const float (&c)[2][N], const float 
 // Forward
 
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     forward_kernel(float *out, float *lse, const float *qkv, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *q_tile = shared, *k_tile = q_tile + ROWS * (DP + 1), *v_tile = k_tile + ROWS * (DP + 1);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 // A block owns 32 queries and walks over the keys they see.
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(float *dqkv, const float *dout, const float *qkv, AttentionRows rows, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *q_tile = shared, *do_tile = q_tile + ROWS * (DP + 1), *k_tile = do_tile + ROWS * (DP + 1);
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 // A block owns 32 keys and walks over the queries that see them. Everything is transposed: rows are keys.
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(float *dqkv, const float *dout, const float *qkv, AttentionRows rows, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *k_tile = shared, *v_tile = k_tile + ROWS * (DP + 1), *q_tile = v_tile + ROWS * (DP + 1);

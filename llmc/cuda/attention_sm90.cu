@@ -9,9 +9,8 @@
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
-namespace {
-
-template <int D_> struct Forward {
+// How the forward at head size D is laid out.
+template <int D_> struct AttentionForward {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
     static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
     // The warpgroup of the feeders comes last and gives most of its registers to the others; at launch every thread has
@@ -33,6 +32,8 @@ template <int D_> struct Forward {
     };
     static constexpr int SHARED_BYTES = sizeof(Shared);
 };
+
+namespace {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -266,15 +267,15 @@ int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream
 } // namespace
 
 int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? forward<Forward<64>> : forward<Forward<128>>)(out, lse, qkv, s, stream, e);
+    return (s.D == 64 ? forward<AttentionForward<64>> : forward<AttentionForward<128>>)(out, lse, qkv, s, stream, e);
 }
 
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     *yes = false;
     if (s.D != 64 && s.D != 128) return 0;
     cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<Forward<64>>), e);
-    *yes = attributes.maxThreadsPerBlock >= Forward<64>::THREADS;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<AttentionForward<64>>), e);
+    *yes = attributes.maxThreadsPerBlock >= AttentionForward<64>::THREADS;
     return 0;
 }
 

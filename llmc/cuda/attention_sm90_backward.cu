@@ -12,8 +12,6 @@
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
-namespace {
-
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
 // The feeder's warpgroup comes last and gives most of its registers to the others; at launch every thread has 168.
@@ -24,7 +22,7 @@ enum { ROWS_BYTES = ROWS * (int)sizeof(float) };
 // ---------------------------------------------------------------------------------------------------------------------
 // dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0
 
-template <int D_> struct QueryGradient {
+template <int D_> struct AttentionQueryGradient {
     static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
     struct Shared {
@@ -39,7 +37,7 @@ template <int D_> struct QueryGradient {
 };
 
 // dK, dV: a warpgroup owns 64 keys and walks over tiles of queries, from the diagonal to the end.
-template <int D_> struct KeyGradient {
+template <int D_> struct AttentionKeyGradient {
     static constexpr int D = D_, QUERIES = 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
     static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
@@ -53,6 +51,8 @@ template <int D_> struct KeyGradient {
     };
     static constexpr int SHARED_BYTES = sizeof(Shared);
 };
+
+namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -377,8 +377,8 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 template <int D>
 int backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
              Error *e) {
-    typedef QueryGradient<D> Q;
-    typedef KeyGradient<D> K;
+    typedef AttentionQueryGradient<D> Q;
+    typedef AttentionKeyGradient<D> K;
     CUtensorMap dqkv_map, qkv_map, dout_map;
     int blocks;
     TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
