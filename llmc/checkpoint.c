@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint.h"
 
+#include "llmc_bin.h"
 #include "safetensors.h"
 
 #include <assert.h>
@@ -18,11 +19,13 @@ enum { CHUNK = 1 << 20 };
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
 
-bool checkpoint_is_model(const char *path) {
+static bool is_model_directory(const char *path) {
     char file[PATH_MAX];
     Error ignored;
     return path_join(file, sizeof file, path, "config.json", &ignored) == 0 && access(file, F_OK) == 0;
 }
+
+bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_model_directory(path); }
 
 static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
@@ -75,6 +78,7 @@ static int config_parse(const cJSON *root, const char *path, ModelConfig *config
 
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {
     char path[PATH_MAX], *text;
+    if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
     size_t bytes;
     TRY(path_join(path, sizeof path, directory, "config.json", e));
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
@@ -117,54 +121,130 @@ static int write_config(const char *directory, const ModelConfig *c, Manifest *m
 // ---------------------------------------------------------------------------------------------------------------------
 // model.safetensors
 
-// Hub files name tensors with and without "transformer." in front.
-static const SafetensorsEntry *entry_of(const SafetensorsReader *reader, const Tensor *t) {
-    char long_name[64];
-    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
-    const SafetensorsEntry *entry = safetensors_find(reader, long_name);
-    return entry ? entry : safetensors_find(reader, t->name);
+// The weights as they lie in one file, or in several with an index.
+typedef struct {
+    SafetensorsReader *reader;
+    int count;
+} ModelFiles;
+
+static void files_close(ModelFiles *files) {
+    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
+    memory_free(files->reader);
+    *files = (ModelFiles){0};
 }
 
-static int check_entry(const SafetensorsReader *reader, const Tensor *t, Error *e) {
-    const SafetensorsEntry *entry = entry_of(reader, t);
-    if (!entry)
-        return FAIL(e, ERR_INPUT, "does config.json belong to this file?", "%s: no tensor %s", reader->path, t->name);
-    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
-                    "%s: tensor %s has another shape than config.json says (%zu x %zu)", reader->path, t->name, t->rows,
-                    t->columns);
-    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
-                    reader->path, t->name, safetensors_type_name(entry->type));
+static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(safetensors_open(&files->reader[files->count], path, e));
+    files->count++;
     return 0;
 }
 
-static int load_tensor(const SafetensorsReader *reader, const Tensor *t, float *buffer, RangeWriter load, void *context,
+static bool files_have(const ModelFiles *files, const char *name) {
+    for (int i = 0; i < files->count; i++) {
+        const char *path = files->reader[i].path, *slash = strrchr(path, '/');
+        if (strcmp(slash ? slash + 1 : path, name) == 0) return true;
+    }
+    return false;
+}
+
+// {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
+static int files_add_indexed(ModelFiles *files, const cJSON *index, const char *directory, const char *path, Error *e) {
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *item;
+    if (!cJSON_IsObject(map))
+        return FAIL(e, ERR_INPUT, "fetch the file again", "%s: field \"weight_map\" is not an object", path);
+    size_t most = (size_t)cJSON_GetArraySize(map);
+    TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
+    cJSON_ArrayForEach(item, map) {
+        if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
+            return FAIL(e, ERR_INPUT, "fetch the file again", "%s: %.80s is not in a file of this directory", path,
+                        item->string);
+        if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
+    }
+    return 0;
+}
+
+static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
+    const size_t most = 1 << 26; // bytes
+    char *text;
+    size_t bytes;
+    const char *end = NULL;
+    TRY(file_read(path, most, &text, &bytes, e));
+    cJSON *index = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    int code = index ? files_add_indexed(files, index, directory, path, e)
+                     : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path,
+                            end ? (size_t)(end - text) : 0);
+    cJSON_Delete(index);
+    memory_free(text);
+    return code;
+}
+
+static int files_open(ModelFiles *files, const char *directory, Error *e) {
+    char path[PATH_MAX];
+    *files = (ModelFiles){0};
+    TRY(path_join(path, sizeof path, directory, MODEL_FILE ".index.json", e));
+    if (file_exists(path)) return files_open_indexed(files, directory, path, e);
+    TRY(memory_alloc_zero((void **)&files->reader, sizeof *files->reader, "the model's file", e));
+    return files_add(files, directory, MODEL_FILE, e);
+}
+
+typedef struct {
+    const SafetensorsReader *reader;
+    const SafetensorsEntry *entry; // NULL: in none of the files
+} Found;
+
+// Hub files name tensors with and without "transformer." in front.
+static Found find_tensor(const ModelFiles *files, const Tensor *t) {
+    char long_name[64];
+    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
+    for (int i = 0; i < files->count; i++) {
+        const SafetensorsEntry *entry = safetensors_find(&files->reader[i], long_name);
+        if (!entry) entry = safetensors_find(&files->reader[i], t->name);
+        if (entry) return (Found){&files->reader[i], entry};
+    }
+    return (Found){0};
+}
+
+static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
+    Found found = find_tensor(files, t);
+    const SafetensorsEntry *entry = found.entry;
+    const char *const hint = "does config.json belong to this file?";
+    if (!entry)
+        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", files->count == 1 ? files->reader->path : directory,
+                    t->name);
+    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
+    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
+        return FAIL(e, ERR_INPUT, hint, "%s: tensor %s has another shape than config.json says (%zu x %zu)",
+                    found.reader->path, t->name, t->rows, t->columns);
+    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
+        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
+                    found.reader->path, t->name, safetensors_type_name(entry->type));
+    return 0;
+}
+
+static int load_tensor(const ModelFiles *files, const Tensor *t, float *buffer, RangeWriter load, void *context,
                        Error *e) {
-    const SafetensorsEntry *entry = entry_of(reader, t);
+    Found found = find_tensor(files, t);
     for (size_t first = 0; first < t->count; first += CHUNK) {
         size_t n = size_min(CHUNK, t->count - first);
-        TRY(safetensors_read_f32(reader, entry, first, n, buffer, e));
+        TRY(safetensors_read_f32(found.reader, found.entry, first, n, buffer, e));
         TRY(load(context, (Range){t->offset + first, t->offset + first + n}, buffer, e));
     }
     return 0;
 }
 
-int checkpoint_load_model(const char *directory, const Model *model, RangeWriter load, void *context, Error *e) {
-    char path[PATH_MAX];
-    SafetensorsReader reader;
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+    ModelFiles files;
     float *buffer = NULL;
-    int code = 0;
-    TRY(path_join(path, sizeof path, directory, MODEL_FILE, e));
-    TRY(safetensors_open(&reader, path, e));
-    for (int i = 0; i < model->tensor_count; i++) TRY_GOTO(check_entry(&reader, &model->tensors[i], e));
-    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    for (int i = 0; i < model->tensor_count; i++)
-        TRY_GOTO(load_tensor(&reader, &model->tensors[i], buffer, load, context, e));
-done:
+    if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
+    int code = files_open(&files, path, e);
+    for (int i = 0; !code && i < model->tensor_count; i++) code = check_tensor(&files, path, &model->tensors[i], e);
+    if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
+    for (int i = 0; !code && i < model->tensor_count; i++)
+        code = load_tensor(&files, &model->tensors[i], buffer, load, context, e);
     memory_free(buffer);
-    safetensors_close(&reader);
+    files_close(&files);
     return code;
 }
 

@@ -21,18 +21,18 @@
 extern "C" {
 #endif
 
-// Is this the path of a directory with a config.json?
+// What --model reads besides: the weights in several files with a model.safetensors.index.json, and llm.c's .bin
+// (llmc_bin).
+
+// Is this the path of a directory with a config.json, or of llm.c's .bin?
 bool checkpoint_is_model(const char *path);
 
-// Reads DIRECTORY/config.json. ERR_INPUT where it is missing or malformed, or describes a model that is not GPT-2.
-int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e);
+// Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
+int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
-typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);       // engine -> file
-typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e); // file -> engine
-
-// Reads DIRECTORY/model.safetensors (F32, F16 or BF16) and hands every tensor of the model to `load`. All of the file's
-// shapes are checked before the first value goes out.
-int checkpoint_load_model(const char *directory, const Model *model, RangeWriter load, void *context, Error *e);
+// Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the
+// first value goes out.
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
 
 // Writes both files into a directory that exists, durably. Their digests go to the manifest, where there is one.
 int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,

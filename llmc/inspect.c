@@ -94,7 +94,8 @@ static int inspect_shards(const char *pattern, FILE *out, Error *e) {
 int inspect(const char *path, FILE *out, Error *e) {
     struct stat st;
     bool any;
-    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return inspect_shards(path, out, e);
+    bool directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    if (!directory) return checkpoint_is_model(path) ? inspect_model(path, out, e) : inspect_shards(path, out, e);
     if (holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     TRY(inspect_run(path, out, &any, e));

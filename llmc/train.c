@@ -60,7 +60,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
 
-static int shape_from_directory(const Options *o, ModelConfig *config, Error *e) {
+static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
     static const char *const settled[] = {"--layers", "--heads", "--channels"};
     for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
         if (options_given(o, settled[i]))
@@ -79,7 +79,7 @@ static int shape_from_directory(const Options *o, ModelConfig *config, Error *e)
 static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
-             "--model %s: neither a preset nor a directory with config.json", o->model);
+             "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
         return error_hint(e, "presets: %s", model_preset_help);
     }
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
@@ -94,11 +94,11 @@ static int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
     bool from_file = checkpoint_is_model(o->model);
-    TRY(from_file ? shape_from_directory(o, &config, e) : shape_from_preset(o, &config, e));
+    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
     if (model_create(&r->model, &config, e)) {
         if (!from_file) return e->code;
         e->code = ERR_INPUT; // the file's fault, not the command line's
-        return error_prefix(e, "%s/config.json", o->model);
+        return error_prefix(e, "%s%s", o->model, directory_exists(o->model) ? "/config.json" : "");
     }
     r->shape = (EngineConfig){
         .model = &r->model,
@@ -509,7 +509,18 @@ static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
 
-// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time.
+// Rows done .. done + n of `rows` windows spread evenly over the validation set.
+static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
+    uint64_t windows = data_windows(r->val);
+    for (int i = 0; i < n; i++) {
+        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
+        TRY(data_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
+    }
+    return 0;
+}
+
+// Mean loss over --val-tokens of the validation set, in whole rows: the same ones every time. They are spread over the
+// whole set, because its beginning may be a single document.
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
     int64_t windows = (int64_t)data_windows(r->val);
@@ -517,7 +528,7 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
     double sum = 0;
     for (int64_t done = 0; done < rows;) {
         int n = (int)(rows - done < r->shape.micro_batch ? rows - done : r->shape.micro_batch);
-        TRY(data_rows_sequential(r->val, (uint64_t)done, n, r->rows, e));
+        TRY(read_val_rows(r, done, n, rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
         done += n;

@@ -106,8 +106,8 @@ static void test_killed_at_random_moments(void) {
 // One call of a kind fails, or it and all after it. Either training goes on to the right end, or it stops with a code
 // that fits; and in any case what was there stays, and the same command goes on.
 static void check_failure(Fault fault, Call call, long n, int error) {
-    const char *what = path_of("%s %ld %s with %s", call_names[call], n, fault == FAULT_ON ? "and on fail" : "fails",
-                               strerror(error));
+    const char *what =
+        path_of("%s %ld %s with %s", call_names[call], n, fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
     remove_part();
     faults_plan(fault, call, n, error);
     int code = trainer_run(COMMAND "--out part");
@@ -234,8 +234,7 @@ static void test_falls_back(void) {
     }
     CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
     for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
-        if (access(path_of("part/step_%08ld", step), F_OK) == 0)
-            unlink(path_of("part/step_%08ld/state.json", step));
+        if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == ERR_INPUT && log_mentions("none of its 2 checkpoints"), "exit code %d: %s", code, log_tail());
 }
