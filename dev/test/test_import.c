@@ -209,7 +209,7 @@ static void test_bad_bin(void) {
         int index, value;
         const char *said;
     } cases[] = {{1, 4, "version 4"},     {1, 1, "version 1"},         {1, 5, "its header makes"},
-                 {2, 0, "byte 8"},        {3, -1, "byte 12"},          {4, 3, "its header makes"},
+                 {2, 0, "byte 8"},        {3, -1, "byte 12"},          {4, 4, "its header makes"},
                  {5, 5, "heads"},         {6, 1 << 30, "byte 24"},     {6, 1 << 20, "makes"},
                  {7, 12, "padded to 12"}, {7, 256, "its header makes"}};
     Error e = {0};

@@ -96,6 +96,39 @@ static void test_what_may_not_change(void) {
     CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
 }
 
+// Steps that are outliers make no update and say so, and the window that judges them survives a resumption: the run
+// goes on from before and from behind its first skipped step.
+#define OUTLIERS                                                                                                       \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
+    "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 2.2 --skip-grad-z 2.2 "
+
+static void test_outliers_are_skipped(void) {
+    CHECK(trainer_run(OUTLIERS "--out outliers --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
+    CHECK(log_mentions("is an outlier (loss "), "nothing was skipped: %s", log_tail());
+    size_t bytes;
+    char *text = read_text("outliers/metrics.jsonl", &bytes);
+    long skipped = 0, first = 0;
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        long step = atol(line + strlen("{\"step\": "));
+        bool said = strstr(line, "\"skipped\": true") != NULL;
+        skipped += said;
+        if (said && !first) first = step;
+        bool same = same_file(path_of("outliers/step_%08ld/model.safetensors", step),
+                              path_of("outliers/step_%08ld/model.safetensors", step - 1));
+        CHECK(step == 1 || same == said, "step %ld %s, and its weights %s", step, said ? "skipped" : "not skipped",
+              same ? "are the same" : "differ");
+    }
+    memory_free(text);
+    CHECK(first > 128 && skipped < 30, "%ld skipped, the first at step %ld", skipped, first);
+    for (long step = first - 1; step <= first; step++) {
+        remove_tree("part");
+        copy_tree(path_of("outliers/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("outliers/metrics.jsonl", "part/metrics.jsonl");
+        CHECK(trainer_run(OUTLIERS "--out part") == 0, "%s", log_tail());
+        check_same_end("outliers", "part", path_of("outliers, from step %ld", step));
+    }
+}
+
 int main(void) {
     trainer_setup();
     RUN(test_from_every_step);
@@ -103,5 +136,6 @@ int main(void) {
     RUN(test_complete);
     RUN(test_what_may_change);
     RUN(test_what_may_not_change);
+    RUN(test_outliers_are_skipped);
     return trainer_end();
 }
