@@ -36,11 +36,16 @@ typedef struct {
     double stall_seconds; // of those, how long training stood still
 } SaveReport;
 
-// Bytes of the copy that saver_start makes.
+// Bytes of that copy.
 size_t saver_copy_bytes(const Model *model);
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
+
+// Takes the memory for the copy that saver_start needs, and touches it in the background: a system hands out fresh
+// memory so slowly that training would stand still for seconds at the first save.
+// Without it the first save does so.
+int saver_prepare(Saver *saver, Error *e);
 
 // Takes the snapshot and returns; none may be under way. Takes `state` over, from malloc, whatever comes out.
 int saver_start(Saver *saver, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e);
