@@ -8,6 +8,7 @@
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
+comma := ,
 
 SAN ?= 0
 NATIVE ?= 1
@@ -60,6 +61,8 @@ $(BUILD)/engine.o: train_gpt2.c
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
 
+# Calls that this test makes fail (dev/test/faults.h).
+$(BUILD)/dev/test/test_crash: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The CUDA trainer
@@ -123,6 +126,10 @@ test-long: ## the Shakespeare recipe with three seeds
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
+test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about an hour
+	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/dev/test/test_crash $(BUILD)/dev/test/test_resume
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(BUILD)/dev/test/test_resume $(BUILD)/dev/test/test_crash
+
 fuzz: ## the fuzzers, ten minutes each
 	@scripts/deps.sh test
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
@@ -146,6 +153,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-programs test-long test-crash fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

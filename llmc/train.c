@@ -1,16 +1,23 @@
 #define _POSIX_C_SOURCE 200809L
 #include "train.h"
 
+#include "archive.h"
 #include "batch_ramp.h"
 #include "checkpoint.h"
 #include "data.h"
 #include "engine.h"
+#include "files.h"
+#include "guard.h"
+#include "inspect.h"
 #include "metrics.h"
 #include "noise.h"
 #include "options.h"
 #include "progress.h"
+#include "run_state.h"
 #include "sample.h"
+#include "saver.h"
 #include "schedule.h"
+#include "signals.h"
 #include "tokenizer.h"
 
 #include <assert.h>
@@ -19,8 +26,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
 
 #ifndef GNS_VERSION
 #    define GNS_VERSION "0.1"
@@ -42,18 +47,20 @@ typedef struct {
     float *losses;  // (micro_batch, T)
     StepResult result;
     int64_t step, tokens, examples; // done
+    int64_t batch;                  // rows of the last step
+    int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
     double val_loss;                // the latest; NaN before the first
+    Outliers loss_window, grad_window;
+    ShardList shards; // of `train`
+    Saver *saver;
+    char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
+    int64_t saved_step;       // its step; -1 before the first
 } Run;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
 
-static bool path_exists(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0;
-}
-
-static int shape_from_directory(const Options *o, ModelConfig *config, Error *e) {
+static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
     static const char *const settled[] = {"--layers", "--heads", "--channels"};
     for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
         if (options_given(o, settled[i]))
@@ -71,8 +78,8 @@ static int shape_from_directory(const Options *o, ModelConfig *config, Error *e)
 
 static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
-        FAIL(e, path_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
-             "--model %s: neither a preset nor a directory with config.json", o->model);
+        FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
+             "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
         return error_hint(e, "presets: %s", model_preset_help);
     }
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
@@ -87,11 +94,11 @@ static int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
     bool from_file = checkpoint_is_model(o->model);
-    TRY(from_file ? shape_from_directory(o, &config, e) : shape_from_preset(o, &config, e));
+    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
     if (model_create(&r->model, &config, e)) {
         if (!from_file) return e->code;
         e->code = ERR_INPUT; // the file's fault, not the command line's
-        return error_prefix(e, "%s/config.json", o->model);
+        return error_prefix(e, "%s%s", o->model, directory_exists(o->model) ? "/config.json" : "");
     }
     r->shape = (EngineConfig){
         .model = &r->model,
@@ -118,10 +125,6 @@ static int range_to_engine(void *engine, Range range, const float *values, Error
     return engine_load(engine, STATE_PARAM, range, values, e);
 }
 
-static int range_from_engine(void *engine, Range range, float *values, Error *e) {
-    return engine_store(engine, STATE_PARAM, range, values, e);
-}
-
 static int init_parameters(Run *r, Error *e) {
     enum { CHUNK = 1 << 20 };
     float *buffer;
@@ -140,8 +143,20 @@ done:
     return code;
 }
 
+static int moment1_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT1, range, values, e);
+}
+
+static int moment2_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT2, range, values, e);
+}
+
 static int setup_engine(Run *r, Error *e) {
     TRY(engine_create(&r->engine, &r->shape, e));
+    if (r->saved[0]) {
+        TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
+        return checkpoint_load_optimizer(r->saved, &r->model, moment1_to_engine, moment2_to_engine, r->engine, e);
+    }
     if (checkpoint_is_model(r->options.model))
         return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
     return init_parameters(r, e);
@@ -155,7 +170,7 @@ static int setup_data(Run *r, Error *e) {
     int T = r->shape.seq_len, V = r->model.config.vocab;
     TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
-    return 0;
+    return shard_list_create(&r->shards, r->train, e);
 }
 
 static int setup_schedule(Run *r, Error *e) {
@@ -191,15 +206,63 @@ static int setup_buffers(Run *r, Error *e) {
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
 }
 
+// What state.json says of this run. `build` and its text belong to the caller.
+static RunState run_state(Run *r, const char *build) {
+    return (RunState){
+        .model = r->model.config,
+        .start = checkpoint_is_model(r->options.model) ? r->options.model : "scratch",
+        .seq_len = r->shape.seq_len,
+        .seed = (uint64_t)r->options.seed,
+        .train = &r->shards,
+        .step = r->step,
+        .tokens = r->tokens,
+        .examples = r->examples,
+        .batch = r->batch,
+        .metrics_bytes = r->metrics ? metrics_bytes(r->metrics) : 0,
+        .val_loss = r->val_loss,
+        .ramp = &r->ramp.state,
+        .noise = &r->noise,
+        .loss_window = &r->loss_window,
+        .grad_window = &r->grad_window,
+        .build = build,
+        .options = &r->options,
+    };
+}
+
+// Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
+static int setup_resume(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool found;
+    char *changes;
+    r->saved_step = -1;
+    if (r->options.fresh || !directory_exists(out)) return 0;
+    TRY(archive_newest(out, stderr, &found, &r->saved_step, r->saved, e));
+    if (!found) {
+        r->saved[0] = 0, r->saved_step = -1;
+        return 0;
+    }
+    RunState state = run_state(r, "");
+    TRY(run_state_read(&state, r->saved, &changes, e));
+    r->step = state.step;
+    r->tokens = state.tokens;
+    r->examples = state.examples;
+    r->batch = state.batch;
+    r->log_bytes = state.metrics_bytes;
+    r->val_loss = state.val_loss;
+    ramp_settle(&r->ramp);
+    printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
+    fputs(changes, stdout);
+    free(changes);
+    return 0;
+}
+
 // An earlier run in the same place is never overwritten: it is moved aside.
 static int move_old_run(const char *out, Error *e) {
-    char path[PATH_MAX], aside[PATH_MAX];
-    TRY(path_join(path, sizeof path, out, "run.json", e));
-    if (!path_exists(path)) return 0;
+    char aside[ARCHIVE_PATH];
     for (int i = 1; i < 100000; i++) {
         int n = snprintf(aside, sizeof aside, "%s.%d", out, i);
         if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
-        if (path_exists(aside)) continue;
+        if (file_exists(aside)) continue;
         if (rename(out, aside) != 0)
             return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
                         out, strerror(errno));
@@ -209,6 +272,38 @@ static int move_old_run(const char *out, Error *e) {
     return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
 }
 
+// Is there a run that this one does not go on from? One that was stopped before its first step is none.
+static int holds_other_run(const Run *r, bool *holds, Error *e) {
+    char path[ARCHIVE_PATH];
+    int checkpoints;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    TRY(archive_count(r->options.out, &checkpoints, e));
+    *holds = !r->saved[0] && (checkpoints > 0 || (file_exists(path) && metrics_bytes(r->metrics) > 0));
+    return 0;
+}
+
+// From here on the run directory is ours.
+static int setup_directory(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool holds;
+    TRY(directory_create(out, e));
+    TRY(metrics_open(&r->metrics, out, e));
+    TRY(holds_other_run(r, &holds, e));
+    if (holds) {
+        metrics_close(r->metrics, e);
+        r->metrics = NULL;
+        TRY(move_old_run(out, e));
+        TRY(directory_create(out, e));
+        TRY(metrics_open(&r->metrics, out, e));
+    }
+    if (metrics_bytes(r->metrics) < r->log_bytes)
+        fprintf(stderr,
+                "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
+    TRY(archive_tidy(out, e));
+    TRY(archive_set_aside_after(out, r->step, stderr, e));
+    return metrics_cut(r->metrics, r->log_bytes, e);
+}
+
 static void put_data_json(FILE *f, const char *name, const DataSet *data) {
     if (!data) return;
     DataInfo info = data_describe(data);
@@ -216,11 +311,14 @@ static void put_data_json(FILE *f, const char *name, const DataSet *data) {
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
 }
 
-static int write_run_json(const Run *r, Error *e) {
-    char path[PATH_MAX], engine[256];
-    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
-    FILE *f = fopen(path, "we");
-    if (!f) return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+static void describe_build(const Run *r, char *out, size_t bytes) {
+    char engine[256];
+    engine_describe(r->engine, engine, sizeof engine);
+    snprintf(out, bytes, "gns.c " GNS_VERSION ", %s", engine);
+}
+
+static void put_run_json(FILE *f, const Run *r) {
+    char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
     const ModelConfig *c = &r->model.config;
     fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
@@ -234,18 +332,30 @@ static int write_run_json(const Run *r, Error *e) {
     fprintf(f, "  \"options\": ");
     options_write_json(f, &r->options, 2);
     fprintf(f, "\n}\n");
-    bool bad = ferror(f);
-    if (fclose(f) != 0 || bad)
-        return FAIL(e, ERR_WRITE, "free some space and start again", "%s: cannot write: %s", path, strerror(errno));
-    return 0;
+}
+
+static int write_run_json(const Run *r, Error *e) {
+    char path[ARCHIVE_PATH], *text;
+    size_t bytes;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
+    put_run_json(f, r);
+    fclose(f);
+    int code = file_replace(path, text, bytes, e);
+    free(text);
+    return code;
 }
 
 static int setup_output(Run *r, Error *e) {
-    TRY(move_old_run(r->options.out, e));
-    TRY(directory_create(r->options.out, e));
-    TRY(metrics_open(&r->metrics, r->options.out, e));
+    const Options *o = &r->options;
+    TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
-    return progress_create(&r->progress, stdout, r->options.run.horizon_tokens, e);
+    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
+    TRY(saver_create(&r->saver, &saver, e));
+    TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
+    r->progress.val_loss = r->val_loss;
+    return 0;
 }
 
 static void say_setup(const Run *r) {
@@ -347,23 +457,52 @@ static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double secon
     };
 }
 
+// Is this step to be left out? Asking means waiting for the device before the update, so it is not done unasked.
+static bool is_outlier(Run *r, int64_t B) {
+    const Options *o = &r->options;
+    double loss = r->result.loss_sum / (double)B, norm = grad_norm(r, B);
+    double loss_z = outliers_z(&r->loss_window, loss), norm_z = outliers_z(&r->grad_window, norm);
+    bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
+         norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
+    if (!loss_out && !norm_out) return false;
+    progress_break(&r->progress);
+    fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
+            (long long)r->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
+    return true;
+}
+
+static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
+    const Options *o = &r->options;
+    Range all = {0, r->model.flat_count};
+    *skipped = false;
+    if (o->skip_loss_z > 0 || o->skip_grad_z > 0) {
+        TRY(engine_result(r->engine, &r->result, e));
+        if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
+        *skipped = is_outlier(r, B);
+    }
+    return *skipped ? 0 : engine_update(r->engine, all, update, e);
+}
+
 static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     int64_t B = step_batch(r);
     Range all = {0, r->model.flat_count};
     UpdateConfig update = update_config(r, B);
+    bool skipped;
     *mode = step_mode(r);
     double start = clock_seconds();
     TRY(run_micro_steps(r, B, *mode, e));
     TRY(engine_norms(r->engine, all, e));
-    TRY(engine_update(r->engine, all, &update, e));
+    TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(engine_result(r->engine, &r->result, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     double step_tokens = (double)(B * r->shape.seq_len);
     observe_noise(r, B, step_tokens, *mode);
     r->step++;
+    r->batch = B;
     r->examples += B;
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
+    metrics->skipped = skipped;
     return metrics_step(r->metrics, metrics, &r->noise, *mode, e);
 }
 
@@ -419,27 +558,81 @@ static int sample_during(Run *r, Error *e) {
     return 0;
 }
 
-static int save_model(Run *r, char *directory, size_t bytes, Error *e) {
-    char name[32];
-    snprintf(name, sizeof name, "step_%08lld", (long long)r->step);
-    TRY(path_join(directory, bytes, r->options.out, name, e));
-    TRY(directory_create(directory, e));
-    if (r->tokenizer) TRY(tokenizer_save(r->tokenizer, directory, e));
-    return checkpoint_save_model(directory, &r->model, range_from_engine, r->engine, e);
+// ---------------------------------------------------------------------------------------------------------------------
+// Checkpoints
+
+static void save_failed(Run *r, int64_t step, const Error *why) {
+    fprintf(stderr, "warning: step %lld was not saved: %s. Training goes on; the newest checkpoint is %s\n",
+            (long long)step, why->what, r->saved[0] ? r->saved : "none yet");
+}
+
+// Tells of a save that has ended; its error, if it has one, is in report->error.
+static void tell_save(Run *r, const SaveReport *report) {
+    progress_break(&r->progress);
+    if (report->error.code) {
+        save_failed(r, report->step, &report->error);
+        return;
+    }
+    snprintf(r->saved, sizeof r->saved, "%s", report->directory);
+    r->saved_step = report->step;
+    printf("saved   %s in %.2f s, training stood still for %.3f s\n", r->saved, report->seconds, report->stall_seconds);
+    if (report->note.code) fprintf(stderr, "warning: %s: older checkpoints stay\n", report->note.what);
+    fflush(stdout);
+}
+
+static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
+    char build[300];
+    describe_build(r, build, sizeof build);
+    RunState state = run_state(r, build);
+    return run_state_write(&state, text, bytes, e);
+}
+
+// While training goes on. What goes wrong is said, and training goes on.
+static void save_aside(Run *r) {
+    SaveReport report;
+    Error e = {0};
+    char *text;
+    size_t bytes;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    int code = state_text(r, &text, &bytes, &e);
+    if (!code) code = saver_start(r->saver, r->engine, r->step, text, bytes, &e);
+    if (!code) return;
+    progress_break(&r->progress);
+    save_failed(r, r->step, &e);
+}
+
+// Before the end.
+static int save_now(Run *r, Error *e) {
+    SaveReport report;
+    char *text;
+    size_t bytes;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    if (r->saved_step == r->step) return 0;
+    TRY(state_text(r, &text, &bytes, e));
+    saver_run(r->saver, r->engine, r->step, text, bytes, &report);
+    if (report.error.code) return *e = report.error, e->code;
+    tell_save(r, &report);
+    return 0;
+}
+
+static int stop(Run *r, const char *signal_name, Error *e) {
+    progress_break(&r->progress);
+    TRY(save_now(r, e));
+    return FAIL(e, ERR_STOPPED, "run the same command again to go on", "%s: stopped after step %lld, saved in %s",
+                signal_name, (long long)r->step, r->saved);
 }
 
 static int finish(Run *r, Error *e) {
-    char directory[PATH_MAX];
     progress_break(&r->progress);
     progress_curve(&r->progress);
     if (r->options.sample_every > 0) TRY(sample_during(r, e));
-    TRY(save_model(r, directory, sizeof directory, e));
+    TRY(save_now(r, e));
     if (isfinite(r->val_loss)) {
         printf("validation loss %.4f nats a token", r->val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
         printf("\n");
     }
-    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", directory, r->options.out);
+    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saved, r->options.out);
     return 0;
 }
 
@@ -447,36 +640,57 @@ static bool is_due(int64_t step, int64_t every) { return every > 0 && step % eve
 
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
+    SaveReport report;
     while (r->tokens < o->run.horizon_tokens) {
         StepMetrics metrics;
         GnsMode mode;
+        if (signals_requested()) return stop(r, signals_requested(), e);
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
         progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
+        if (saver_collect(r->saver, false, &report)) tell_save(r, &report);
+        if (!last && is_due(r->step, o->checkpoint_every)) save_aside(r);
     }
     return finish(r, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The three things the program does
+// The things the program does
+
+static void say_complete(const Run *r) {
+    printf("this run is complete: model in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
+           r->options.steps ? "steps" : "train-tokens");
+}
 
 static int run_training(Run *r, Error *e) {
+    signals_install();
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
     TRY(setup_data(r, e));
     TRY(setup_schedule(r, e));
+    TRY(setup_resume(r, e));
+    if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
     TRY(setup_buffers(r, e));
     TRY(setup_engine(r, e));
     TRY(setup_output(r, e));
     say_setup(r);
-    return train_loop(r, e);
+    int code = train_loop(r, e);
+    SaveReport report;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report); // one that was under way when the loop failed
+    return code;
 }
 
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_tokenizer_needed(r, e));
     TRY(setup_engine(r, e));
     return print_sample(r, e);
+}
+
+// Can the run be long enough for a checkpoint before its end?
+static bool may_save_aside(const Options *o) {
+    int64_t smallest = o->run.batch_min_rows * o->seq_len;
+    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
 }
 
 static int run_dry(Run *r, Error *e) {
@@ -492,12 +706,15 @@ static int run_dry(Run *r, Error *e) {
                (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
     for (int i = 0; i < plan.count; i++)
         printf("%-36s %10.1f MiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 20));
-    printf("%-36s %10.1f MiB\n", "memory in all", (double)plan.total / (1 << 20));
+    size_t copy = may_save_aside(o) ? saver_copy_bytes(&r->model) : 0;
+    if (copy) printf("%-36s %10.1f MiB\n", "copy for checkpoints, on the host", (double)copy / (1 << 20));
+    printf("%-36s %10.1f MiB\n", "memory in all", (double)(plan.total + copy) / (1 << 20));
     return 0;
 }
 
 static void run_destroy(Run *r) {
     progress_destroy(&r->progress);
+    saver_destroy(r->saver);
     engine_destroy(r->engine);
     memory_free(r->result.example_sq);
     memory_free(r->result.grad_sq);
@@ -505,6 +722,7 @@ static void run_destroy(Run *r) {
     memory_free(r->rows);
     noise_destroy(&r->noise);
     ramp_destroy(&r->ramp);
+    shard_list_destroy(&r->shards);
     data_close(r->val);
     data_close(r->train);
     tokenizer_destroy(r->tokenizer);
@@ -521,6 +739,7 @@ static int run_program(Run *r, int argc, char **argv, Error *e) {
     }
     fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
+    if (*o->check) return inspect(o->check, stdout, e);
     TRY(setup_model(r, e));
     if (o->dry_run) return run_dry(r, e);
     return o->sample_only ? run_sampling(r, e) : run_training(r, e);
