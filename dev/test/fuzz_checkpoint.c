@@ -1,6 +1,7 @@
 // Fuzzes the readers of what a checkpoint is made of, and of llm.c's .bin: fuzz_checkpoint [seconds] [seed]. Mutates
 // files of a real run (the weights' reader has a fuzzer of its own). To be built with ASan and UBSan; beyond what they
-// find, every rejection must be ERR_INPUT with a message that names the file, and a remedy.
+// find, every rejection must be ERR_INPUT with a message that names the file, and a remedy. With GNS_LIBFUZZER it is a
+// libFuzzer target instead (make fuzz-coverage), where the environment's GNS_FUZZ_TARGET picks the reader.
 #define _DEFAULT_SOURCE
 #include "../../llmc/archive.h"
 #include "../../llmc/checkpoint.h"
@@ -22,6 +23,7 @@ static uint64_t draw(uint64_t *state, uint64_t below) {
     return below ? z % below : 0;
 }
 
+#ifndef GNS_LIBFUZZER
 static const char *const words[] = {"{",
                                     "}",
                                     "[",
@@ -89,6 +91,7 @@ static void mutate(Sample *s, size_t first_bytes, uint64_t *state) {
         if (at < s->count) s->bytes[at] ^= (char)(1 << draw(state, 8));
     }
 }
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The readers
@@ -164,8 +167,10 @@ static int read_bin(const char *path, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One file after the other
 
+#ifndef GNS_LIBFUZZER
 static double seconds = 5;
 static uint64_t seed = 1;
+#endif
 
 // A manifest whose own hash is wrong is refused at the first look; half of them get the right one.
 static void sign_manifest(Sample *s, uint64_t *state) {
@@ -175,46 +180,65 @@ static void sign_manifest(Sample *s, uint64_t *state) {
              digest_of(s->bytes, s->count - last).hash);
 }
 
-static void fuzz(const char *file, const char *read_path, int (*reader)(const char *, Error *), size_t first_bytes) {
+typedef struct {
+    const char *file;  // what is mutated
+    const char *named; // what a message must mention: a manifest and an index speak of other files as well
+    const char *path;  // what the reader is given
+    int (*reader)(const char *path, Error *e);
+    size_t first_bytes; // mutations begin within these
+} Target;
+
+static const Target targets[] = {
+    {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES},
+    {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES},
+    {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES},
+    {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES},
+    {"model.bin", "model.bin", "model.bin", read_bin, 40}, // the header is what can be wrong
+};
+enum { TARGETS = sizeof targets / sizeof *targets };
+
+// Puts the bytes where the reader finds them, and holds it to the contract. Returns its code.
+static int try_reader(const Target *t, const Sample *s) {
+    unlink(t->file); // some file systems wait for the disk when a file is overwritten
+    FILE *f = fopen(t->file, "wb");
+    CHECK(f && fwrite(s->bytes, 1, s->count, f) == s->count, "%s", t->file);
+    if (f) fclose(f);
+    Error e = {0};
+    int code = t->reader(t->path, &e);
+    CHECK(code == 0 || (code == ERR_INPUT && e.hint[0]), "code %d: %s (%s)", code, e.what, e.hint);
+    CHECK(code == 0 || strstr(e.what, t->named), "'%s' does not name %s", e.what, t->named);
+    return code;
+}
+
+#ifndef GNS_LIBFUZZER
+static void fuzz(const Target *t) {
     static Sample original, mutant;
     size_t accepted = 0, rejected = 0;
-    char *text = read_text(file, &original.count);
-    CHECK(text && original.count < MAX_BYTES, "%s: %zu bytes", file, original.count);
+    char *text = read_text(t->file, &original.count);
+    CHECK(text && original.count < MAX_BYTES, "%s: %zu bytes", t->file, original.count);
     if (!text) return;
     memcpy(original.bytes, text, original.count);
     memory_free(text);
-    bool is_manifest = strstr(file, MANIFEST_NAME) != NULL;
-    for (double start = clock_seconds(); clock_seconds() - start < seconds / 5 && !test_state.failures;) {
+    for (double start = clock_seconds(); clock_seconds() - start < seconds / TARGETS && !test_state.failures;) {
         uint64_t state = seed << 32 | (accepted + rejected);
         mutant = original;
-        for (size_t changes = draw(&state, 4); changes > 0; changes--) mutate(&mutant, first_bytes, &state);
-        if (is_manifest) sign_manifest(&mutant, &state);
-        unlink(file); // some file systems wait for the disk when a file is overwritten
-        FILE *f = fopen(file, "wb");
-        CHECK(f && fwrite(mutant.bytes, 1, mutant.count, f) == mutant.count, "%s", file);
-        if (f) fclose(f);
-        Error e = {0};
-        int code = reader(read_path, &e);
+        for (size_t changes = draw(&state, 4); changes > 0; changes--) mutate(&mutant, t->first_bytes, &state);
+        if (t->reader == read_manifest) sign_manifest(&mutant, &state);
+        int code = try_reader(t, &mutant);
         accepted += code == 0;
         rejected += code != 0;
-        CHECK(code == 0 || (code == ERR_INPUT && e.hint[0]), "code %d: %s (%s)", code, e.what, e.hint);
-        // A manifest and an index speak of other files of their directory as well.
-        const char *named = is_manifest ? "step/" : strstr(file, "index") ? "many/" : file;
-        CHECK(code == 0 || strstr(e.what, named), "'%s' does not name %s", e.what, file);
     }
-    printf("  %s: %zu accepted, %zu rejected\n", file, accepted, rejected);
+    printf("  %s: %zu accepted, %zu rejected\n", t->file, accepted, rejected);
     CHECK(accepted > 0 && rejected > 0, "one of the two never happened");
-    if (!test_state.failures) { // as it was
-        Error e;
-        CHECK(file_save(file, original.bytes, original.count, NULL, &e) == 0, "%s", file);
-    }
+    if (!test_state.failures) try_reader(t, &original); // as it was
 }
 
-static void test_manifest(void) { fuzz("step/MANIFEST.json", "step", read_manifest, MAX_BYTES); }
-static void test_state_json(void) { fuzz("step/state.json", "step", read_state, MAX_BYTES); }
-static void test_config(void) { fuzz("step/config.json", "step", read_config, MAX_BYTES); }
-static void test_index(void) { fuzz("many/model.safetensors.index.json", "many", read_weights, MAX_BYTES); }
-static void test_bin(void) { fuzz("model.bin", "model.bin", read_bin, 40); } // the header is what can be wrong
+static void test_manifest(void) { fuzz(&targets[0]); }
+static void test_state_json(void) { fuzz(&targets[1]); }
+static void test_config(void) { fuzz(&targets[2]); }
+static void test_index(void) { fuzz(&targets[3]); }
+static void test_bin(void) { fuzz(&targets[4]); }
+#endif
 
 static void make_index(void) {
     Error e = {0};
@@ -261,6 +285,38 @@ static void test_files_are_made(void) {
     make_bin();
 }
 
+#ifdef GNS_LIBFUZZER
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static const Target *target = &targets[0];
+
+// Leaves the corpus, which begins with the file as it is, in the directory "corpus" of the scratch directory.
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc;
+    (void)argv;
+    Error e;
+    const char *name = getenv("GNS_FUZZ_TARGET");
+    trainer_setup();
+    test_files_are_made();
+    for (int i = 0; i < TARGETS; i++)
+        if (name && strcmp(name, targets[i].file) == 0) target = &targets[i];
+    if (directory_create("corpus", &e) == 0) copy_file(target->file, "corpus/as_written");
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    static Sample s;
+    uint64_t state = bytes;
+    if (bytes >= MAX_BYTES) return 0;
+    memcpy(s.bytes, data, bytes);
+    s.count = bytes;
+    if (target->reader == read_manifest) sign_manifest(&s, &state);
+    try_reader(target, &s);
+    if (test_state.failures) abort();
+    return 0;
+}
+#else
 int main(int argc, char **argv) {
     if (argc > 1) seconds = atof(argv[1]);
     if (argc > 2) seed = strtoull(argv[2], NULL, 10);
@@ -275,3 +331,4 @@ int main(int argc, char **argv) {
     model_destroy(&model);
     return trainer_end();
 }
+#endif
