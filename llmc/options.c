@@ -24,6 +24,7 @@ typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES } AliasUnit;
     S(EVALUATION, "Validation and samples")                                                                            \
     S(GNS, "Gradient noise scale")                                                                                     \
     S(RAMP, "Batch ramp")                                                                                              \
+    S(RANKS, "Several processes (mpirun -np N ...)")                                                                   \
     S(PROGRAM, "Program")
 
 #define S(id, title) SECTION_##id,
@@ -61,7 +62,6 @@ static const struct {
     {"-nm", "major checkpoints"},
     {"-y", "resuming"},
     {"-r", "recomputation"},
-    {"-z", "ZeRO stage"},
     {"-f", "TF32"},
     {"-w", "fp32 master weights, which are always kept"},
     {"-ge", "GELU fusion"},

@@ -3,11 +3,13 @@
 
 #include "batch_ramp.h"
 #include "checkpoint.h"
+#include "comm.h"
 #include "data.h"
 #include "engine.h"
 #include "metrics.h"
 #include "noise.h"
 #include "options.h"
+#include "parallel.h"
 #include "progress.h"
 #include "sample.h"
 #include "schedule.h"
@@ -27,23 +29,28 @@
 #endif
 
 typedef struct {
+    Comm *comm;
     Options options;
     Model model;
     EngineConfig shape;
+    Parallel parallel;
     Engine *engine;
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     DataSet *train, *val; // val may be NULL
     Schedule schedule;
     Ramp ramp;
     Noise noise;
-    Metrics *metrics;
+    Metrics *metrics; // NULL but on rank 0, which alone writes and prints
     Progress progress;
     uint16_t *rows; // (micro_batch, T + 1)
     float *losses;  // (micro_batch, T)
     StepResult result;
     int64_t step, tokens, examples; // done
     double val_loss;                // the latest; NaN before the first
+    bool uneven;                    // the shares of some step differed, and that has been said
 } Run;
+
+static bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
@@ -97,7 +104,7 @@ static int setup_model(Run *r, Error *e) {
         .model = &r->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
-        .threads = (int)o->threads,
+        .threads = o->threads ? (int)o->threads : comm_threads(r->comm),
         .gns = (GnsMode)o->gns,
         .inference = o->sample_only,
     };
@@ -141,6 +148,8 @@ done:
 }
 
 static int setup_engine(Run *r, Error *e) {
+    TRY(parallel_create(&r->parallel, r->comm, &r->model, (ZeroStage)r->options.zero, e));
+    parallel_shard(&r->parallel, &r->shape);
     TRY(engine_create(&r->engine, &r->shape, e));
     if (checkpoint_is_model(r->options.model))
         return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
@@ -187,6 +196,7 @@ static int setup_buffers(Run *r, Error *e) {
     size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len, n = (size_t)r->model.tensor_count;
     TRY(memory_alloc((void **)&r->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
     TRY(memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e));
+    TRY(memory_alloc((void **)&r->result.rank_sq, n * sizeof(double), "norms", e));
     TRY(memory_alloc((void **)&r->result.grad_sq, n * sizeof(double), "norms", e));
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
 }
@@ -240,6 +250,7 @@ static int write_run_json(const Run *r, Error *e) {
 }
 
 static int setup_output(Run *r, Error *e) {
+    if (!is_first(r)) return 0;
     TRY(move_old_run(r->options.out, e));
     TRY(directory_create(r->options.out, e));
     TRY(metrics_open(&r->metrics, r->options.out, e));
@@ -259,6 +270,7 @@ static void say_setup(const Run *r) {
     printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
            (unsigned long long)data.windows);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     fflush(stdout);
 }
 
@@ -279,11 +291,15 @@ static int64_t step_batch(const Run *r) {
     return batch < left ? batch : left;
 }
 
+// This rank's share of the step's rows.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
-    TRY(engine_begin_step(r->engine, e));
-    for (int64_t done = 0; done < B;) {
-        int n = (int)(B - done < r->shape.micro_batch ? B - done : r->shape.micro_batch);
-        TRY(data_rows(r->train, (uint64_t)(r->examples + done), n, r->rows, e));
+    Share share = parallel_share(B, r->comm->rank, r->comm->ranks);
+    int64_t first = r->examples + share.first;
+    TRY(parallel_begin_step(&r->parallel, mode != GNS_OFF, e));
+    for (int64_t done = 0; done < share.count;) {
+        int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
+        TRY(data_rows(r->train, (uint64_t)(first + done), n, r->rows, e));
+        if (done + n == share.count) parallel_last(&r->parallel);
         TRY(engine_micro_step(r->engine, r->rows, n, mode, e));
         done += n;
     }
@@ -296,7 +312,8 @@ static double grad_norm(const Run *r, int64_t B) {
     return sqrt(sq) / (double)B;
 }
 
-static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
+static int fail_nonfinite(Run *r, int64_t B, Error *e) {
+    comm_settle(r->comm); // the numbers are those of all ranks
     char tensors[256] = "";
     for (int i = 0, n = 0; i < r->model.tensor_count && n < 4; i++) {
         if (isfinite(r->result.grad_sq[i])) continue;
@@ -324,6 +341,18 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     };
 }
 
+static int observe_ranks(Run *r, int64_t B, double rank_sq, double step_tokens, Error *e) {
+    int64_t *rows;
+    double batch_sq = 0;
+    if (r->comm->ranks == 1) return 0;
+    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)r->comm->ranks, "shares", e));
+    for (int i = 0; i < r->comm->ranks; i++) rows[i] = parallel_share(B, i, r->comm->ranks).count;
+    for (int i = 0; i < r->model.tensor_count; i++) batch_sq += r->result.grad_sq[i];
+    noise_observe_ranks(&r->noise, rows, r->comm->ranks, rank_sq, batch_sq, step_tokens);
+    memory_free(rows);
+    return 0;
+}
+
 static void observe_noise(Run *r, int64_t B, double step_tokens, GnsMode mode) {
     noise_observe(&r->noise, &r->model, &r->result, B, step_tokens, mode);
     if (mode == GNS_OFF) return;
@@ -346,43 +375,60 @@ static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double secon
     };
 }
 
+// Rank 0 decides, all follow.
+static int agree_batch(Run *r, int64_t *B, Error *e) {
+    *B = step_batch(r);
+    TRY(comm_broadcast(r->comm, B, sizeof *B, e));
+    if (*B % r->comm->ranks == 0 || r->uneven || !is_first(r)) return 0;
+    r->uneven = true;
+    progress_break(&r->progress);
+    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for those that have one more\n",
+            (long long)r->step + 1, (long long)*B, r->comm->ranks);
+    return 0;
+}
+
 static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
-    int64_t B = step_batch(r);
-    Range all = {0, r->model.flat_count};
+    int64_t B;
+    TRY(agree_batch(r, &B, e));
     UpdateConfig update = update_config(r, B);
     *mode = step_mode(r);
     double start = clock_seconds();
     TRY(run_micro_steps(r, B, *mode, e));
-    TRY(engine_norms(r->engine, all, e));
-    TRY(engine_update(r->engine, all, &update, e));
+    TRY(parallel_update(&r->parallel, &update, e));
     TRY(engine_result(r->engine, &r->result, e));
+    StepSums sums = {.result = &r->result};
+    TRY(parallel_sums(&r->parallel, &sums, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     double step_tokens = (double)(B * r->shape.seq_len);
     observe_noise(r, B, step_tokens, *mode);
+    if (*mode != GNS_OFF) TRY(observe_ranks(r, B, sums.rank_sq, step_tokens, e));
     r->step++;
     r->examples += B;
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
-    return metrics_step(r->metrics, metrics, &r->noise, *mode, e);
+    return is_first(r) ? metrics_step(r->metrics, metrics, &r->noise, *mode, e) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
 
-// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time.
+// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time, shared out.
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
     int64_t windows = (int64_t)data_windows(r->val);
     if (rows > windows) rows = windows;
     double sum = 0;
-    for (int64_t done = 0; done < rows;) {
-        int n = (int)(rows - done < r->shape.micro_batch ? rows - done : r->shape.micro_batch);
-        TRY(data_rows_sequential(r->val, (uint64_t)done, n, r->rows, e));
+    Share share = parallel_share(rows, r->comm->rank, r->comm->ranks);
+    for (int64_t done = 0; done < share.count;) {
+        int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
+        TRY(data_rows_sequential(r->val, (uint64_t)(share.first + done), n, r->rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
         done += n;
     }
+    TRY(comm_sum(r->comm, &sum, 1, e));
     r->val_loss = sum / (double)(rows * T);
+    if (!is_first(r)) return 0;
     progress_val(&r->progress, last, r->val_loss);
     return metrics_val(r->metrics, last->step, last->tokens, r->val_loss, e);
 }
@@ -400,6 +446,7 @@ static int print_sample(Run *r, Error *e) {
 }
 
 static int sample_during(Run *r, Error *e) {
+    if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
     printf("\nsample after step %lld:\n", (long long)r->step);
     TRY(print_sample(r, e));
@@ -418,6 +465,7 @@ static int save_model(Run *r, char *directory, size_t bytes, Error *e) {
 
 static int finish(Run *r, Error *e) {
     char directory[PATH_MAX];
+    if (!is_first(r)) return 0;
     progress_break(&r->progress);
     progress_curve(&r->progress);
     if (r->options.sample_every > 0) TRY(sample_during(r, e));
@@ -441,7 +489,7 @@ static int train_loop(Run *r, Error *e) {
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
-        progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
+        if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
     }
     return finish(r, e);
@@ -450,14 +498,19 @@ static int train_loop(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The three things the program does
 
-static int run_training(Run *r, Error *e) {
+static int setup_training(Run *r, Error *e) {
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
     TRY(setup_data(r, e));
     TRY(setup_schedule(r, e));
     TRY(setup_buffers(r, e));
-    TRY(setup_engine(r, e));
-    TRY(setup_output(r, e));
-    say_setup(r);
+    return setup_engine(r, e);
+}
+
+static int run_training(Run *r, Error *e) {
+    TRY(comm_agree(r->comm, setup_training(r, e), e));
+    TRY(comm_agree(r->comm, setup_output(r, e), e));
+    TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
+    if (is_first(r)) say_setup(r);
     return train_loop(r, e);
 }
 
@@ -486,7 +539,9 @@ static int run_dry(Run *r, Error *e) {
 
 static void run_destroy(Run *r) {
     progress_destroy(&r->progress);
+    parallel_destroy(&r->parallel);
     engine_destroy(r->engine);
+    memory_free(r->result.rank_sq);
     memory_free(r->result.example_sq);
     memory_free(r->result.grad_sq);
     memory_free(r->losses);
@@ -499,26 +554,59 @@ static void run_destroy(Run *r) {
     model_destroy(&r->model);
 }
 
-static int run_program(Run *r, int argc, char **argv, Error *e) {
+// A run of 8 ranks is one run: the same command line, the same program, the same data.
+static int check_same_options(Run *r, Error *e) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, NULL, "out of memory: options as text");
+    options_write_json(f, &r->options, 0);
+    fclose(f);
+    int code = comm_same(r->comm, comm_hash(text, bytes), ERR_USAGE, "other options",
+                         "start all ranks with one command line, and the same --config file", e);
+    free(text);
+    return code ? code : comm_same_build(r->comm, e);
+}
+
+static int check_shares(const Run *r, Error *e) {
+    int64_t rows = r->options.run.batch_min_rows;
+    if (r->options.sample_only || r->options.dry_run || rows >= r->comm->ranks) return 0;
+    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows has none for some of %d ranks", (long long)rows, r->comm->ranks);
+    return error_hint(e, "use a larger %s, or mpirun -np %lld",
+                      r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
+}
+
+static int setup_options(Run *r, int argc, char **argv, Error *e) {
     Options *o = &r->options;
     TRY(options_parse(o, argc, argv, e));
-    if (o->help || o->version) {
-        if (o->help) options_print_help(stdout, argv[0]);
-        else printf("gns.c " GNS_VERSION "\n");
-        return 0;
-    }
-    fputs(o->notes, stderr);
+    if (o->help || o->version) return 0;
+    if (is_first(r)) fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
-    TRY(setup_model(r, e));
-    if (o->dry_run) return run_dry(r, e);
-    return o->sample_only ? run_sampling(r, e) : run_training(r, e);
+    TRY(check_shares(r, e));
+    return setup_model(r, e);
+}
+
+static int run_program(Run *r, int argc, char **argv, Error *e) {
+    const Options *o = &r->options;
+    TRY(comm_create(r->comm, e));
+    TRY(comm_agree(r->comm, setup_options(r, argc, argv, e), e));
+    TRY(check_same_options(r, e));
+    bool trains = !(o->help || o->version || o->dry_run || o->sample_only);
+    if (trains) return run_training(r, e);
+    if (!is_first(r)) return 0;
+    if (o->help) options_print_help(stdout, argv[0]);
+    else if (o->version) printf("gns.c " GNS_VERSION "\n");
+    else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
+    return 0;
 }
 
 int train_main(int argc, char **argv) {
     Error e = {0}, closing = {0};
+    Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
     if (!code) {
+        r->comm = &comm;
         r->val_loss = NAN;
         code = run_program(r, argc, argv, &e);
         if (code && r->metrics) progress_break(&r->progress);
@@ -528,6 +616,6 @@ int train_main(int argc, char **argv) {
     }
     if (!code && (fflush(stdout) != 0 || ferror(stdout)))
         code = FAIL(&e, ERR_WRITE, "where does standard output go?", "standard output: %s", strerror(errno));
-    if (code) error_print(&e, 0, 1);
-    return code;
+    e.code = code;
+    return comm_finish(&comm, &e);
 }
