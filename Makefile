@@ -5,7 +5,6 @@
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; BF16 otherwise
 #   CUDA_ARCH=...   for example 90a or "80 90a"; by itself: the GPU that is there, else 80 and 90a
 #   NO_MPI=1        one process only; otherwise Open MPI is used where it is installed
-#   OPENBLAS=1      OpenBLAS instead of our own matmul on the CPU
 
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
@@ -13,9 +12,16 @@ SHELL := /bin/bash
 
 SAN ?= 0
 NATIVE ?= 1
-OPENBLAS ?= 0
 NO_MPI ?= 0
-VARIANT := cpu$(if $(filter 1,$(NO_MPI)),-nompi)$(if $(filter 1,$(SAN)),-san)$(if $(filter 0,$(NATIVE)),-generic)$(if $(filter 1,$(OPENBLAS)),-openblas)
+
+# Open MPI, by its own compiler's account of itself or by pkg-config; without either there is one process.
+ifneq ($(NO_MPI),1)
+MPI_LIBS := $(shell mpicc --showme:link 2> /dev/null || pkg-config --libs ompi 2> /dev/null)
+endif
+ifneq ($(MPI_LIBS),)
+MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
+endif
+VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 1,$(SAN)),-san)$(if $(filter 0,$(NATIVE)),-generic)
 BUILD := build/$(VARIANT)
 
 CFLAGS ?= -O3
@@ -27,25 +33,9 @@ endif
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 endif
-ifeq ($(OPENBLAS),1)
-ALL_CFLAGS += -DGNS_OPENBLAS
-LDLIBS += -lopenblas
-endif
-
-# Open MPI, by its own compiler's account of itself or by pkg-config; without either there is one process.
-ifneq ($(NO_MPI),1)
-MPI_LIBS := $(shell mpicc --showme:link 2>/dev/null || pkg-config --libs ompi 2>/dev/null)
-ifneq ($(MPI_LIBS),)
-MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2>/dev/null || pkg-config --cflags ompi 2>/dev/null)
-endif
-endif
 
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/cpu/*.c))
 LIBRARY := $(BUILD)/libgns.a
-TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
-TOOLS := $(patsubst %.c,$(BUILD)/%,$(filter-out $(wildcard dev/test/test_*.c),$(wildcard dev/test/*.c)))
-BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/bench/*.c))
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The CPU trainer and the data program
 
@@ -79,5 +69,93 @@ $(BUILD)/engine.o: train_gpt2.c
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The CUDA trainer
+
+PRECISION ?= BF16
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
+CUDA_BUILD := build/cuda-$(PRECISION)
+CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu)) $(patsubst %.c,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.c))
+ifneq ($(filter train_gpt2cu cuda-% %-gpu,$(MAKECMDGOALS)),)
+CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | sed 's/^90$$/90a/'),80 90a)
+endif
+NVCC_FLAGS := -O3 -std=c++17 -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) \
+	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
+
+train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
+	@ln -sf $< $@
+
+$(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
+	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(LDLIBS)
+
+# ptxas says what every kernel uses; the report is kept, and a kernel that spills registers to memory fails the build.
+$(CUDA_BUILD)/%.o: %.cu
+	@[ -n "$(NVCC)" ] || { echo "error: no nvcc. Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	@grep -vE 'ptxas info|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
+	@! grep -B1 -E ' [1-9][0-9]* bytes spill' $(@:.o=.ptxas) >&2 || { rm -f $@; echo "error: $<: registers spill" >&2; exit 1; }
+
+$(CUDA_BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The demo and the tests: the two commands of the README. Both install what is missing first, or say what to install.
+
+demo: ## train a small GPT-2 on this machine's own C headers, about a minute; TEXT=path for your own text
+	@scripts/deps.sh demo
+	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize
+	@scripts/demo.sh $(TEXT)
+
+# Unit tests are programs; the rest are scripts that drive programs. The fuzzers always run under the sanitizers.
+UNIT := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
+HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out dev/test/test_%.c dev/test/fuzz_%.c,$(wildcard dev/test/*.c)))
+FUZZERS := $(patsubst %.c,build/cpu-san/%,$(wildcard dev/test/fuzz_*.c))
+SCRIPTS := $(wildcard dev/test/test_*.sh)
+PROGRAMS := $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+
+test: ## every test that needs no GPU
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
+
+test-programs: $(UNIT) $(HELPERS) $(PROGRAMS)
+ifneq ($(SAN),1)
+	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS)
+endif
+
+test-long: ## the Shakespeare recipe with three seeds
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
+
+fuzz: ## the fuzzers, ten minutes each
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
+	@for f in $(FUZZERS); do $$f 600 || exit 1; done
+
+bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
+	@dev/bench/bench_cpu.sh $(BUILD)
+
+# OpenBLAS is only what the benchmark compares with.
+ifeq ($(shell pkg-config --exists openblas 2> /dev/null && echo yes),yes)
+$(BUILD)/dev/bench/bench_cpu.o: ALL_CFLAGS += -DHAVE_OPENBLAS $(shell pkg-config --cflags openblas)
+$(BUILD)/dev/bench/bench_cpu: LDLIBS += $(shell pkg-config --libs openblas)
+endif
+
+help: ## this list
+	@echo "make TARGET, where TARGET is"
+	@grep -hE '^[a-z0-9_/-]+:.*## ' Makefile | sed -E 's/^([a-z0-9_\/-]+):.*## /  \1 @/' | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
+	@echo "and variables may follow:"
+	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
+
+clean: ## removes what was built (not runs)
+	rm -rf build train_gpt2 train_gpt2cu data/tokenize
+
+.PHONY: demo test test-programs test-long fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -6,6 +6,7 @@
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
+#define _POSIX_C_SOURCE 200809L // setenv, execv
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/layers.h"
 #include "llmc/cpu/matmul.h"
@@ -17,20 +18,22 @@
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // State
 
 // What the backward pass needs of a block's forward. For inference one block's memory serves all blocks.
 typedef struct {
-    float *x;                    // (B, T, C)  input of the block
-    float *ln1, *mean1, *rstd1;  // (B, T, C), (B, T), (B, T)
-    float *qkv;                  // (B, T, 3C)
-    float *attention, *lse;      // (B, T, C), (B, NH, T)
-    float *x_mid;                // (B, T, C)  residual stream between attention and MLP
-    float *ln2, *mean2, *rstd2;  // (B, T, C), (B, T), (B, T)
-    float *fc, *gelu;            // (B, T, 4C) before and after GELU
+    float *x;                   // (B, T, C)  input of the block
+    float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
+    float *qkv;                 // (B, T, 3C)
+    float *attention, *lse;     // (B, T, C), (B, NH, T)
+    float *x_mid;               // (B, T, C)  residual stream between attention and MLP
+    float *ln2, *mean2, *rstd2; // (B, T, C), (B, T), (B, T)
+    float *fc, *gelu;           // (B, T, 4C) before and after GELU
 } Block;
 
 struct Engine {
@@ -47,7 +50,7 @@ struct Engine {
     float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
     float *dwide;                            // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;
-    float *example_grad;                     // one example's gradient of one matrix (exact)
+    float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
@@ -145,6 +148,7 @@ static void layout_exact(Engine *e, Arena *a) {
     if (e->config.gns != GNS_EXACT || e->config.inference) return;
     size_t N = (size_t)e->config.micro_batch * (size_t)e->config.seq_len;
     e->example_grad = TAKE(a, largest_matrix(e->config.model));
+    e->example_bias_grad = TAKE(a, 4 * (size_t)e->config.model->config.channels);
     e->head_rows_at_token = TAKE(a, N * (size_t)e->config.model->config.channels);
 }
 
@@ -209,8 +213,8 @@ void engine_destroy(Engine *engine) {
 }
 
 void engine_describe(const Engine *engine, char *out, size_t bytes) {
-    snprintf(out, bytes, "CPU, fp32, %d thread%s, vectors of %d bits", engine->threads,
-             engine->threads == 1 ? "" : "s", 32 * VEC);
+    snprintf(out, bytes, "CPU, fp32, %d thread%s, vectors of %d bits", engine->threads, engine->threads == 1 ? "" : "s",
+             32 * VEC);
 }
 
 // CPUs are not in any table: what a core reaches depends on its clock and width (make bench measures it).
@@ -291,7 +295,6 @@ static void linear(Engine *e, float *y, const float *x, TensorKind weight, Tenso
     matmul_forward(e->matmul, y, x, param(e, weight, layer), param(e, bias, layer), N, (int)w->rows, (int)w->columns);
 }
 
-
 // The block's input is k->x, to which the first LayerNorm adds what the block before left in its own x_mid (residual;
 // NULL for the first block); the output of fcproj goes to `out` and misses k->x_mid, which the next LayerNorm adds.
 static void block_forward(Engine *e, Block *k, const float *residual, float *out, int l, int B, int T) {
@@ -315,7 +318,8 @@ static void forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int
         block_forward(e, &e->block[l], residual, l + 1 < L ? e->block[l + 1].x : e->x_final, l, B, T);
         residual = e->block[l].x_mid;
     }
-    layernorm_forward(e->lnf, e->meanf, e->rstdf, e->x_final, residual, param(e, LNF_W, 0), param(e, LNF_B, 0), B * T, C);
+    layernorm_forward(e->lnf, e->meanf, e->rstdf, e->x_final, residual, param(e, LNF_W, 0), param(e, LNF_B, 0), B * T,
+                      C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -358,15 +362,16 @@ static void head_example_exact(Engine *e, const uint16_t *inputs, int b, int T) 
 // Row b of tokens predicts its own tail: inputs are columns 0 .. T-1, targets columns 1 .. T.
 static void set_targets(Engine *e, const uint16_t *tokens, int B, int T) {
     for (int b = 0; b < B; b++)
-        memcpy(e->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1, sizeof(uint16_t) * (size_t)T);
+        memcpy(e->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1,
+               sizeof(uint16_t) * (size_t)T);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
 // Of y = x W + b: dW += x^T dy, db += column sums, and, in exact mode, the norms of every example's share.
-static void linear_backward_params(Engine *e, const float *x, const float *dy, TensorKind weight, TensorKind bias, int l,
-                                   int B, int T, GnsMode mode) {
+static void linear_backward_params(Engine *e, const float *x, const float *dy, TensorKind weight, TensorKind bias,
+                                   int l, int B, int T, GnsMode mode) {
     const Tensor *w = model_tensor(e->config.model, weight, l);
     int in = (int)w->rows, out = (int)w->columns;
     float *dw = grad(e, weight, l), *db = grad(e, bias, l);
@@ -377,10 +382,9 @@ static void linear_backward_params(Engine *e, const float *x, const float *dy, T
     for (int b = 0; b < B; b++) {
         size_t row = (size_t)b * (size_t)T;
         const float *xb = x + row * (size_t)in, *dyb = dy + row * (size_t)out;
-        float *scratch_bias = e->logits; // the head is done with it
-        matmul_dweight(e->matmul, e->example_grad, scratch_bias, xb, dyb, T, in, out, false);
+        matmul_dweight(e->matmul, e->example_grad, e->example_bias_grad, xb, dyb, T, in, out, false);
         *example_sq(e, weight, l) += add_and_sum_squares(dw, e->example_grad, w->count);
-        *example_sq(e, bias, l) += add_and_sum_squares(db, scratch_bias, (size_t)out);
+        *example_sq(e, bias, l) += add_and_sum_squares(db, e->example_bias_grad, (size_t)out);
     }
 }
 
@@ -615,5 +619,16 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
 }
 
 #ifndef GNS_NO_MAIN
-int main(int argc, char **argv) { return train_main(argc, argv); }
+// GCC's OpenMP threads spin for milliseconds at every barrier. On a machine with other work that costs many times the
+// work itself: the thread that is waited for does not get the core. A short spin loses nothing where cores are idle.
+// The library reads its setting when the program is loaded, so set it and load the program again.
+static void spin_briefly(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); // on failure: go on as we are
+}
+
+int main(int argc, char **argv) {
+    spin_briefly(argv);
+    return train_main(argc, argv);
+}
 #endif

@@ -61,7 +61,8 @@ static const Flag FLAGS[] = {
     {"--field", "NAME", "the field of a jsonl line that holds the text (text)", TEXT, AT(field), 0, 0},
     {"--separator", "STRING", "parts the documents of a text file; a newline before and behind it goes too", TEXT,
      AT(separator), 0, 0},
-    {"--val-fraction", "F", "validation: of one text file its last part, otherwise documents by hash", FRACTION,
+    {"--val-fraction", "F",
+     "validation: the last part of each text file; of jsonl and with --separator, documents by hash", FRACTION,
      AT(val_fraction), 0, 0},
     {"--val-every-file", "K", "validation: one file in K, by hash of its path", COUNT, AT(val_every_file), 2, 1000000},
     {"--max-bytes", "N", "stop after N bytes of input", COUNT, AT(max_bytes), 1, INT64_MAX},
@@ -250,6 +251,7 @@ enum { HASH_BITS = 53 }; // what a double holds
 #define HASH_START 0xcbf29ce484222325u
 
 // The split of document number `document` (by line, in jsonl) of input number `file`, where whole documents are drawn.
+// By number, not by path: the same files in the same order give the same split wherever they lie.
 static int split_of(const Options *o, const Input *input, int file, uint64_t document) {
     if (o->val_every_file)
         return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % o->val_every_file == 0;
@@ -265,8 +267,8 @@ typedef struct {
     const Options *o;
     const Tokenizer *tokenizer;
     const Inputs *inputs;
-    uint64_t tail; // of a single text file: where validation begins. UINT64_MAX: documents are drawn
     int fd;        // of inputs->all[place.file], or -1
+    uint64_t tail; // where validation begins in this file; UINT64_MAX: whole documents are drawn
     bool ended;    // nothing behind what is in the buffer
     Place place;   // of buffer[0]
     char *buffer;
@@ -316,6 +318,29 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
+static bool has_tail(const Options *o, const Input *input) {
+    return o->val_fraction > 0 && !o->separator && !input->jsonl;
+}
+
+// A text file that is one document is split by place: its last part is validation, like nanoGPT's 90/10. The split moves
+// up to where a character begins.
+static int reader_set_tail(Reader *r, Error *e) {
+    const Input *input = &r->inputs->all[r->place.file];
+    r->tail = UINT64_MAX;
+    if (!has_tail(r->o, input)) return 0;
+    uint64_t bytes = input->bytes;
+    if (r->o->max_bytes) {
+        uint64_t left = r->o->max_bytes - (r->place.taken - r->place.offset);
+        bytes = left < bytes ? left : bytes;
+    }
+    unsigned char next[3] = {0}; // behind at most three bytes a character begins
+    r->tail = (uint64_t)((double)bytes * (1 - r->o->val_fraction));
+    ssize_t n = pread(r->fd, next, sizeof next, (off_t)r->tail);
+    if (n < 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
+    for (int i = 0; i < n && (next[i] & 0xC0) == 0x80; i++) r->tail++;
+    return 0;
+}
+
 // Opens the file at place, and goes to the place's offset in it (a pipe is read up to there).
 static int reader_open(Reader *r, Error *e) {
     const Input *input = &r->inputs->all[r->place.file];
@@ -325,6 +350,7 @@ static int reader_open(Reader *r, Error *e) {
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
     r->ended = false;
     r->have = 0;
+    TRY(reader_set_tail(r, e));
     if (!offset || lseek(r->fd, (off_t)offset, SEEK_SET) >= 0) return 0;
     char skipped[4096];
     while (offset > 0) {
@@ -418,7 +444,7 @@ static int reader_next(Reader *r, Block *b, bool *got, Error *e) {
         size_t bytes = 0;
         for (size_t want = BLOCK_BYTES; bytes == 0; want *= 2) {
             if (want > LINE_BYTES_MAX)
-                return fail_at_line(e, input, r->place.line, "break it up",
+                return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
             TRY(reader_fill(r, want, e));
             if (r->stopped) return 0;
@@ -678,6 +704,12 @@ static int state_save(Writer *w, const Place *p, Error *e) {
     return 0;
 }
 
+static bool state_exists(const Options *o) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.state", o->out);
+    return access(path, F_OK) == 0;
+}
+
 // Takes up where the same command stopped; *resumed says whether there was anything to take up.
 static int state_load(Writer *w, Place *p, bool *resumed, Error *e) {
     char path[PATH_MAX];
@@ -774,33 +806,11 @@ static int inputs_gather(Run *run, char **names, int count, Error *e) {
         if (strcmp(o->format, "auto")) input->jsonl = !strcmp(o->format, "jsonl");
         if (!strcmp(input->path, "-") && pipes++)
             return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
+        if (input->pipe && has_tail(o, input))
+            return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
+                        "--val-fraction: where %s ends is not known before", input_name(input));
     }
     return 0;
-}
-
-// The first place at or behind `offset` where a character begins.
-static int text_place(const Input *input, uint64_t offset, uint64_t *place, Error *e) {
-    unsigned char next[4] = {0}; // no character has more bytes
-    int fd = open(input->path, O_RDONLY | O_CLOEXEC), i = 0;
-    ssize_t n = fd < 0 ? -1 : pread(fd, next, sizeof next - 1, (off_t)offset);
-    if (n < 0) FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", input->path, strerror(errno));
-    if (fd >= 0) close(fd);
-    while (i < n && (next[i] & 0xC0) == 0x80) i++;
-    *place = offset + (uint64_t)i;
-    return n < 0 ? e->code : 0;
-}
-
-// A single text file that is one document is split by place: its last part is validation, like nanoGPT's 90/10.
-static int reader_set_tail(Run *run, Error *e) {
-    const Options *o = &run->options;
-    const Input *input = &run->inputs.all[0];
-    run->reader.tail = UINT64_MAX;
-    if (o->val_fraction == 0 || run->inputs.count > 1 || input->jsonl || o->separator) return 0;
-    if (input->pipe)
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
-                    "--val-fraction: where %s ends is not known before", input_name(input));
-    uint64_t bytes = o->max_bytes && o->max_bytes < input->bytes ? o->max_bytes : input->bytes;
-    return text_place(input, (uint64_t)((double)bytes * (1 - o->val_fraction)), &run->reader.tail, e);
 }
 
 static int output_check(const Options *o, Error *e) {
@@ -925,7 +935,6 @@ static int run_prepare(Run *run, char **names, int count, Error *e) {
     r->tokenizer = run->pool.tokenizer = run->tokenizer;
     r->inputs = &run->inputs;
     r->place = (Place){.line = 1};
-    TRY(reader_set_tail(run, e));
     if (!o->force) TRY(state_load(&run->writer, &r->place, &resumed, e));
     if (!resumed) writer_remove_partial(o);
     else fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);
@@ -951,6 +960,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     sigaddset(&run.reader.signals, SIGINT);
     sigaddset(&run.reader.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
     pthread_mutex_init(&run.pool.lock, NULL);
     pthread_cond_init(&run.pool.work, NULL);
     pthread_cond_init(&run.pool.done, NULL);
@@ -962,8 +972,9 @@ static int tokenize(int argc, char **argv, Error *e) {
 done:
     threads_stop(&run);
     writer_close(&run.writer);
-    // After a bad input nothing is left. After a full disk or a signal the same command can go on.
-    if (started && (code == 0 || code == ERR_INPUT)) writer_remove_partial(&run.options);
+    // After a bad input nothing is left. After a signal, or a full disk, the same command goes on if it has got
+    // anywhere.
+    if (started && (code == 0 || code == ERR_INPUT || !state_exists(&run.options))) writer_remove_partial(&run.options);
     reader_close(&run.reader);
     free(run.reader.buffer);
     inputs_free(&run.inputs);

@@ -77,9 +77,9 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
     const char *end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    int code = root ? config_parse(root, path, config, e)
-                    : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path,
-                           (size_t)(end - text));
+    int code =
+        root ? config_parse(root, path, config, e)
+             : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
     cJSON_Delete(root);
     memory_free(text);
     return code;
@@ -126,8 +126,8 @@ static int check_entry(const SafetensorsReader *reader, const Tensor *t, Error *
                     "%s: tensor %s has another shape than config.json says (%zu x %zu)", reader->path, t->name, t->rows,
                     t->columns);
     if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s", reader->path,
-                    t->name, safetensors_type_name(entry->type));
+        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
+                    reader->path, t->name, safetensors_type_name(entry->type));
     return 0;
 }
 

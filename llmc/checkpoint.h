@@ -20,8 +20,8 @@ bool checkpoint_is_model(const char *path);
 // Reads DIRECTORY/config.json. ERR_INPUT where it is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e);
 
-typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);        // engine -> file
-typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);  // file -> engine
+typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);       // engine -> file
+typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e); // file -> engine
 
 // Reads DIRECTORY/model.safetensors (F32, F16 or BF16) and hands every tensor of the model to `load`. All of the file's
 // shapes are checked before the first value goes out.

@@ -147,7 +147,8 @@ int directory_create(const char *path, Error *e) {
 
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {
     int n = snprintf(out, out_bytes, "%s/%s", directory, name);
-    if (n < 0 || (size_t)n >= out_bytes) return FAIL(e, ERR_USAGE, "use a shorter path", "%s: path too long", directory);
+    if (n < 0 || (size_t)n >= out_bytes)
+        return FAIL(e, ERR_USAGE, "use a shorter path", "%s: path too long", directory);
     return 0;
 }
 

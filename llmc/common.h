@@ -92,9 +92,9 @@ static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple 
 
 // Functions of the pure-math headers run on the host and, compiled by nvcc, on the device.
 #ifdef __CUDACC__
-# define GNS_HD __host__ __device__
+#    define GNS_HD __host__ __device__
 #else
-# define GNS_HD
+#    define GNS_HD
 #endif
 
 #endif

@@ -73,7 +73,8 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
 int engine_begin_step(Engine *engine, Error *e);
 
 // Forward and backward over n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on return.
+// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on
+// return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
 // With several ranks: the next micro-step calls `final` whenever all that lies in a range has got its gradient of that
@@ -103,13 +104,13 @@ void *engine_stream(Engine *engine);
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double grad_clip;    // most that the norm of the batch's mean gradient may be; 0: no clipping
-    int64_t step;        // 1 for the first: bias correction
-    int64_t batch;       // B, examples of this step over all ranks
+    double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
+    int64_t step;     // 1 for the first: bias correction
+    int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
-// AdamW over the range (the owned part of it), with the gradient divided by B and clipped by the norm that engine_norms left. Leaves
-// everything as it is where that norm is not finite.
+// AdamW over the owned part of the range, with the gradient divided by B and clipped by the norm that engine_norms left.
+// Leaves everything as it is where that norm is not finite.
 int engine_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
 // What came out of the step. Waits for the device. Arrays have one entry a tensor of the model's table.

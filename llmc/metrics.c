@@ -17,8 +17,7 @@ int metrics_open(Metrics **out, const char *directory, Error *e) {
     int code = path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e);
     if (!code) {
         m->file = fopen(m->path, "we");
-        if (!m->file)
-            code = FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", m->path, strerror(errno));
+        if (!m->file) code = FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", m->path, strerror(errno));
     }
     if (code) {
         memory_free(m);

@@ -14,9 +14,9 @@ typedef struct {
     int64_t batch;                  // rows of this step
     double loss;                    // nats a token, mean over the batch, before the update
     double lr;
-    double grad_norm;               // of the mean gradient, before clipping
-    double tok_per_s;               // of this step alone
-    double mfu;                     // share of the device's peak FLOP/s; NaN: peak unknown
+    double grad_norm; // of the mean gradient, before clipping
+    double tok_per_s; // of this step alone
+    double mfu;       // share of the device's peak FLOP/s; NaN: peak unknown
 } StepMetrics;
 
 typedef struct Metrics Metrics;

@@ -101,12 +101,13 @@ static void model_append(Model *model, TensorKind kind, int layer) {
 
 static int config_check(const ModelConfig *c, Error *e) {
     const int most = 1 << 20; // far above any GPT-2; keeps every product in range
-    if (c->layers < 1 || c->layers > 10000) return FAIL(e, ERR_USAGE, "use --layers 1 to 10000", "%d layers", c->layers);
+    if (c->layers < 1 || c->layers > 10000)
+        return FAIL(e, ERR_USAGE, "use --layers 1 to 10000", "%d layers", c->layers);
     if (c->channels < 1 || c->channels > most)
         return FAIL(e, ERR_USAGE, "use --channels 1 to 1048576", "%d channels", c->channels);
     if (c->heads < 1 || c->channels % c->heads != 0)
-        return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels", "%d channels cannot be cut into %d heads",
-                    c->channels, c->heads);
+        return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels",
+                    "%d channels cannot be cut into %d heads", c->channels, c->heads);
     if (c->vocab < 2 || c->vocab > 65536)
         return FAIL(e, ERR_USAGE, "tokens are 16-bit: use --vocab-size 2 to 65536", "vocabulary of %d", c->vocab);
     if (c->context < 1 || c->context > most)

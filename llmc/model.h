@@ -60,11 +60,11 @@ typedef enum { MODEL_TENSORS(X) TENSOR_KINDS } TensorKind;
 typedef struct {
     char name[40]; // Hugging Face's, without the "transformer." in front
     TensorKind kind;
-    int layer;           // -1 outside the blocks
-    int dimensions;      // 1 or 2
+    int layer;            // -1 outside the blocks
+    int dimensions;       // 1 or 2
     size_t rows, columns; // rows = 1 for a vector
-    size_t offset;       // of its first element in the flat array
-    size_t count;        // elements: rows * columns
+    size_t offset;        // of its first element in the flat array
+    size_t count;         // elements: rows * columns
     TensorInit init;
     TensorGroup group;
 } Tensor;
@@ -75,7 +75,7 @@ typedef struct {
 
 typedef struct {
     ModelConfig config;
-    int vocab_padded;  // rows of wte in memory: V rounded up to 128; the rows behind V stay 0 and are never saved
+    int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows behind V stay 0 and are never saved
     int tensor_count;
     Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
     size_t flat_count; // elements of the flat array, padding included

@@ -17,8 +17,8 @@ typedef struct {
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // the whole model, every step, from the ranks' gradients: a cross-check of the others
     int layers;
-    double tokens_since_sample;   // tokens since the last exact step
-    double fixed_ratio;           // 0: measured
+    double tokens_since_sample; // tokens since the last exact step
+    double fixed_ratio;         // 0: measured
 } Noise;
 
 // half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.

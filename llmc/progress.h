@@ -11,17 +11,17 @@ extern "C" {
 
 typedef struct {
     FILE *out;
-    bool terminal;       // redraw one line
-    int64_t horizon;     // tokens of the whole run
-    double started;      // seconds of the clock
+    bool terminal;   // redraw one line
+    int64_t horizon; // tokens of the whole run
+    double started;  // seconds of the clock
     double last_shown;
     int64_t first_tokens; // done when the clock started
-    double val_loss;     // the latest; NaN before the first
+    double val_loss;      // the latest; NaN before the first
     struct {
         double tokens, loss;
-    } *point;            // the curve: at most `capacity` points, thinned as they come
+    } * point; // the curve: at most `capacity` points, thinned as they come
     int count, capacity, stride, skipped;
-    double sum;          // of the losses since the last point
+    double sum; // of the losses since the last point
 } Progress;
 
 int progress_create(Progress *p, FILE *out, int64_t horizon_tokens, Error *e);

@@ -4,10 +4,9 @@
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
-//   cosine        half a cosine to final_frac x lr at train_tokens
-//                 (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
-//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up it has no
-//                 scale: lr is then held over the first 1% of the horizon, which takes the warm-up's place in the root
+//   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up it has no
+//                 scale: then lr is held over the first 1% of the horizon, which takes the warm-up's place in the root
 //   wsd           warm-up, stable, decay: lr, then straight to final_frac x lr over the last 20% of the horizon
 //                 (Hu et al. 2024, arXiv 2404.06395, section 4)
 // Beyond train_tokens the decaying kinds with an end stay there. constant and inverse-sqrt know no final_frac.

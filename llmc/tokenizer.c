@@ -126,6 +126,11 @@ static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, con
     return scan_run(t, first + length, end, class);
 }
 
+size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
+    return (size_t)(scan_word(t, s, s + bytes) - s);
+}
+
 // A cut between a character that is no space and a space is safe: no alternative of the pattern matches across it, none
 // looks back, and the only one that looks ahead, (?!\S), stands behind a space.
 static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {

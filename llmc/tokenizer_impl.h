@@ -34,6 +34,8 @@ struct Tokenizer {
 
 // An empty tokenizer with its character classes; the caller fills in the rest.
 int tokenizer_new(Tokenizer **out, Error *e);
+// The length of the first word of text[0..bytes), bytes > 0, as GPT-2's pattern splits it.
+size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
 // Builds the hash table from merges.
 int tokenizer_index_merges(Tokenizer *t, Error *e);
 

@@ -25,7 +25,7 @@
 #include <time.h>
 
 #ifndef GNS_VERSION
-# define GNS_VERSION "0.1"
+#    define GNS_VERSION "0.1"
 #endif
 
 typedef struct {
@@ -234,8 +234,9 @@ static int write_run_json(const Run *r, Error *e) {
     engine_describe(r->engine, engine, sizeof engine);
     const ModelConfig *c = &r->model.config;
     fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
-    fprintf(f, "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
-               "\"parameters\": %zu, \"flops_per_token\": %.17g},\n",
+    fprintf(f,
+            "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
+            "\"parameters\": %zu, \"flops_per_token\": %.17g},\n",
             c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
             model_flops_per_token(&r->model, r->shape.seq_len));
     put_data_json(f, "train_data", r->train);

@@ -87,7 +87,8 @@ def tensor_error(name, a, b, keep=None):
 
 
 def check_cross_term(dump):
-    """The oracle with itself: |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U> for the tied tensor, with a cross term that counts."""
+    """The oracle with itself: |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U> for the tied tensor, the cross term large enough
+    to be missed."""
     g, U = dump.gradients[gpt2.WTE], dump.head_share
     E = g - U
     cross = (E * U).reshape(len(g), -1).sum(axis=1)

@@ -29,7 +29,8 @@ def random_model(rng):
     for i in range(SHAPE["layers"]):
         for norm in ("ln_1", "ln_2"):
             shapes |= {f"h.{i}.{norm}.weight": (C,), f"h.{i}.{norm}.bias": (C,)}
-        for name, rows, columns in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C), ("mlp.c_proj", 4 * C, C)):
+        linears = {"attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "mlp.c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C)}
+        for name, (rows, columns) in linears.items():
             shapes |= {f"h.{i}.{name}.weight": (rows, columns), f"h.{i}.{name}.bias": (columns,)}
     # rounded to fp32, so that a dump of them loses nothing
     draw = lambda name, shape: np.float32(rng.normal(".ln" in f".{name}" and name.endswith("weight"), 0.3, shape))
@@ -165,7 +166,8 @@ def oracle_dump():
     losses, gradients, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows[0])
     step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER)
     losses = np.asarray(losses)
-    dump = {"tokens": rows, "loss": losses, "loss_eval": losses.copy(), "losses": step_losses, "padding_max": np.array(0.0)}
+    dump = {"tokens": rows, "loss": losses, "loss_eval": losses.copy(), "losses": step_losses}
+    dump["padding_max"] = np.array(0.0)
     for name, g in gradients.items():
         g = np.asarray(g)
         dump[f"param0/{name}"] = np.float32(params[name])
@@ -185,7 +187,8 @@ def failures(dump, directory, settings=None):
     save_file(dump, path, {key: repr(value) for key, value in (SHAPE | HYPER | (settings or {})).items()})
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = check_engine.main(directory)
-    failed = [line.split()[1].removeprefix("oracle/case/") for line in out.getvalue().splitlines() if line.startswith("FAIL")]
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    failed = [line[1].removeprefix("oracle/case/") for line in lines if line[0] == "FAIL"]
     assert code == (1 if failed else 0), f"exit code {code} with {failed}"
     return failed
 

@@ -171,6 +171,7 @@ static void read_all(const SafetensorsReader *reader, size_t file_bytes) {
 }
 
 static void file_write(const char *path, const Sample *s) {
+    unlink(path); // some file systems wait for the disk when a file is overwritten
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(s->bytes, 1, s->count, f) == s->count, "%s: cannot write", path);
     if (f) fclose(f);

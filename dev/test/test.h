@@ -32,7 +32,7 @@ static struct {
 // |a - b| <= tolerance * max(|b|, floor); NaN fails.
 #define CHECK_CLOSE(a, b, tolerance, floor_)                                                                           \
     do {                                                                                                               \
-        double a_ = (a), b_ = (b), t_ = (tolerance) * fmax(fabs(b_), (floor_));                                        \
+        double a_ = (a), b_ = (b), t_ = (tolerance)*fmax(fabs(b_), (floor_));                                          \
         CHECK(fabs(a_ - b_) <= t_, "%s = %.9g, want %.9g +- %.2g", #a, a_, b_, t_);                                    \
     } while (0)
 

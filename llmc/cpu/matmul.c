@@ -7,10 +7,8 @@
 // other's place): all threads together pack a block of B, BLOCK_K x BLOCK_N, into panels of TILE_COLUMNS columns, small
 // enough for the second-level cache. Then each thread packs a row panel of A at a time, TILE_ROWS x BLOCK_K, which
 // stays in its first-level cache while all panels of the block go by.
-#ifndef BLOCK_K
-enum { BLOCK_K = 384, BLOCK_N = 512 };
-#endif
-enum { TASKS_PER_THREAD = 4 };         // wanted of a block, so that the threads end at about the same time
+enum { BLOCK_K = 384, BLOCK_N = 768 };
+enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
 
 struct Matmul {

@@ -29,10 +29,6 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
 #pragma GCC unroll 2
         for (int j = 0; j < TILE_VECS; j++) t.v[i][j] = (Vec){0};
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
-#ifdef PF
-        __builtin_prefetch(b + PF * b_k);
-        __builtin_prefetch(b + PF * b_k + VEC);
-#endif
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {

@@ -57,8 +57,7 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     VecInt ni = (VecInt)biased - (VecInt)vec_set(shift), half = ni >> 1;
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((ni - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);
-    result = vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
-    return vec_select(x == x, result, x);
+    return vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
 }
 
 // GELU, tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415; GPT-2's): x/2 (1 + tanh u), u = sqrt(2/pi)(x + 0.044715

@@ -2,7 +2,7 @@
 #include "attention_paths.cuh"
 
 // Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
-enum { ROW_LANES = 8, ROW_THREADS = 256 };
+enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Row statistics
@@ -10,42 +10,52 @@ enum { ROW_LANES = 8, ROW_THREADS = 256 };
 // Elements a thread takes in one 16-byte access.
 constexpr int VECTOR = 16 / sizeof(real);
 
-__device__ static float dot_vector(const real *a, const real *b) {
+__device__ static float dot_vectors(uint4 a, uint4 b) {
     real x[VECTOR], y[VECTOR];
-    *(uint4 *)x = *(const uint4 *)a;
-    *(uint4 *)y = *(const uint4 *)b;
+    *(uint4 *)x = a;
+    *(uint4 *)y = b;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
     return sum;
 }
 
-// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A group of ROW_LANES lanes for every (b, t, h), h fastest, so
-// that neighbouring groups read neighbouring memory.
+// A lane's share of the dot product of two rows of D.
+__device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
+    float sum = 0.0f;
+    if (D % VECTOR == 0) {
+        for (int d = lane * VECTOR; d < D; d += ROW_LANES * VECTOR)
+            sum += dot_vectors(*(const uint4 *)(a + d), *(const uint4 *)(b + d));
+    } else {
+        for (int d = lane; d < D; d += ROW_LANES) sum += real_to_float(a[d]) * real_to_float(b[d]);
+    }
+    return sum;
+}
+
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring blocks
+// take neighbouring heads of the same rows, which lie side by side in memory.
 __global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                    AttentionShape s) {
-    int padded_T = s.padded_T();
-    size_t group = ((size_t)blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
-    int lane = threadIdx.x % ROW_LANES;
-    int h = group % s.NH, t = group / s.NH % padded_T, b = group / s.NH / padded_T;
-    bool inside = b < s.B && t < s.T;
+    int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
+    int b = chunk / (padded_T / BLOCK_ROWS), row0 = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS;
+    int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
 
-    float delta = 0.0f;
-    if (inside) {
-        size_t start = ((size_t)b * s.T + t) * s.C() + (size_t)h * s.D; // (B, T, C)
-        const real *dout_row = dout + start, *out_row = out + start;
-        if (s.D % VECTOR == 0) {
-            for (int d = lane * VECTOR; d < s.D; d += ROW_LANES * VECTOR) delta += dot_vector(dout_row + d, out_row + d);
-        } else {
-            for (int d = lane; d < s.D; d += ROW_LANES) delta += real_to_float(dout_row[d]) * real_to_float(out_row[d]);
-        }
+    float delta[ROWS_A_THREAD];
+#pragma unroll
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+        size_t start = ((size_t)b * s.T + t) * s.C() + h * s.D; // (B, T, C)
+        delta[i] = t < s.T ? lane_dot(dout + start, out + start, s.D, lane) : 0.0f;
     }
 #pragma unroll
-    for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
-    if (lane == 0 && b < s.B) {
-        size_t head = (size_t)b * s.NH + h;
-        rows.delta[head * padded_T + t] = delta;
-        rows.lse2[head * padded_T + t] = inside ? lse[head * s.T + t] * LOG2E : INFINITY;
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+#pragma unroll
+        for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
+        if (lane == 0) {
+            rows.delta[(size_t)head * padded_T + t] = delta[i];
+            rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;
+        }
     }
 }
 
@@ -58,8 +68,7 @@ AttentionRows attention_rows_at(void *workspace, AttentionShape s) {
 
 int attention_rows_fill(AttentionRows rows, const float *lse, const real *dout, const real *out, AttentionShape s,
                         cudaStream_t stream, Error *e) {
-    size_t groups = (size_t)s.heads() * s.padded_T(), groups_a_block = ROW_THREADS / ROW_LANES;
-    unsigned blocks = (unsigned)((groups + groups_a_block - 1) / groups_a_block);
+    int blocks = s.heads() * (s.padded_T() / BLOCK_ROWS);
     rows_kernel<<<blocks, ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
     CUDA_LAUNCHED(e);
     return 0;
@@ -118,7 +127,7 @@ int attention_backward(real *dqkv, const real *dout, const real *qkv, const real
     TRY(attention_sm90_usable(&hopper, s, e));
     AttentionRows rows = attention_rows_at(workspace, s);
     TRY(attention_rows_fill(rows, lse, dout, out, s, stream, e));
-    return (attention_mma_backward)(dqkv, dout, qkv, rows, s, stream, e);
+    return (hopper ? attention_sm90_backward : attention_mma_backward)(dqkv, dout, qkv, rows, s, stream, e);
 }
 
 #endif

@@ -10,11 +10,15 @@
 
 namespace {
 
+#ifndef FWD_GROUPS
+#define FWD_GROUPS 3
+#endif
+
 template <int D_> struct Forward {
-    static constexpr int D = D_, GROUPS = D == 64 ? 3 : 2, KEYS = 128, STAGES = 2;
+    static constexpr int D = D_, GROUPS = D == 64 ? FWD_GROUPS : 2, KEYS = 128, STAGES = 2;
     static constexpr int QUERIES = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
-    // 64K registers: the producer's warpgroup gives its share away.
-    static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = D == 64 ? 160 : 240;
+    // The producer's warpgroup gives registers away; together as many as at launch: 4 x 128 or 3 x 168 a thread.
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 
     static constexpr int Q_BYTES = TILE_BYTES<64, D>, KV_BYTES = TILE_BYTES<KEYS, D>;
     struct Shared {
@@ -29,11 +33,6 @@ template <int D_> struct Forward {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int BYTES_ALIGN> __device__ char *aligned_shared() {
-    extern __shared__ char shared_raw[];
-    return (char *)(((uintptr_t)shared_raw + BYTES_ALIGN - 1) / BYTES_ALIGN * BYTES_ALIGN);
-}
-
 // Number of key tiles that queries up to `last` see.
 template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
 
@@ -43,11 +42,13 @@ __device__ void produce(typename F::Shared &shared, const CUtensorMap *qkv, Atte
     Work work;
     for (int round = 0; work_item(&work, round, s.heads(), s.tiles(F::QUERIES)); round++) {
         int b = work.head / s.NH, column = work.head % s.NH * F::D, row = work.tile * F::QUERIES;
+#pragma unroll 1
         for (int g = 0; g < F::GROUPS; g++) {
             barrier_wait(&shared.q_empty[g], round % 2 ^ 1);
             barrier_expect(&shared.q_full[g], F::Q_BYTES);
             tile_in<64, F::D>(shared.q[g], qkv, &shared.q_full[g], column, row + 64 * g, b);
         }
+#pragma unroll 1
         for (int n = key_tiles<F>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
@@ -66,6 +67,10 @@ struct Softmax {
     float top[2], sum[2];
 };
 
+// The maximum only guards against overflow, so an old one serves until it is 2^STALE_LIMIT too small; that is rarely,
+// and what has been summed up so far need not be rescaled in between.
+constexpr float STALE_LIMIT = 8.0f;
+
 // Scores (64, KEYS) to unnormalised probabilities; shrink is what earlier sums and outputs must be multiplied by.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
@@ -81,6 +86,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
                 top = fmaxf(top, x);
             }
         top = row_max(top); // finite: the first tile of a row holds its own key
+        if ((top - state.top[i]) * scale2 <= STALE_LIMIT) top = state.top[i];
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
         float offset = top * scale2;
@@ -96,11 +102,6 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
     }
 }
 
-__device__ inline void warp_arrive(uint64_t *barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 // One warpgroup's 64 queries against the keys they see, from the diagonal back to key 0.
 template <class F>
 __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state, int g,
@@ -108,7 +109,6 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
-    unsigned v_parity = ring.parity;
 #pragma unroll
     for (int i = 0; i < F::D / 2; i++) o[i] = 0.0f;
 
@@ -118,13 +118,13 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
     wgmma_wait<0>();
     registers_settle(c);
     warp_arrive(&shared.k_empty[ring.stage]);
-    ring.advance();
     softmax_step<true>(c, state, shrink, scale2, row, last_tile * F::KEYS);
     pack_rows(p, c);
+    barrier_wait(&shared.v_full[ring.stage], ring.parity);
+    ring.advance();
 
     for (int n = last_tile - 1; n >= 0; n--) {
         barrier_wait(&shared.k_full[ring.stage], ring.parity);
-        barrier_wait(&shared.v_full[v_stage], v_parity); // was asked for before k
         registers_settle(c);
         registers_settle(o);
         wgmma_fence();
@@ -134,20 +134,21 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        registers_settle(c); // the softmax must not sink below the wait
+        registers_settle(c); // with the branch in barrier_wait, keeps the softmax above the next wait
+        barrier_wait(&shared.v_full[ring.stage], ring.parity);
         wgmma_wait<0>();
         registers_settle(o);
         warp_arrive(&shared.v_empty[v_stage]);
         v_stage = ring.stage;
-        v_parity = ring.parity;
         ring.advance();
         pack_rows(p, c);
+        if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+        }
     }
 
     warp_arrive(&shared.q_empty[g]);
-    barrier_wait(&shared.v_full[v_stage], v_parity);
     registers_settle(o);
     wgmma_fence();
     multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
@@ -167,6 +168,7 @@ __device__ void consume(typename F::Shared &shared, const CUtensorMap *out, floa
         int tiles = key_tiles<F>(block_row + F::QUERIES - 1, s.T);
         int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
         barrier_wait(&shared.q_full[g], round % 2);
+#pragma unroll 1
         for (int n = tiles; n > own_tiles; n--) { // keys after all of this warpgroup's queries
             barrier_wait(&shared.k_full[ring.stage], ring.parity);
             warp_arrive(&shared.k_empty[ring.stage]);
@@ -200,7 +202,7 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                    AttentionShape s, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)aligned_shared<1024>();
+    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
     if (threadIdx.x == 0) {
         for (int g = 0; g < F::GROUPS; g++) {
             barrier_init(&shared.q_full[g], 1);
@@ -212,24 +214,17 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
             barrier_init(&shared.k_empty[i], 4 * F::GROUPS);
             barrier_init(&shared.v_empty[i], 4 * F::GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_publish();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(F::PRODUCER_REGISTERS));
+        registers_give<F::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce<F>(shared, &qkv, s);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(F::CONSUMER_REGISTERS));
+        registers_take<F::CONSUMER_REGISTERS>();
         consume<F>(shared, &out, lse, s, scale);
     }
 #endif
-}
-
-int multiprocessors(int *count, Error *e) {
-    int device;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
-    return 0;
 }
 
 template <class F>
@@ -238,7 +233,7 @@ int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream
     int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    TRY(multiprocessors(&blocks, e));
+    TRY(attention_sm90_blocks(&blocks, e));
     CUDA_TRY(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED_BYTES), e);
     forward_kernel<F>
         <<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
@@ -258,6 +253,13 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<Forward<64>>), e);
     *yes = attributes.maxThreadsPerBlock >= Forward<64>::THREADS;
+    return 0;
+}
+
+int attention_sm90_blocks(int *count, Error *e) {
+    int device;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
     return 0;
 }
 

@@ -52,6 +52,15 @@ __device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
                  : "memory");
 }
 
+// Makes initialised barriers known to the copy engine; a __syncthreads must follow.
+__device__ static inline void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// A warp arrives once, when all of its lanes are done.
+__device__ static inline void warp_arrive(uint64_t *barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
 // Position in a ring of stages; the parity flips each time round.
 template <int STAGES> struct Ring {
     int stage = 0;
@@ -83,6 +92,14 @@ __device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.co
 __device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ static inline void fence_before_copy_out() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A run of bytes; addresses and size in multiples of 16.
+__device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
 
 // (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T come as zeros, and count as bytes.
 template <int ROWS, int D>
@@ -197,6 +214,27 @@ template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Registers and shared memory of a block
+
+// A warpgroup hands registers back to its block, or takes some of those; every warp of it must call.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <int A_THREAD> __device__ static inline void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
+}
+
+template <int A_THREAD> __device__ static inline void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(A_THREAD));
+}
+#endif
+
+enum { SHARED_ALIGNMENT = 1024 };
+
+__device__ static inline char *shared_aligned() {
+    extern __shared__ char shared_raw[];
+    return (char *)(((uintptr_t)shared_raw + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Small arithmetic
 
 __device__ static inline float exp2_fast(float x) {
@@ -269,6 +307,8 @@ __device__ static inline bool work_item(Work *work, int round, int heads, int ti
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Host
+
+int attention_sm90_blocks(int *count, Error *e); // one a multiprocessor
 
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
 int attention_sm90_map(CUtensorMap *map, const bf16 *tensor, int columns, int rows, AttentionShape s, Error *e);

@@ -12,11 +12,15 @@
 enum { ROW_THREADS = 512, ROW_WARPS = ROW_THREADS / WARP };
 #define CACHE_BYTES_MAX (112 * 1024) // of shared memory a block, so that two blocks share a multiprocessor's 227 KB
 
-__device__ static inline float exponential(float x) {
+// exp(x - shift)
+__device__ static inline float exp_minus(float x, float shift) {
 #ifdef GNS_FP32
-    return expf(x);
+    return expf(x - shift);
 #else
-    return __expf(x);
+    const float log2e = 1.4426950408889634f; // one multiply-add, and the unit's own 2^x without denormals
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, log2e, -shift * log2e)));
+    return y;
 #endif
 }
 
@@ -32,26 +36,23 @@ typedef struct {
     float max, sum;
 } Partial;
 
-__device__ static inline Partial partial_join(Partial a, Partial b) {
-    const float max = fmaxf(a.max, b.max);
-    if (max == -CUDART_INF_F) return {max, a.sum + b.sum}; // both empty (or NaN): keeps inf - inf out
-    return {max, a.sum * exponential(a.max - max) + b.sum * exponential(b.max - max)};
+// The softmax over the warp's parts, in every lane. A part that is empty, or has the maximum, needs no scaling (and
+// inf - inf is not formed).
+__device__ static inline Partial partial_join_warp(Partial p) {
+    float max = p.max;
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
 // The softmax of the whole row, in every thread.
 __device__ static inline Partial partial_join_block(Partial mine, Partial *shared) {
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        const Partial other = {__shfl_xor_sync(0xffffffffu, mine.max, offset),
-                               __shfl_xor_sync(0xffffffffu, mine.sum, offset)};
-        // Both lanes of a pair join in the same order, so that they agree to the last bit.
-        mine = threadIdx.x & offset ? partial_join(other, mine) : partial_join(mine, other);
-    }
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = mine;
+    const int lane = threadIdx.x % WARP;
+    mine = partial_join_warp(mine);
+    if (lane == 0) shared[threadIdx.x / WARP] = mine;
     __syncthreads();
-    Partial all = shared[0];
-    for (int w = 1; w < ROW_WARPS; w++) all = partial_join(all, shared[w]);
-    return all;
+    const Partial nothing = {-CUDART_INF_F, 0.0f};
+    return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
 // Columns at and behind V do not take part.
@@ -62,20 +63,60 @@ template <int W> __device__ inline void mask_padding(float (&x)[W], int c, int V
         if (c + j >= V) x[j] = -CUDART_INF_F;
 }
 
-template <int W> __device__ inline Partial partial_add(Partial p, const float (&x)[W]) {
-    float max = p.max;
-#pragma unroll
-    for (int j = 0; j < W; j++) max = fmaxf(max, x[j]);
-    if (max > p.max) { // rare once a few packs have been seen
-        p.sum *= exponential(p.max - max);
-        p.max = max;
+template <int W> __device__ inline Pack<W> logits_load(const real *row, int c, int V) {
+    const Pack<W> pack = pack_load<W>(row + c);
+    if (c + W <= V) return pack;
+    float x[W];
+    pack_get(x, pack);
+    mask_padding(x, c, V);
+    return pack_of<W>(x);
+}
+
+template <int W> __device__ inline float pack_max(const Pack<W> &pack) {
+#ifndef GNS_FP32
+    if constexpr (W > 1) { // two comparisons an instruction
+        const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
+        const __nv_bfloat162 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+        return fmaxf(__low2float(m), __high2float(m));
     }
+#endif
+    float x[W];
+    pack_get(x, pack);
+    float max = x[0];
 #pragma unroll
-    for (int j = 0; j < W; j++) p.sum += exponential(x[j] - p.max);
-    return p;
+    for (int j = 1; j < W; j++) max = fmaxf(max, x[j]);
+    return max;
 }
 
 enum { ROW_PACKS = 4 }; // loads in flight
+
+// The thread's part of the row; CACHED: leaves it in cache too.
+template <int W, bool CACHED> __device__ inline Partial row_partial(const real *row, real *cache, int V) {
+    const int stride = ROW_THREADS * W;
+    Partial mine = {-CUDART_INF_F, 0.0f};
+    for (int c0 = threadIdx.x * W; c0 < V; c0 += stride * ROW_PACKS) {
+        Pack<W> packs[ROW_PACKS];
+        float max = mine.max;
+#pragma unroll
+        for (int p = 0; p < ROW_PACKS; p++)
+            if (c0 + p * stride < V) packs[p] = logits_load<W>(row, c0 + p * stride, V);
+#pragma unroll
+        for (int p = 0; p < ROW_PACKS; p++)
+            if (c0 + p * stride < V) max = fmaxf(max, pack_max<W>(packs[p]));
+        mine.sum *= exp_minus(mine.max, max);
+        mine.max = max;
+#pragma unroll
+        for (int p = 0; p < ROW_PACKS; p++) {
+            if (c0 + p * stride >= V) continue;
+            if (CACHED) pack_store(cache + c0 + p * stride, packs[p]);
+            float x[W];
+            pack_get(x, packs[p]);
+#pragma unroll
+            for (int j = 0; j < W; j++) mine.sum += exp_minus(x[j], max);
+        }
+    }
+    return mine;
+}
 
 template <int W, bool GRADIENT, bool CACHED>
 __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
@@ -83,40 +124,27 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     __shared__ Partial shared[ROW_WARPS];
     real *cache = reinterpret_cast<real *>(cache_bytes); // (Vp); a thread reads back only what it wrote
     real *row = k.logits + (size_t)blockIdx.x * k.Vp;
-    const int n = k.row0 + blockIdx.x, stride = ROW_THREADS * W;
+    const int n = k.row0 + blockIdx.x;
     const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
     const float target_logit = real_to_float(row[target]);
-
-    Partial mine = {-CUDART_INF_F, 0.0f};
-    for (int c0 = threadIdx.x * W; c0 < k.V; c0 += stride * ROW_PACKS) {
-        Pack<W> packs[ROW_PACKS];
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++)
-            if (c0 + p * stride < k.V) packs[p] = pack_load<W>(row + c0 + p * stride);
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++) {
-            const int c = c0 + p * stride;
-            if (c >= k.V) continue;
-            if (CACHED) pack_store(cache + c, packs[p]);
-            float x[W];
-            pack_get(x, packs[p]);
-            mask_padding(x, c, k.V);
-            mine = partial_add(mine, x);
-        }
-    }
-    const Partial all = partial_join_block(mine, shared);
+    const Partial all = partial_join_block(row_partial<W, CACHED>(row, cache, k.V), shared);
     const float logsumexp = all.max + logf(all.sum);
     if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - target_logit;
     if constexpr (!GRADIENT) return;
 
     const float shift = logsumexp + logf((float)k.T), onehot = 1.0f / k.T; // exp(x - shift) = softmax / T
 #pragma unroll 4
-    for (int c = threadIdx.x * W; c < k.Vp; c += stride) {
+    for (int c = threadIdx.x * W; c < k.Vp; c += ROW_THREADS * W) {
         float x[W] = {};
         if (c < k.V) pack_get(x, pack_load<W>((CACHED ? cache : row) + c));
         mask_padding(x, c, k.V); // exp(-inf) = 0
 #pragma unroll
-        for (int j = 0; j < W; j++) x[j] = exponential(x[j] - shift) - (c + j == target ? onehot : 0.0f);
+        for (int j = 0; j < W; j++) x[j] = exp_minus(x[j], shift);
+        if (target / W == c / W) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                if (c + j == target) x[j] -= onehot;
+        }
         pack_store(row + c, pack_of<W>(x));
     }
 }

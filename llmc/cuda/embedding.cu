@@ -239,35 +239,41 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns), so a thread sees every row of the example. Sampled rarely, so plain.
+// columns), so a thread sees every row of the example.
 
 enum { GROUP_COLUMNS = 64 }; // threads of a block, one column each
 
 // partials (3, B, gridDim.x): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
-__global__ void __launch_bounds__(GROUP_COLUMNS, 8)
+__global__ void __launch_bounds__(GROUP_COLUMNS, 16)
     example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int T, int C) {
-    __shared__ double shared[3][GROUP_COLUMNS / WARP];
+    __shared__ float shared[3][GROUP_COLUMNS / WARP];
     const int b = blockIdx.y, B = gridDim.y, c = blockIdx.x * GROUP_COLUMNS + threadIdx.x;
     const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
-    double token = 0.0, cross = 0.0, position = 0.0;
-    float run = 0.0f;
-    if (c < C) {
-#pragma unroll 8
-        for (int i = 0; i < T; i++) {
-            const size_t at = (size_t)row[i] * C + c;
-            const float x = real_to_float(dx[at]);
-            run += x;
-            position += (double)x * x;
-            if (UG) cross += (double)x * UG[at];
-            if (i + 1 == T || key[i + 1] != key[i]) {
-                token += (double)run * run;
-                run = 0.0f;
-            }
+    float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
+    for (int i0 = 0; c < C && i0 < T; i0 += ROWS_IN_FLIGHT) {
+        float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
+#pragma unroll
+        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+            const size_t at = i0 + r < T ? (size_t)row[i0 + r] * C + c : 0;
+            x[r] = i0 + r < T ? real_to_float(dx[at]) : 0.0f;
+            u[r] = UG && i0 + r < T ? UG[at] : 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+            const int i = i0 + r;
+            if (i >= T) continue;
+            run += x[r];
+            position = fmaf(x[r], x[r], position);
+            cross = fmaf(x[r], u[r], cross);
+            if (i + 1 < T && key[i + 1] == key[i]) continue;
+            token = fmaf(run, run, token);
+            run = 0.0f;
         }
     }
-    const double sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
-    if (threadIdx.x == 0)
-        for (int s = 0; s < 3; s++) partials[((size_t)s * B + b) * gridDim.x + blockIdx.x] = sums[s];
+    const float sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
+    if (threadIdx.x > 0) return;
+#pragma unroll
+    for (int s = 0; s < 3; s++) partials[((size_t)s * B + b) * gridDim.x + blockIdx.x] = sums[s];
 }
 
 size_t embedding_example_squares_workspace_bytes(int B, int T, int C) {

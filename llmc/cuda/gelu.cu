@@ -140,7 +140,7 @@ static ColumnLaunch column_launch(int B, int T, int C) {
     ColumnLaunch l;
     l.columns = ceil_div(packs, COLUMN_THREADS_MAX);
     l.threads = (int)round_up((size_t)ceil_div(packs, l.columns), WARP);
-    const int places = 132 * 1024 / (l.threads * l.columns); // 1024 threads on each of 132 multiprocessors
+    const int places = 132 * (1024 / l.threads) / l.columns; // 64 registers a thread, 132 multiprocessors
     l.split = column_split(B, T, places > 132 ? places : 132);
     return l;
 }

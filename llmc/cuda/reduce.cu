@@ -3,106 +3,14 @@
 #include "vec.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Column gradients
-
-ColumnSplit column_split(int B, int T, int target_blocks) {
-    const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
-    ColumnSplit s;
-    s.rows = B * T;
-    s.T = T;
-    s.rows_per_block = (int)round_up((size_t)ceil_div(s.rows, target_blocks), row_tile);
-    s.blocks = ceil_div(s.rows, s.rows_per_block);
-    s.slots = s.blocks + B;
-    return s;
-}
-
-static size_t column_partial_bytes(ColumnSplit split, int sets, int C) {
-    return round_up((size_t)split.slots * sets * C * sizeof(float), 16);
-}
-
-size_t column_workspace_bytes(ColumnSplit split, int sets, int C) {
-    const int B = split.rows / split.T;
-    return column_partial_bytes(split, sets, C) + (size_t)sets * B * ceil_div(C, WARP) * sizeof(double);
-}
-
-enum { FINISH_WARPS = 32 };
-
-typedef struct {
-    float *sums[COLUMN_SETS_MAX];
-} ColumnSums;
-
-// Block (x, set) owns the 32 columns from 32 x of one set. Its warps take the examples of a batch of
-// FINISH_WARPS / warps_per_example, each example's slots shared out among warps_per_example warps.
-// squares (sets, B, gridDim.x): |the block's part of g_b|^2.
-__global__ void __launch_bounds__(FINISH_WARPS *WARP)
-    column_finish_kernel(const __grid_constant__ ColumnSums out, double *squares, const float *partials,
-                         ColumnSplit split, int C, int warps_per_example) {
-    __shared__ float parts[FINISH_WARPS][WARP];
-    __shared__ float examples[FINISH_WARPS][WARP];
-    const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, sets = gridDim.y;
-    const int B = split.rows / split.T, batch = FINISH_WARPS / warps_per_example;
-    const int c = blockIdx.x * WARP + lane;
-    float total = 0.0f;
-    for (int b0 = 0; b0 < B; b0 += batch) {
-        const int b = b0 + warp / warps_per_example;
-        float part = 0.0f;
-        if (b < B && c < C) {
-            const int first = b * split.T / split.rows_per_block;
-            const int last = ((b + 1) * split.T - 1) / split.rows_per_block;
-#pragma unroll 8
-            for (int k = first + warp % warps_per_example; k <= last; k += warps_per_example)
-                part += partials[((size_t)(k + b) * sets + set) * C + c];
-        }
-        parts[warp][lane] = part;
-        __syncthreads();
-        if (warp < batch) {
-            float g = 0.0f;
-            for (int w = 0; w < warps_per_example; w++) g += parts[warp * warps_per_example + w][lane];
-            examples[warp][lane] = g;
-            const float square = warp_sum(g * g);
-            if (lane == 0 && b0 + warp < B) squares[((size_t)set * B + b0 + warp) * gridDim.x + blockIdx.x] = square;
-        }
-        __syncthreads();
-        if (warp == 0)
-            for (int i = 0; i < batch; i++) total += examples[i][lane];
-    }
-    if (warp == 0 && c < C) out.sums[set][c] += total;
-}
-
-int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
-                  cudaStream_t stream, Error *e) {
-    const int B = split.rows / split.T, groups = ceil_div(C, WARP);
-    const float *partials = (const float *)workspace;
-    double *squares = (double *)((char *)workspace + column_partial_bytes(split, sets, C));
-    int warps_per_example = FINISH_WARPS;
-    for (int b = 1; b < B && warps_per_example > 1; b *= 2) warps_per_example /= 2;
-
-    ColumnSums sums = {};
-    ExampleSums examples = {};
-    bool want_squares = false;
-    examples.stride = 1;
-    for (int s = 0; s < sets; s++) {
-        sums.sums[s] = gradients[s].sum;
-        examples.sums[s] = gradients[s].squares;
-        examples.examples[s] = gradients[s].example_squares;
-        want_squares = want_squares || gradients[s].squares || gradients[s].example_squares;
-    }
-    column_finish_kernel<<<dim3(groups, sets), dim3(WARP, FINISH_WARPS), 0, stream>>>(sums, squares, partials, split, C,
-                                                                                      warps_per_example);
-    CUDA_LAUNCHED(e);
-    return want_squares ? reduce_example_partials(examples, squares, sets, B, groups, stream, e) : 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Small sums over examples
 
-enum { SUM_WARPS = 32 };
+enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// One block a set, a warp an example.
-__global__ void __launch_bounds__(SUM_WARPS *WARP)
-    example_partials_kernel(const __grid_constant__ ExampleSums out, const double *partials, int B, int G) {
+// By one block: the sums of one set. A warp takes an example.
+__device__ static void example_partials_sum(const ExampleSums &out, const double *partials, int set, int B, int G) {
     __shared__ double shared[SUM_WARPS];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, set = blockIdx.x;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const double *mine = partials + (size_t)set * B * G;
     double total = 0.0;
     for (int b = warp; b < B; b += SUM_WARPS) {
@@ -117,9 +25,155 @@ __global__ void __launch_bounds__(SUM_WARPS *WARP)
     if (threadIdx.x == 0 && out.sums[set]) *out.sums[set] += total;
 }
 
+// One block a set.
+__global__ void __launch_bounds__(SUM_THREADS)
+    example_partials_kernel(const __grid_constant__ ExampleSums out, const double *partials, int B, int G) {
+    example_partials_sum(out, partials, blockIdx.x, B, G);
+}
+
 int reduce_example_partials(ExampleSums out, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e) {
-    example_partials_kernel<<<sets, SUM_WARPS * WARP, 0, stream>>>(out, partials, B, G);
+    example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(out, partials, B, G);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Column gradients
+
+ColumnSplit column_split(int B, int T, int target_blocks) {
+    const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
+    ColumnSplit s;
+    s.rows = B * T;
+    s.T = T;
+    s.rows_per_block = (int)round_up((size_t)ceil_div(s.rows, target_blocks), row_tile);
+    s.blocks = ceil_div(s.rows, s.rows_per_block);
+    s.slots = s.blocks + B;
+    return s;
+}
+
+// Stage two in two kernels. The first adds the slots of every example: block (x, set, z) owns the 32 columns from 32 x
+// and a batch of examples, each example's slots shared out among some of its warps. It leaves the batch's sum, and
+// every example's sum of squares over the 32 columns. The second adds the batches, and the squares.
+enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
+
+typedef struct {
+    ColumnSplit split;
+    int sets, C, B;
+    int column_groups;     // of 32
+    int warps_per_example; // a power of two
+    int batch, batches;    // examples of a block; blocks along z
+} Finish;
+
+static Finish finish_plan(ColumnSplit split, int sets, int C) {
+    Finish f = {};
+    f.split = split;
+    f.sets = sets;
+    f.C = C;
+    f.B = split.rows / split.T;
+    f.column_groups = ceil_div(C, WARP);
+    const int slots_per_example = split.blocks / f.B + 2; // at most
+    f.warps_per_example = 1;
+    while (f.warps_per_example < FINISH_WARPS && f.warps_per_example * SLOTS_IN_FLIGHT < slots_per_example)
+        f.warps_per_example *= 2;
+    f.batch = FINISH_WARPS / f.warps_per_example;
+    f.batches = ceil_div(f.B, f.batch);
+    return f;
+}
+
+static size_t partials_bytes(const Finish *f) { // (slots, sets, C) fp32
+    return round_up((size_t)f->split.slots * f->sets * f->C * sizeof(float), 16);
+}
+static size_t batch_sums_bytes(const Finish *f) { // (batches, sets, C) fp32
+    return round_up((size_t)f->batches * f->sets * f->C * sizeof(float), 16);
+}
+static size_t example_squares_bytes(const Finish *f) { // (sets, B, column_groups) fp64
+    return (size_t)f->sets * f->B * f->column_groups * sizeof(double);
+}
+
+size_t column_workspace_bytes(ColumnSplit split, int sets, int C) {
+    const Finish f = finish_plan(split, sets, C);
+    return partials_bytes(&f) + batch_sums_bytes(&f) + example_squares_bytes(&f);
+}
+
+__global__ void __launch_bounds__(FINISH_WARPS *WARP)
+    column_examples_kernel(float *batch_sums, double *squares, const float *partials,
+                           const __grid_constant__ Finish f) {
+    __shared__ float parts[FINISH_WARPS][WARP];
+    __shared__ float examples[FINISH_WARPS][WARP];
+    const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, b0 = blockIdx.z * f.batch;
+    const int c = blockIdx.x * WARP + lane, b = b0 + warp / f.warps_per_example;
+    float part = 0.0f;
+    if (b < f.B && c < f.C) {
+        const int first = b * f.split.T / f.split.rows_per_block;
+        const int last = ((b + 1) * f.split.T - 1) / f.split.rows_per_block;
+        for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
+            float v[SLOTS_IN_FLIGHT];
+#pragma unroll
+            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
+                const int k = k0 + i * f.warps_per_example;
+                v[i] = k <= last ? partials[((size_t)(k + b) * f.sets + set) * f.C + c] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+        }
+    }
+    parts[warp][lane] = part;
+    __syncthreads();
+    if (warp < f.batch) {
+        float g = 0.0f;
+        for (int w = 0; w < f.warps_per_example; w++) g += parts[warp * f.warps_per_example + w][lane];
+        examples[warp][lane] = g;
+        const float square = warp_sum(g * g);
+        if (lane == 0 && b0 + warp < f.B)
+            squares[((size_t)set * f.B + b0 + warp) * f.column_groups + blockIdx.x] = square;
+    }
+    __syncthreads();
+    if (warp > 0 || c >= f.C) return;
+    float sum = 0.0f;
+    for (int i = 0; i < f.batch; i++) sum += examples[i][lane];
+    batch_sums[((size_t)blockIdx.z * f.sets + set) * f.C + c] = sum;
+}
+
+typedef struct {
+    float *sums[COLUMN_SETS_MAX];
+} ColumnSums;
+
+// Block (0, set) adds the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
+__global__ void __launch_bounds__(SUM_THREADS)
+    column_total_kernel(const __grid_constant__ ColumnSums out, const __grid_constant__ ExampleSums out_squares,
+                        const float *batch_sums, const double *squares, const __grid_constant__ Finish f) {
+    const int set = blockIdx.y, c = ((int)blockIdx.x - 1) * SUM_THREADS + threadIdx.x;
+    if (blockIdx.x == 0) {
+        example_partials_sum(out_squares, squares, set, f.B, f.column_groups);
+        return;
+    }
+    if (c >= f.C) return;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int z = 0; z < f.batches; z++) sum += batch_sums[((size_t)z * f.sets + set) * f.C + c];
+    out.sums[set][c] += sum;
+}
+
+int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
+                  cudaStream_t stream, Error *e) {
+    const Finish f = finish_plan(split, sets, C);
+    const float *partials = (const float *)workspace;
+    float *batch_sums = (float *)((char *)workspace + partials_bytes(&f));
+    double *squares = (double *)((char *)batch_sums + batch_sums_bytes(&f));
+    ColumnSums sums = {};
+    ExampleSums examples = {};
+    examples.stride = 1;
+    for (int s = 0; s < sets; s++) {
+        sums.sums[s] = gradients[s].sum;
+        examples.sums[s] = gradients[s].squares;
+        examples.examples[s] = gradients[s].example_squares;
+    }
+    column_examples_kernel<<<dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), 0, stream>>>(
+        batch_sums, squares, partials, f);
+    CUDA_LAUNCHED(e);
+    column_total_kernel<<<dim3(1 + ceil_div(C, SUM_THREADS), sets), SUM_THREADS, 0, stream>>>(sums, examples,
+                                                                                              batch_sums, squares, f);
     CUDA_LAUNCHED(e);
     return 0;
 }
@@ -255,7 +309,7 @@ int reduce_examples(float *gradient, double *squares, float *example_squares, co
 // One sum
 
 __global__ void sum_kernel(double *sum, const float *x, size_t n) {
-    __shared__ double shared[WARP];
+    __shared__ double shared[SUM_WARPS];
     double mine = 0.0;
 #pragma unroll 8
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += x[i];
@@ -264,7 +318,7 @@ __global__ void sum_kernel(double *sum, const float *x, size_t n) {
 }
 
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    sum_kernel<<<1, 1024, 0, stream>>>(sum, x, n);
+    sum_kernel<<<1, SUM_THREADS, 0, stream>>>(sum, x, n);
     CUDA_LAUNCHED(e);
     return 0;
 }

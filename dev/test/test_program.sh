@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# The trainer as a program: runs repeat bit for bit, whatever the number of threads; replay repeats a ramp; --dry-run
+# knows the memory. Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+train=$PWD/$GNS_BUILD/train_gpt2
+tokenize=$PWD/$GNS_BUILD/data/tokenize
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$PWD
+cd "$work" || exit 1
+failed=0
+
+# check NAME: runs the function of that name; its output is the reason of a failure
+check() {
+    local start=$EPOCHREALTIME out status
+    out=$("$1" 2>&1) && status=PASS || status=FAIL
+    printf '%s program/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+    [ $status = PASS ] || { echo "$out" | tail -n 5 | sed 's/^/  /'; failed=1; }
+}
+
+cat "$root"/llmc/*.[ch] > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 32
+    --val-every 10 --val-tokens 1024 --warmup-tokens 4000"
+ramp="--ramp gns --batch-min 4 --batch-max 32 --train-tokens 60000 --gns-half-life 3000 --ramp-kappa 4 --micro-batch 6 --lr 3e-3"
+
+run() { # run OUT OPTIONS...
+    local out=$1
+    shift
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+}
+
+# What must not depend on when or on what a run took place: all but the speed.
+numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
+same() {
+    diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
+    cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
+}
+
+two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 && same a b; }
+threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
+another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
+the_ramp_grew() {
+    [ "$(grep -o '"batch": [0-9]*' a/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
+}
+replay_repeats_the_batches() {
+    run e --ramp replay:a/metrics.jsonl --batch-min 4 --batch-max 32 --batch-tokens 128 --train-tokens 60000 \
+        --micro-batch 6 --lr 3e-3 --threads 1 &&
+        diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
+}
+ends_on_the_horizon() {
+    [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
+}
+micro_batch_does_not_matter() { # beyond rounding
+    run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
+        run g --steps 20 --batch-tokens 384 --micro-batch 1 --gns exact --threads 1 --lr 3e-3 || return 1
+    paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
+        awk '{ d = $2 - $4; if (d < 0) d = -d; if (!($2 > 0) || d > 1e-5 * $2) { print "losses " $2 " and " $4; exit 1 } }'
+}
+a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
+    run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
+    small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
+        run h --model "$(ls -d f/step_*)" --steps 1 --lr 0 --batch-tokens 384 --threads 1 || return 1
+    local before after
+    before=$(grep -o '"val_loss": .*' f/metrics.jsonl | tail -n 1)
+    after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
+    [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
+}
+samples_from_a_model() {
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
+        cmp s1 s2 && grep -q '^static int' s1 && [ "$(wc -c < s1)" -ge 61 ]
+}
+greedy_sampling_takes_top_1() {
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
+}
+an_earlier_run_is_kept() { run a $ramp --threads 1 && [ -s a.1/metrics.jsonl ] && same a a.1; }
+config_file_is_the_command_line() {
+    tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
+        awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
+    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
+}
+dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
+    case $GNS_BUILD in *-san*) return 0 ;; esac
+    local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
+    local plan peak
+    plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
+    peak=$("$root/$GNS_BUILD/dev/test/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
+    awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
+        print "planned " plan " MiB, took " peak; exit 1 } }'
+}
+
+for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
+    replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter a_model_is_read_back samples_from_a_model \
+    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line dry_run_knows_the_memory; do
+    check $test
+done
+exit $failed

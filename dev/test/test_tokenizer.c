@@ -1,0 +1,635 @@
+// The tokenizer against independent references: PCRE2 with GPT-2's own pattern for the words, the textbook loop over
+// strings for the merges, and fixed tokens of the real vocabulary (from GNS_TEST_DATA).
+#define _DEFAULT_SOURCE       // mkdtemp
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "../../llmc/tokenizer.h"
+#include "../../llmc/tokenizer_impl.h"
+#include "test.h"
+
+#include <pcre2.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[512]; // a fresh one, removed at the end
+static Error e;
+static uint64_t random_state; // xorshift64*, seeded from the clock
+
+static uint32_t draw(uint32_t below) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return (uint32_t)((random_state * 0x2545f4914f6cdd1du) >> 33) % below;
+}
+
+static void write_text(const char *name, const char *text) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    FILE *f = fopen(path, "wb");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) printf("  cannot write %s\n", path);
+}
+
+static size_t put_code_point(char *out, uint32_t c) {
+    unsigned char b[4];
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; c >>= 6) b[i] = (unsigned char)(0x80 | (c & 0x3F));
+    b[0] = (unsigned char)(lead[n] | c);
+    memcpy(out, b, n);
+    return n;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// UTF-8, against the table of RFC 3629 section 4
+
+static bool rfc_valid(const unsigned char *s, size_t n) { // exactly one character of n bytes
+    static const unsigned char rows[][8] = {
+        {0xC2, 0xDF, 0x80, 0xBF},
+        {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
+        {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
+        {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
+        {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
+        {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+        {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+        {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF},
+    };
+    static const size_t lengths[] = {2, 3, 3, 3, 3, 4, 4, 4};
+    if (n == 1) return s[0] < 0x80;
+    for (size_t row = 0; row < 8; row++) {
+        bool fits = lengths[row] == n;
+        for (size_t i = 0; i < n && fits; i++) fits = s[i] >= rows[row][2 * i] && s[i] <= rows[row][2 * i + 1];
+        if (fits) return true;
+    }
+    return false;
+}
+
+static size_t rfc_invalid_at(const unsigned char *s, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        size_t n = 1;
+        while (n <= 4 && (at + n > bytes || !rfc_valid(s + at, n))) n++;
+        if (n > 4) return at;
+        at += n;
+    }
+    return bytes;
+}
+
+static void test_utf8(void) {
+    static const unsigned char edge[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF,
+                                         0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF8, 0xFF};
+    unsigned char s[20] = "abcdefghijklmnopqrs";
+    for (uint32_t i = 0; i < 1 << 16; i++) { // every pair of bytes
+        s[0] = (unsigned char)i, s[1] = (unsigned char)(i >> 8);
+        CHECK(utf8_invalid_at((char *)s, 2) == rfc_invalid_at(s, 2), "%02x %02x", s[0], s[1]);
+    }
+    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere around the eight-byte steps
+        unsigned char t[20];
+        memcpy(t, s + 2, 17);
+        size_t at = draw(13), n = at + 4 + draw(3);
+        for (size_t k = 0; k < 4; k++) t[at + k] = edge[draw(sizeof edge)];
+        size_t got = utf8_invalid_at((char *)t, n), want = rfc_invalid_at(t, n);
+        CHECK(got == want, "%02x %02x %02x %02x at %zu: %zu, want %zu", t[at], t[at + 1], t[at + 2], t[at + 3], at, got,
+              want);
+    }
+    const char *text = "a\xC3\xA4\xE4\xB8\xAD\xF0\x9F\x99\x82z"; // 1, 2, 3, 4 and 1 bytes
+    static const size_t want[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11};
+    for (size_t n = 0; n < sizeof want / sizeof *want; n++)
+        CHECK(utf8_boundary(text, n) == want[n], "boundary of %zu is %zu", n, utf8_boundary(text, n));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Words, against PCRE2
+
+// GPT-2's pattern as it was published, but for \s, written out: PCRE2's has U+180E in it, which is no space in Unicode
+// since 6.3, nor in the engines that made GPT-2's data.
+#define SPACES                                                                                                         \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
+                              "]+(?![^" SPACES "])|[" SPACES "]+";
+
+typedef struct {
+    pcre2_code *code;
+    pcre2_match_data *match;
+    Tokenizer *t;
+} Words;
+
+static Words words_open(void) {
+    Words w;
+    int error;
+    PCRE2_SIZE offset;
+    w.code = pcre2_compile((PCRE2_SPTR)PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &offset, NULL);
+    w.match = w.code ? pcre2_match_data_create_from_pattern(w.code, NULL) : NULL;
+    if (w.code) pcre2_jit_compile(w.code, PCRE2_JIT_COMPLETE);
+    CHECK(w.code && w.match, "the pattern does not compile: %d at %zu", error, offset);
+    CHECK_OK(tokenizer_new(&w.t, &e), &e);
+    return w;
+}
+
+static void words_close(Words *w) {
+    pcre2_match_data_free(w->match);
+    pcre2_code_free(w->code);
+    tokenizer_destroy(w->t);
+}
+
+static bool same_words(Words *w, const char *text, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        int found = pcre2_match(w->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, w->match, NULL);
+        PCRE2_SIZE *span = pcre2_get_ovector_pointer(w->match);
+        if (found < 1 || span[0] != at || span[1] - at != tokenizer_word(w->t, text + at, bytes - at)) return false;
+        at = span[1];
+    }
+    return true;
+}
+
+static void test_words_of_every_code_point(void) {
+    Words w = words_open();
+    uint32_t version_bytes = (uint32_t)pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL);
+    char version[64] = "", text[128];
+    if (version_bytes <= sizeof version) pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
+    bool same_unicode = strncmp(version, "14.", 3) == 0;
+    int wrong = 0;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        if (c >= 0xD800 && c < 0xE000) continue;
+        char u[4];
+        size_t n = put_code_point(u, c), at = 0;
+        const char *around = "a*1* *  *!**'s*"; // * is the code point: behind and before every class
+        for (const char *s = around; *s; s++) {
+            if (*s != '*') text[at++] = *s;
+            else memcpy(text + at, u, n), at += n;
+        }
+        if (!same_words(&w, text, at) && wrong++ < 10 && same_unicode) printf("  U+%04X\n", c);
+    }
+    if (!same_unicode) printf("  PCRE2 has Unicode %s, the tables 14.0: %d code points differ\n", version, wrong);
+    // Another version of Unicode assigns some thousands of code points that 14.0 does not, or fewer.
+    CHECK(same_unicode ? wrong == 0 : wrong < 20000, "%d code points differ", wrong);
+    words_close(&w);
+}
+
+static size_t random_text(char *out, int characters) {
+    static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
+                                         "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
+                                         "_",  "()",  "é",  "ß",  "Ж",    "中文", "ñ",    "٣",   "½",    "²",    "🙂",
+                                         "　", " ",   " ",  "᠎",  "́",     "​",  "\x7f", "ſ",   "Ⅷ",    "〇",   "l"};
+    size_t at = 0;
+    for (int i = 0; i < characters; i++) {
+        uint32_t c = draw(0x110000);
+        if (draw(10) == 0 && (c < 0xD800 || c > 0xDFFF)) at += put_code_point(out + at, c);
+        else {
+            const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
+            memcpy(out + at, piece, strlen(piece));
+            at += strlen(piece);
+        }
+    }
+    return at;
+}
+
+static void test_words_of_random_texts(void) {
+    Words w = words_open();
+    char text[1024];
+    bool comparable = true;
+    for (int i = 0; i < 100000 && comparable; i++) {
+        size_t bytes = random_text(text, 1 + (int)draw(40));
+        bool same = same_words(&w, text, bytes);
+        CHECK(same, "'%.*s'", (int)bytes, text);
+        comparable = same;
+    }
+    words_close(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Merges, against the definition
+
+enum { MERGES = 300, NAME = 64 };
+typedef struct {
+    char left[NAME], right[NAME]; // as strings of plain letters
+} NamedMerge;
+
+// A random vocabulary over a, b, c, space and the other bytes: each merge joins two tokens that exist, as training
+// would.
+static int make_vocabulary(NamedMerge *merges) {
+    static char names[MERGES + 4][NAME] = {"a", "b", "c", " "};
+    int count = 4, made = 0;
+    for (int tries = 0; made < MERGES && tries < 100000; tries++) {
+        const char *left = names[draw((uint32_t)count)], *right = names[draw((uint32_t)count)];
+        char joined[2 * NAME];
+        snprintf(joined, sizeof joined, "%s%s", left, right);
+        bool known = strlen(joined) > 12 || strchr(joined + 1, ' ');
+        for (int i = 0; i < count && !known; i++) known = strcmp(names[i], joined) == 0;
+        if (known) continue;
+        strcpy(merges[made].left, left);
+        strcpy(merges[made++].right, right);
+        strcpy(names[count++], joined);
+    }
+    return made;
+}
+
+static void put_name(FILE *f, const char *name) { // in GPT-2's alphabet a space is U+0120
+    for (; *name; name++) {
+        if (*name == ' ') fputs("\xC4\xA0", f);
+        else fputc(*name, f);
+    }
+}
+
+// The 256 bytes and the merges' products, in an order of ids that has nothing to do with bytes.
+static void put_vocab(FILE *f, const NamedMerge *merges, int count) {
+    int id = 0, other = 256;
+    fputs("{", f);
+    for (int b = 0; b < 256; b++) {
+        bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        char name[4];
+        size_t n = put_code_point(name, (uint32_t)(prints ? b : other++));
+        fprintf(f, "%s\"%s%.*s\": %d", b ? ", " : "", b == '"' || b == '\\' ? "\\" : "", (int)n, name,
+                (id++ * 77 + 5) % 256);
+    }
+    for (int i = 0; i < count; i++) {
+        fputs(",\n\"", f);
+        put_name(f, merges[i].left);
+        put_name(f, merges[i].right);
+        fprintf(f, "\": %d", id++);
+    }
+    fprintf(f, ", \"<|endoftext|>\": %d}", id);
+}
+
+static void put_merges(FILE *f, const NamedMerge *merges, int count, const char *before, const char *between,
+                       const char *after, const char *separator) {
+    for (int i = 0; i < count; i++) {
+        fputs(before, f);
+        put_name(f, merges[i].left);
+        fputs(between, f);
+        put_name(f, merges[i].right);
+        fputs(after, f);
+        if (i + 1 < count) fputs(separator, f);
+    }
+}
+
+static void write_vocabulary(const NamedMerge *merges, int count) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/vocab.json", directory);
+    FILE *f = fopen(path, "wb");
+    put_vocab(f, merges, count);
+    fclose(f);
+    snprintf(path, sizeof path, "%s/merges.txt", directory);
+    f = fopen(path, "wb");
+    fputs("#version: 0.2\n", f);
+    put_merges(f, merges, count, "", " ", "\n", "");
+    fclose(f);
+}
+
+// The definition, on strings: for each merge in the order of the ranks, join its occurrences from left to right.
+static int merge_by_definition(const char *word, size_t bytes, const NamedMerge *merges, int count, char (*out)[NAME]) {
+    int n = (int)bytes;
+    for (int i = 0; i < n; i++) snprintf(out[i], NAME, "%c", word[i]);
+    for (int rank = 0; rank < count; rank++) {
+        int kept = 0;
+        for (int i = 0; i < n; i++, kept++) {
+            bool joins = i + 1 < n && !strcmp(out[i], merges[rank].left) && !strcmp(out[i + 1], merges[rank].right);
+            if (kept != i) memcpy(out[kept], out[i], NAME);
+            if (joins) strncat(out[kept], merges[rank].right, NAME - 1 - strlen(out[kept])), i++;
+        }
+        n = kept;
+    }
+    return n;
+}
+
+static void check_word(const Tokenizer *t, Encoder *encoder, const char *word, size_t bytes, const NamedMerge *merges,
+                       int count) {
+    static char want[4096][NAME];
+    static uint16_t got[4096], cached[4096];
+    size_t tokens, again;
+    int n = merge_by_definition(word, bytes, merges, count, want);
+    CHECK_OK(tokenizer_encode(t, word, bytes, got, &tokens, &e), &e);
+    CHECK_OK(encoder_run(encoder, word, bytes, cached, &again, &e), &e);
+    CHECK(tokens == again && memcmp(got, cached, 2 * tokens) == 0, "the cache changes '%.*s'", (int)bytes, word);
+    bool same = (int)tokens == n;
+    for (int i = 0; i < n && same; i++) {
+        size_t length;
+        const char *text = tokenizer_decode(t, got[i], &length);
+        same = length == strlen(want[i]) && memcmp(text, want[i], length) == 0;
+    }
+    CHECK(same, "'%.*s' becomes %zu tokens, want %d", (int)bytes, word, tokens, n);
+}
+
+static void test_merges(void) {
+    for (int round = 0; round < 5; round++) {
+        NamedMerge merges[MERGES];
+        int count = make_vocabulary(merges);
+        write_vocabulary(merges, count);
+        Tokenizer *t;
+        Encoder *encoder;
+        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+        CHECK_OK(encoder_create(&encoder, t, &e), &e);
+        CHECK(tokenizer_vocab_size(t) == 257 + count && tokenizer_eot(t) == 256 + count, "%d", tokenizer_vocab_size(t));
+        char word[4096];
+        for (int i = 0; i < 3000; i++) { // short words, those around 64 bytes, and long ones
+            size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
+            for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
+            if (i % 3 == 0) word[0] = ' ';
+            if (bytes == 1) word[0] = 'a';
+            check_word(t, encoder, word, bytes, merges, count);
+        }
+        encoder_destroy(encoder);
+        tokenizer_destroy(t);
+    }
+}
+
+// Words that share their beginning, so many that they meet in the cache: what it returns is what the merges say.
+static void test_cache(void) {
+    enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
+    NamedMerge merges[MERGES];
+    Tokenizer *t;
+    Encoder *encoder;
+    int wrong = 0;
+    write_vocabulary(merges, make_vocabulary(merges));
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    for (int i = 0; i < 2 * WORDS; i++) {
+        char word[32] = "abcabcabaabbccaabbccabca";
+        size_t shared = i % 3 ? 8 : 24, bytes = shared + 1 + (size_t)i % (32 - shared), count, again;
+        for (size_t k = shared, rest = (size_t)i / 8; k < bytes; k++, rest /= 3) word[k] = (char)('a' + rest % 3);
+        uint16_t want[32], got[32];
+        CHECK_OK(tokenizer_encode(t, word, bytes, want, &count, &e), &e);
+        CHECK_OK(encoder_run(encoder, word, bytes, got, &again, &e), &e);
+        wrong += count != again || memcmp(want, got, 2 * count) != 0;
+    }
+    CHECK(wrong == 0, "%d of %d words differ", wrong, 2 * WORDS);
+    encoder_destroy(encoder);
+    tokenizer_destroy(t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *text, size_t bytes) {
+    uint16_t *tokens = malloc(2 * bytes + 2);
+    char *back = malloc(bytes + 1);
+    size_t count, at = 0, length;
+    CHECK_OK(encoder_run(encoder, text, bytes, tokens, &count, &e), &e);
+    for (size_t i = 0; i < count; i++) {
+        const char *s = tokenizer_decode(t, tokens[i], &length);
+        if (at + length <= bytes) memcpy(back + at, s, length);
+        at += length;
+    }
+    CHECK(at == bytes && memcmp(back, text, bytes) == 0, "decoding %zu bytes gives %zu", bytes, at);
+    // Cut in two where tokenizer_cut allows: the same tokens.
+    uint16_t *parts = malloc(2 * bytes + 2);
+    size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
+    size_t word = 0;
+    while (word < cut) word += t->is_bytes ? 1 : tokenizer_word(t, text + word, bytes - word);
+    CHECK(word == cut && cut <= bytes, "cut %zu of %zu is in a word", cut, bytes);
+    CHECK_OK(encoder_run(encoder, text, cut, parts, &first, &e), &e);
+    CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + first, &second, &e), &e);
+    CHECK(first + second == count && memcmp(parts, tokens, 2 * count) == 0, "cut at %zu of %zu shows", cut, bytes);
+    free(tokens);
+    free(parts);
+    free(back);
+}
+
+static void check_round_trips(const Tokenizer *t, int texts) {
+    Encoder *encoder;
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    char *text = malloc(1 << 16);
+    for (int i = 0; i < texts; i++) {
+        size_t bytes = random_text(text, (int)draw(300));
+        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes will do
+            text[draw((uint32_t)bytes)] = (char)draw(256);
+        char *exact = malloc(bytes + 1); // so that the sanitizer sees a read behind the end
+        memcpy(exact, text, bytes);
+        exact = realloc(exact, bytes ? bytes : 1);
+        check_round_trip(t, encoder, exact, bytes);
+        free(exact);
+    }
+    free(text);
+    encoder_destroy(encoder);
+}
+
+static void test_bytes(void) {
+    Tokenizer *t, *loaded, *saved;
+    uint16_t tokens[256];
+    char all[256];
+    size_t count;
+    CHECK_OK(tokenizer_create_bytes(&t, &e), &e);
+    CHECK_OK(tokenizer_load(&loaded, "bytes", &e), &e);
+    CHECK(tokenizer_vocab_size(t) == 256 && tokenizer_eot(t) == -1 && tokenizer_is_bytes(loaded), "not bytes");
+    for (int b = 0; b < 256; b++) all[b] = (char)b;
+    CHECK_OK(tokenizer_encode(t, all, 256, tokens, &count, &e), &e);
+    CHECK(count == 256, "%zu tokens", count);
+    for (int b = 0; b < 256; b++) CHECK(tokens[b] == b, "byte %d is token %d", b, tokens[b]);
+    CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
+    CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
+    check_round_trips(t, 500);
+    CHECK_OK(tokenizer_save(t, directory, &e), &e);
+    CHECK(tokenizer_exists(directory), "saved, but not there");
+    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
+    tokenizer_destroy(t);
+    tokenizer_destroy(loaded);
+    tokenizer_destroy(saved);
+}
+
+static void check_same(const Tokenizer *a, const Tokenizer *b) {
+    CHECK(a->vocab_size == b->vocab_size && a->eot == b->eot && a->merge_count == b->merge_count, "sizes differ");
+    for (int token = 0; token < a->vocab_size && a->vocab_size == b->vocab_size; token++) {
+        size_t n, m;
+        const char *x = tokenizer_decode(a, token, &n), *y = tokenizer_decode(b, token, &m);
+        CHECK(n == m && memcmp(x, y, n) == 0, "token %d differs", token);
+    }
+    CHECK(memcmp(a->merges, b->merges,
+                 (size_t)size_min((size_t)a->merge_count, (size_t)b->merge_count) * sizeof(Merge)) == 0,
+          "merges differ");
+}
+
+static void remove_file(const char *name) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    unlink(path);
+}
+
+static void rename_file(const char *from, const char *to) {
+    char a[1024], b[1024];
+    snprintf(a, sizeof a, "%s/%s", directory, from);
+    snprintf(b, sizeof b, "%s/%s", directory, to);
+    CHECK(rename(a, b) == 0, "cannot rename %s", from);
+}
+
+// vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json in both its forms, and what tokenizer_save writes.
+static void test_forms(void) {
+    NamedMerge merges[MERGES];
+    int count = make_vocabulary(merges);
+    Tokenizer *first, *other;
+    write_vocabulary(merges, count);
+    CHECK_OK(tokenizer_load(&first, directory, &e), &e);
+    check_round_trips(first, 500);
+    CHECK_OK(tokenizer_save(first, directory, &e), &e);
+    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+    check_same(first, other);
+    tokenizer_destroy(other);
+    rename_file("vocab.json", "encoder.json");
+    rename_file("merges.txt", "vocab.bpe");
+    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+    check_same(first, other);
+    tokenizer_destroy(other);
+    remove_file("encoder.json");
+    remove_file("vocab.bpe");
+    for (int pairs = 0; pairs < 2; pairs++) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s/tokenizer.json", directory);
+        FILE *f = fopen(path, "wb");
+        fprintf(f,
+                "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, \"content\": "
+                "\"<|endoftext|>\","
+                " \"special\": true}], \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},\n"
+                "\"model\": {\"type\": \"BPE\", \"vocab\": ",
+                256 + count);
+        put_vocab(f, merges, count);
+        fputs(",\n\"merges\": [", f);
+        put_merges(f, merges, count, pairs ? "[\"" : "\"", pairs ? "\", \"" : " ", pairs ? "\"]" : "\"", ", ");
+        fputs("]}}", f);
+        fclose(f);
+        CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+        if (other) check_same(first, other);
+        tokenizer_destroy(other);
+    }
+    remove_file("tokenizer.json");
+    tokenizer_destroy(first);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void refuse(const char *text) {
+    Tokenizer *t = (Tokenizer *)&e;
+    CHECK_ERROR(tokenizer_load(&t, directory, &e), &e, ERR_INPUT, text);
+    CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
+}
+
+static void test_bad_files(void) {
+    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
+    Tokenizer *t;
+    const char *names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    CHECK(!tokenizer_exists(directory), "a tokenizer in an empty directory");
+    refuse("no tokenizer there");
+    CHECK_ERROR(tokenizer_load(&t, "no/such/directory", &e), &e, ERR_INPUT, "no/such/directory");
+    write_vocabulary(merges, 3);
+    remove_file("merges.txt");
+    refuse("merges.txt: cannot open");
+    write_vocabulary(merges, 3);
+    write_text("vocab.json", "{\"a\": 0,\n \"b\": ");
+    refuse("vocab.json line 2: not a JSON object");
+    write_text("vocab.json", "");
+    refuse("vocab.json line 1: not a JSON object");
+    write_text("vocab.json", "[1, 2]");
+    refuse("not a JSON object");
+    write_text("vocab.json", "{} x");
+    refuse("not a JSON object");
+    write_text("vocab.json", "{\"a\": \"0\"}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": -1}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": 0.5}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": 65536}");
+    refuse("shards hold 16 bits");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 0}");
+    refuse("two tokens are number 0");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
+    refuse("token number 1 is missing");
+    write_text("vocab.json", "{\"a\": 0, \"a\": 1}");
+    refuse("tokens 0 and 1 are the same bytes");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 1}");
+    refuse("byte 0x00 is missing");
+    write_vocabulary(merges, 3);
+    write_text("merges.txt", "#version: 0.2\na b\nx y z\n");
+    refuse("merges.txt line 3: 'x y z' is not two tokens");
+    write_text("merges.txt", "a b\nab\n");
+    refuse("merges.txt line 2: 'ab' is not two tokens");
+    write_text("merges.txt", "a b\n\nqq c\n");
+    refuse("merges.txt line 3: 'qq' is not in the vocabulary");
+    write_text("merges.txt", "c a\n");
+    refuse("merges.txt line 1: 'c' merges to a token that the vocabulary lacks");
+    write_text("merges.txt", "a b\r\nab c\r\n"); // from Windows, and without its last merge: fine
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    tokenizer_destroy(t);
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    static const struct {
+        const char *json, *text;
+    } cases[] = {
+        {"{}", "pre_tokenizer is not ByteLevel"},
+        {"{\"model\": {\"type\": \"WordPiece\"}}", "its model is not BPE"},
+        {"{\"normalizer\": {\"type\": \"NFC\"}}", "it has a normalizer"},
+        {"{\"pre_tokenizer\": {\"type\": \"Split\"}}", "pre_tokenizer is not ByteLevel"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true}}", "adds a prefix space"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"use_regex\": false}}", "split by GPT-2's pattern"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"ignore_merges\": true}}", "ignores merges"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}}", "no model.vocab"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 1}]}",
+         "lacks its content"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_text("tokenizer.json", cases[i].json);
+        refuse(cases[i].text);
+    }
+    remove_file("tokenizer.json");
+}
+
+// GPT-2's own vocabulary: tokens known from elsewhere, and the whole of its texts there and back.
+static void test_gpt2(void) {
+    const char *data = getenv("GNS_TEST_DATA");
+    char path[1024];
+    snprintf(path, sizeof path, "%s/gpt2", data ? data : "");
+    if (!data || !tokenizer_exists(path)) SKIP("GNS_TEST_DATA has no gpt2/encoder.json");
+    static const struct {
+        const char *text;
+        int tokens[12], count;
+    } known[] = {
+        {"Hello world", {15496, 995}, 2},
+        {"Hello, I'm a language model,", {15496, 11, 314, 1101, 257, 3303, 2746, 11}, 8},
+        {"<|endoftext|>", {27, 91, 437, 1659, 5239, 91, 29}, 7},
+        {"  two  spaces", {220, 734, 220, 9029}, 4},
+        {"", {0}, 0},
+    };
+    Tokenizer *t;
+    double start = clock_seconds();
+    CHECK_OK(tokenizer_load(&t, path, &e), &e);
+    printf("  loaded in %.0f ms\n", 1e3 * (clock_seconds() - start));
+    CHECK(tokenizer_vocab_size(t) == 50257 && tokenizer_eot(t) == 50256 && !tokenizer_is_bytes(t), "not GPT-2's");
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint16_t tokens[64];
+        size_t count;
+        CHECK_OK(tokenizer_encode(t, known[i].text, strlen(known[i].text), tokens, &count, &e), &e);
+        CHECK(count == (size_t)known[i].count, "'%s' becomes %zu tokens", known[i].text, count);
+        for (int k = 0; k < known[i].count; k++)
+            CHECK(tokens[k] == known[i].tokens[k], "'%s' %d", known[i].text, tokens[k]);
+    }
+    check_round_trips(t, 2000);
+    char *text;
+    size_t bytes, count;
+    snprintf(path, sizeof path, "%s/tinyshakespeare.txt", data);
+    if (file_read(path, 1 << 24, &text, &bytes, &e) == 0) {
+        uint16_t *tokens = malloc(2 * bytes);
+        CHECK_OK(tokenizer_encode(t, text, bytes, tokens, &count, &e), &e);
+        CHECK(count == 338025, "tinyshakespeare is %zu tokens, want 338025", count);
+        uint64_t hash = 0xcbf29ce484222325u; // FNV-1a of the tokens that tiktoken makes of it
+        for (size_t i = 0; i < 2 * count; i++) hash = (hash ^ ((uint8_t *)tokens)[i]) * 0x100000001b3u;
+        CHECK(hash == 0xaace74aee8a199f7u, "tinyshakespeare's tokens hash to %016llx", (unsigned long long)hash);
+        free(tokens);
+        memory_free(text);
+    }
+    tokenizer_destroy(t);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR");
+    char command[600];
+    snprintf(directory, sizeof directory, "%s/test_tokenizer_XXXXXX", base ? base : "/tmp");
+    if (!mkdtemp(directory)) return ERR_INTERNAL;
+    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
+    printf("  seed %llu\n", (unsigned long long)random_state);
+    RUN(test_utf8);
+    RUN(test_words_of_every_code_point);
+    RUN(test_words_of_random_texts);
+    RUN(test_merges);
+    RUN(test_cache);
+    RUN(test_bytes);
+    RUN(test_forms);
+    RUN(test_bad_files);
+    RUN(test_gpt2);
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    return system(command) != 0 || test_summary();
+}

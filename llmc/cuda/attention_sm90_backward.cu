@@ -1,0 +1,370 @@
+// attention_sm90_backward: the backward on Hopper, in two kernels.
+//
+// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must then add up
+// dQ across blocks; two kernels need 7, yet every sum stays in the registers of one warpgroup: no atomics, no order to
+// enforce, no fp32 copy of dQ in memory, and no operand that must be written to shared memory first, because P and dS
+// leave one product in the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, to
+// that end). At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 done.
+//
+// Both kernels: one block a multiprocessor, persistent; one warp feeds tiles through the copy engine to two warpgroups of
+// 64 rows each, which keep the tensor cores busy in turn.
+#include "attention_sm90.cuh"
+#ifndef GNS_FP32
+
+namespace {
+
+enum { GROUPS = 2, ROWS = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1) };
+
+// As many as at launch, 3 x 168 a thread; see registers_give.
+enum { PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0
+
+template <int D_> struct QueryGradient {
+    static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3;
+    static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
+    struct Shared {
+        char q[GROUPS][OWN_BYTES], dout[GROUPS][OWN_BYTES], dq[GROUPS][OWN_BYTES];
+        char k[STAGES][TILE], v[STAGES][TILE];
+        uint64_t own_full[GROUPS], own_empty[GROUPS], full[STAGES], empty[STAGES];
+    };
+    static constexpr int SHARED_BYTES = sizeof(Shared) + SHARED_ALIGNMENT;
+};
+
+// dK, dV: a warpgroup owns 64 keys and walks over tiles of queries, from the diagonal to the end.
+template <int D_> struct KeyGradient {
+    static constexpr int D = D_, QUERIES = 64, STAGES = 3;
+    static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
+    static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
+    struct Shared {
+        char k[GROUPS][OWN_BYTES], v[GROUPS][OWN_BYTES], gradient[GROUPS][OWN_BYTES];
+        char q[STAGES][TILE], dout[STAGES][TILE];
+        float lse2[STAGES][QUERIES], delta[STAGES][QUERIES];
+        uint64_t own_full[GROUPS], own_empty[GROUPS], full[STAGES], empty[STAGES];
+    };
+    static constexpr int SHARED_BYTES = sizeof(Shared) + SHARED_ALIGNMENT;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <class F> __device__ void barriers_init(typename F::Shared &shared) {
+    if (threadIdx.x == 0) {
+        for (int g = 0; g < GROUPS; g++) {
+            barrier_init(&shared.own_full[g], 1);
+            barrier_init(&shared.own_empty[g], 4); // a warp arrives once
+        }
+        for (int i = 0; i < F::STAGES; i++) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.empty[i], 4 * GROUPS);
+        }
+        barriers_publish();
+    }
+    __syncthreads();
+}
+
+// Passes over stages that hold nothing for this warpgroup.
+template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        barrier_wait(&shared.full[ring.stage], ring.parity);
+        warp_arrive(&shared.empty[ring.stage]);
+        ring.advance();
+    }
+}
+
+template <int N> __device__ void clear(float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) c[i] = 0.0f;
+}
+
+template <class F> __device__ int key_tiles(int last_query, int T) { return min(last_query, T - 1) / F::KEYS + 1; }
+
+template <class F>
+__device__ void dq_produce(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
+                           AttentionShape s) {
+    Ring<F::STAGES> ring;
+    Work work;
+    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
+        int b = work.head / s.NH, column = work.head % s.NH * F::D, row = work.tile * ROWS;
+#pragma unroll 1
+        for (int g = 0; g < GROUPS; g++) {
+            uint64_t *full = &shared.own_full[g];
+            barrier_wait(&shared.own_empty[g], round % 2 ^ 1);
+            barrier_expect(full, 2 * F::OWN_BYTES);
+            tile_in<64, F::D>(shared.q[g], qkv, full, column, row + 64 * g, b);
+            tile_in<64, F::D>(shared.dout[g], dout, full, column, row + 64 * g, b);
+        }
+#pragma unroll 1
+        for (int n = key_tiles<F>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
+            uint64_t *full = &shared.full[ring.stage];
+            barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+            barrier_expect(full, 2 * F::TILE);
+            tile_in<F::KEYS, F::D>(shared.k[ring.stage], qkv, full, s.C() + column, n * F::KEYS, b);
+            tile_in<F::KEYS, F::D>(shared.v[ring.stage], qkv, full, 2 * s.C() + column, n * F::KEYS, b);
+            ring.advance();
+        }
+    }
+}
+
+// dq += dS K over one tile of keys; on return that product is under way, and those of earlier tiles are done.
+template <bool DIAGONAL, class F>
+__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, int g,
+                        const float (&lse2)[2], const float (&delta)[2], float scale2, int row, int key0, bool last) {
+    int stage = ring.stage;
+    ring.advance();
+    unsigned packed[F::KEYS / 4];
+    float p[F::KEYS / 2], dp[F::KEYS / 2];
+    wgmma_fence();
+    multiply_abt<F::D, F::KEYS>(p, shared.q[g], shared.k[stage]);
+    multiply_abt<F::D, F::KEYS>(dp, shared.dout[g], shared.v[stage]);
+    wgmma_wait<1>();
+    registers_settle(p);
+    registers_settle(dq);
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 2; i++) {
+        int key = key0 + i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, query = row + i / 2 % 2 * 8;
+        p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
+        if (DIAGONAL && key > query) p[i] = 0.0f;
+    }
+    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above the next wait
+    if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
+    wgmma_wait<0>();
+    registers_settle(dp);
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
+    pack_rows(packed, dp);
+    registers_settle(dq);
+    wgmma_fence();
+    multiply_pb<F::D, F::KEYS>(dq, packed, shared.k[stage]);
+}
+
+template <class F>
+__device__ void dq_consume(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, AttentionShape s,
+                           float scale) {
+    int g = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    Ring<F::STAGES> ring;
+    Work work;
+    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
+        int b = work.head / s.NH, column = work.head % s.NH * F::D;
+        int block_row = work.tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
+        int row = warp_row + lane / 4, tiles = key_tiles<F>(block_row + ROWS - 1, s.T);
+        int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
+        size_t first = (size_t)work.head * s.padded_T() + row;
+        float lse2[2] = {rows.lse2[first], rows.lse2[first + 8]};
+        float delta[2] = {rows.delta[first], rows.delta[first + 8]};
+
+        barrier_wait(&shared.own_full[g], round % 2);
+        stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
+        if (own_tiles == 0) {
+            warp_arrive(&shared.own_empty[g]);
+            continue;
+        }
+        float dq[F::D / 2];
+        clear(dq);
+        barrier_wait(&shared.full[ring.stage], ring.parity);
+        int previous = ring.stage, n = own_tiles - 1;
+        dq_step<true, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, n * F::KEYS, n == 0);
+        while (--n >= 0) {
+            int current = ring.stage;
+            dq_step<false, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, 0, n == 0);
+            warp_arrive(&shared.empty[previous]);
+            previous = current;
+        }
+        warp_arrive(&shared.own_empty[g]);
+        wgmma_wait<0>();
+        registers_settle(dq);
+        warp_arrive(&shared.empty[previous]);
+        char *stage = shared.dq[g] + warp * TILE_BYTES<16, F::D>;
+        warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, column, warp_row, b);
+    }
+    if (lane == 0) copy_out_wait();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// dK, dV
+
+template <class F>
+__device__ void dkdv_produce(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
+                             AttentionRows rows, AttentionShape s) {
+    Ring<F::STAGES> ring;
+    Work work;
+    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
+        int b = work.head / s.NH, column = work.head % s.NH * F::D;
+        int row = (s.tiles(ROWS) - 1 - work.tile) * ROWS; // the first keys are seen by the most queries
+#pragma unroll 1
+        for (int g = 0; g < GROUPS; g++) {
+            uint64_t *full = &shared.own_full[g];
+            barrier_wait(&shared.own_empty[g], round % 2 ^ 1);
+            barrier_expect(full, 2 * F::OWN_BYTES);
+            tile_in<64, F::D>(shared.k[g], qkv, full, s.C() + column, row + 64 * g, b);
+            tile_in<64, F::D>(shared.v[g], qkv, full, 2 * s.C() + column, row + 64 * g, b);
+        }
+        size_t first = (size_t)work.head * s.padded_T();
+#pragma unroll 1
+        for (int query = row; query < s.T; query += F::QUERIES) {
+            uint64_t *full = &shared.full[ring.stage];
+            barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+            barrier_expect(full, 2 * F::TILE + 2 * F::STATISTICS_BYTES);
+            tile_in<F::QUERIES, F::D>(shared.q[ring.stage], qkv, full, column, query, b);
+            tile_in<F::QUERIES, F::D>(shared.dout[ring.stage], dout, full, column, query, b);
+            copy_run_in(shared.lse2[ring.stage], rows.lse2 + first + query, F::STATISTICS_BYTES, full);
+            copy_run_in(shared.delta[ring.stage], rows.delta + first + query, F::STATISTICS_BYTES, full);
+            ring.advance();
+        }
+    }
+}
+
+// dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is under way, all earlier ones are done.
+template <bool DIAGONAL, class F>
+__device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage, int g,
+                          float scale2, int key, int query0) {
+    unsigned packed[F::QUERIES / 4];
+    float p[F::QUERIES / 2], dp[F::QUERIES / 2];
+    unsigned packed_p[F::QUERIES / 4];
+    const float *lse2 = shared.lse2[stage] + threadIdx.x % 4 * 2, *delta = shared.delta[stage] + threadIdx.x % 4 * 2;
+    wgmma_fence();
+    multiply_abt<F::D, F::QUERIES>(p, shared.k[g], shared.q[stage]);
+    multiply_abt<F::D, F::QUERIES>(dp, shared.v[g], shared.dout[stage]);
+    wgmma_wait<1>();
+    registers_settle(p);
+    registers_settle(dk);
+#pragma unroll
+    for (int n = 0; n < F::QUERIES / 8; n++) {
+        float2 column = *(const float2 *)(lse2 + 8 * n);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float &x = p[4 * n + j];
+            x = exp2_fast(fmaf(x, scale2, -(j % 2 ? column.y : column.x)));
+            if (DIAGONAL && key + j / 2 * 8 > query0 + n * 8 + (int)threadIdx.x % 4 * 2 + j % 2) x = 0.0f;
+        }
+    }
+    pack_rows(packed_p, p);
+    registers_settle(dv);
+    wgmma_fence();
+    multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
+    wgmma_wait<1>();
+    registers_settle(dp);
+#pragma unroll
+    for (int n = 0; n < F::QUERIES / 8; n++) {
+        float2 column = *(const float2 *)(delta + 8 * n);
+#pragma unroll
+        for (int j = 0; j < 4; j++) dp[4 * n + j] = p[4 * n + j] * (dp[4 * n + j] - (j % 2 ? column.y : column.x)); // dS
+    }
+    pack_rows(packed, dp);
+    registers_settle(dk);
+    wgmma_fence();
+    multiply_pb<F::D, F::QUERIES>(dk, packed, shared.q[stage]);
+}
+
+template <class F>
+__device__ void dkdv_consume(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
+    int g = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    Ring<F::STAGES> ring;
+    Work work;
+    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
+        int b = work.head / s.NH, column = work.head % s.NH * F::D;
+        int block_row = (s.tiles(ROWS) - 1 - work.tile) * ROWS, group_row = block_row + 64 * g;
+        int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
+        int tiles = (s.T - block_row + F::QUERIES - 1) / F::QUERIES, own_tiles = tiles - g;
+
+        barrier_wait(&shared.own_full[g], round % 2);
+        stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
+        if (own_tiles <= 0) {
+            warp_arrive(&shared.own_empty[g]);
+            continue;
+        }
+        float dk[F::D / 2], dv[F::D / 2];
+        clear(dk);
+        clear(dv);
+        barrier_wait(&shared.full[ring.stage], ring.parity);
+        dkdv_step<true, F>(shared, dk, dv, ring.stage, g, scale * LOG2E, row, group_row);
+        int previous = ring.stage;
+        ring.advance();
+        for (int n = 1; n < own_tiles; n++) {
+            barrier_wait(&shared.full[ring.stage], ring.parity);
+            dkdv_step<false, F>(shared, dk, dv, ring.stage, g, scale * LOG2E, row, 0);
+            warp_arrive(&shared.empty[previous]);
+            previous = ring.stage;
+            ring.advance();
+        }
+        wgmma_wait<0>();
+        registers_settle(dk);
+        registers_settle(dv);
+        warp_arrive(&shared.own_empty[g]);
+        warp_arrive(&shared.empty[previous]);
+        char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
+        warp_rows_out<F::D>(dqkv, stage, dv, 1.0f, 1.0f, 2 * s.C() + column, warp_row, b);
+        warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + column, warp_row, b);
+    }
+    if (lane == 0) copy_out_wait();
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Kernels and launches
+
+template <class F>
+__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+    dq_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
+              const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
+    barriers_init<F>(shared);
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) dq_produce<F>(shared, &qkv, &dout, s);
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        dq_consume<F>(shared, &dqkv, rows, s, scale);
+    }
+#endif
+}
+
+template <class F>
+__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+    dkdv_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
+                const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
+    barriers_init<F>(shared);
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) dkdv_produce<F>(shared, &qkv, &dout, rows, s);
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        dkdv_consume<F>(shared, &dqkv, s, scale);
+    }
+#endif
+}
+
+template <int D>
+int backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
+             Error *e) {
+    typedef QueryGradient<D> Q;
+    typedef KeyGradient<D> K;
+    CUtensorMap dqkv_map, qkv_map, dout_map;
+    int blocks;
+    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
+    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_blocks(&blocks, e));
+    float scale = attention_scale(s);
+    CUDA_TRY(cudaFuncSetAttribute(dkdv_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES), e);
+    dkdv_kernel<K><<<blocks, THREADS, K::SHARED_BYTES, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, scale);
+    CUDA_LAUNCHED(e);
+    CUDA_TRY(cudaFuncSetAttribute(dq_kernel<Q>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::SHARED_BYTES), e);
+    dq_kernel<Q><<<blocks, THREADS, Q::SHARED_BYTES, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, scale);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+} // namespace
+
+int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
+                            cudaStream_t stream, Error *e) {
+    return (s.D == 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, rows, s, stream, e);
+}
+
+#endif
