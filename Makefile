@@ -133,6 +133,11 @@ test-long: ## the Shakespeare recipe with three seeds
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
+test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
+
 fuzz: ## the fuzzers, ten minutes each
 	@scripts/deps.sh test
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
@@ -156,6 +161,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-programs test-long test-faults fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

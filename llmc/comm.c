@@ -2,9 +2,11 @@
 #include "comm.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #ifdef GNS_MPI
@@ -40,26 +42,6 @@ static int refuse_strangers(Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // MPI
 
-static int local_ranks_find(Comm *comm, Error *e) {
-    MPI_Comm local;
-    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
-    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
-    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
-    MPI_TRY(MPI_Comm_free(&local), e);
-    return 0;
-}
-
-int comm_create(Comm *comm, Error *e) {
-    *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    if (!started_for_mpi()) return refuse_strangers(e);
-    int got;
-    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &got), e);
-    MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
-    MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
-    MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
-    return local_ranks_find(comm, e);
-}
-
 static bool mpi_runs(void) {
     int started = 0, ended = 0;
     MPI_Initialized(&started);
@@ -67,13 +49,76 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
+static void end_job(int code) {
+    if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code); // mpirun and srun --kill-on-bad-exit end the others
+}
+
+// Shared memory for the watchdogs of this machine's ranks. The first creates it; when all have it, its name goes away.
+// Where there is none (*board NULL) the watchdogs do their work without.
+static int board_create(MPI_Comm local, const Comm *comm, WatchdogEntry **board, Error *e) {
+    char name[64];
+    int process = (int)getpid(), flags = comm->local_rank == 0 ? O_CREAT | O_EXCL : 0;
+    size_t bytes = watchdog_board_bytes(comm->local_ranks);
+    *board = NULL;
+    MPI_TRY(MPI_Bcast(&process, 1, MPI_INT, 0, local), e);
+    snprintf(name, sizeof name, "/gns_ranks_%d", process);
+    if (comm->local_rank > 0) MPI_TRY(MPI_Barrier(local), e); // until it is there
+    int fd = shm_open(name, flags | O_RDWR, 0600);
+    if (fd >= 0 && (comm->local_rank > 0 || ftruncate(fd, (off_t)bytes) == 0)) {
+        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory != MAP_FAILED) *board = memory;
+    }
+    if (fd >= 0) close(fd);
+    if (comm->local_rank == 0) MPI_TRY(MPI_Barrier(local), e);
+    return 0;
+}
+
+static int join_machine(Comm *comm, Error *e) {
+    MPI_Comm local;
+    WatchdogEntry *board;
+    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
+    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
+    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
+    TRY(board_create(local, comm, &board, e));
+    watchdog_join(comm->watchdog, comm->rank, comm->ranks, board, comm->local_ranks, comm->local_rank);
+    MPI_TRY(MPI_Barrier(local), e);
+    if (comm->local_rank == 0) {
+        char name[64];
+        snprintf(name, sizeof name, "/gns_ranks_%d", (int)getpid());
+        shm_unlink(name);
+    }
+    MPI_TRY(MPI_Comm_free(&local), e);
+    return 0;
+}
+
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    WatchdogConfig watchdog = {
+        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
+        .ranks = 2, // or more: as soon as MPI says
+        .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
+        .end = end_job,
+    };
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    if (!started_for_mpi()) return refuse_strangers(e);
+    TRY(watchdog_create(&comm->watchdog, &watchdog, e));
+    int got;
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog ends the job from its thread
+    MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
+    MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
+    MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
+    return join_machine(comm, e);
+}
+
 int comm_finish(Comm *comm, const Error *e) {
     bool tells = e->code && (!comm->settled || comm->speaker == comm->rank);
     if (tells) error_print(e, comm->rank, comm->ranks);
     if (!mpi_runs()) return e->code;
-    if (e->code && !comm->settled) MPI_Abort(MPI_COMM_WORLD, e->code);
+    if (e->code && !comm->settled) end_job(e->code);
     // The line is out before any rank ends: mpirun ends the others as soon as one returns a code.
+    watchdog_begin(comm->watchdog, "the end");
     int bad = MPI_Barrier(MPI_COMM_WORLD) != MPI_SUCCESS || MPI_Finalize() != MPI_SUCCESS;
+    watchdog_destroy(comm->watchdog);
     return e->code ? e->code : bad ? ERR_RANK : 0;
 }
 
@@ -81,12 +126,14 @@ int comm_finish(Comm *comm, const Error *e) {
 enum { MPI_PIECE = 1 << 30 }; // bytes
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "broadcast");
     for (size_t at = 0; comm->ranks > 1 && at < bytes; at += MPI_PIECE)
         MPI_TRY(MPI_Bcast((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "gathering of sums");
     assert(bytes <= MPI_PIECE);
     if (comm->ranks == 1) memcpy(all, mine, bytes);
     else MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), e);
@@ -94,12 +141,14 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 }
 
 int comm_barrier(Comm *comm, Error *e) {
+    watchdog_begin(comm->watchdog, "barrier");
     if (comm->ranks > 1) MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
-    assert(to != comm->rank), (void)comm;
+    watchdog_begin(comm->watchdog, "sending of state");
+    assert(to != comm->rank);
     for (size_t at = 0; at < bytes; at += MPI_PIECE)
         MPI_TRY(
             MPI_Send((const char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, to, 0, MPI_COMM_WORLD),
@@ -108,7 +157,8 @@ int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
 }
 
 int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
-    assert(from != comm->rank), (void)comm;
+    watchdog_begin(comm->watchdog, "collecting of state");
+    assert(from != comm->rank);
     for (size_t at = 0; at < bytes; at += MPI_PIECE)
         MPI_TRY(MPI_Recv((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, from, 0, MPI_COMM_WORLD,
                          MPI_STATUS_IGNORE),
@@ -121,7 +171,8 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without MPI there is one process
 
-int comm_create(Comm *comm, Error *e) {
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    (void)deadlines;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     if (started_for_mpi())
         return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
@@ -178,6 +229,10 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
     memory_free(all);
     return code;
 }
+
+void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
+
+void comm_progress(Comm *comm) { watchdog_progress(comm->watchdog); }
 
 void comm_settle(Comm *comm) {
     comm->settled = true;

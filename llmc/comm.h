@@ -7,7 +7,7 @@
 #ifndef GNS_COMM_H
 #define GNS_COMM_H
 
-#include "common.h"
+#include "watchdog.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,15 +18,25 @@ typedef struct {
     int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
     bool settled;                // the error under way is known to all ranks, and `speaker` tells it
     int speaker;
+    Watchdog *watchdog; // NULL: one process
 } Comm;
+
+// What may pass without anything getting on.
+typedef struct {
+    double setup, step, checkpoint; // seconds
+} CommDeadlines;
 
 // Joins the other processes where mpirun or srun started several; otherwise MPI is not even touched. ERR_USAGE where
 // there are several processes that cannot talk: no MPI in this build, or a launcher that is none of Open MPI's kind.
-int comm_create(Comm *comm, Error *e);
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
 
 // The end of the program: tells e's line where there is one, and returns the exit code. An error that the other ranks
 // know of (settled) ends all alike; with any other the whole job is ended from here, and this does not return.
 int comm_finish(Comm *comm, const Error *e);
+
+// From here on the deadline of this phase counts; and every micro-batch, collective and the like starts it anew.
+void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
+void comm_progress(Comm *comm);
 
 // From rank 0 to all.
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);

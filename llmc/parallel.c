@@ -82,6 +82,7 @@ void parallel_last(Parallel *p) {
 // Norms and update
 
 static int gather_gradients(Parallel *p, Error *e) {
+    if (!p->buckets) return 0;
     for (int i = 0; i < p->buckets; i++)
         TRY(transport_all_gather(p->transport, engine_buffer(p->engine, BUFFER_GRAD, p->bucket[i].begin), sizeof(float),
                                  p->bucket[i], e));
@@ -100,19 +101,18 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     return transport_wait(p->transport, e);
 }
 
-int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
-    Range all = {0, p->model->flat_count};
-    if (!p->buckets) {
-        TRY(engine_norms(p->engine, all, e));
-        return engine_update(p->engine, all, update, e);
-    }
+int parallel_norms(Parallel *p, Error *e) {
+    if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
     while (p->started < p->buckets) TRY(start_bucket(p, e)); // a rank without rows has had no micro-step
     TRY(transport_wait(p->transport, e));
     for (int i = 0; i < p->buckets; i++) TRY(engine_norms(p->engine, p->owned[i], e));
-    TRY(transport_sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e));
-    if (p->zero != ZERO_0) return update_owned(p, update, e);
+    return transport_sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
+}
+
+int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
+    if (p->zero != ZERO_0 && p->buckets) return update_owned(p, update, e);
     TRY(gather_gradients(p, e));
-    return engine_update(p->engine, all, update, e);
+    return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
 }
 
 // One message for all: loss, stop, |s_r|^2, and the examples' norms by tensor.
@@ -136,4 +136,74 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
     memory_free(values);
     return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The state as a whole
+
+// What rank 0 asks the others for. kind < 0: nothing more.
+typedef struct {
+    int64_t kind;
+    Range range;
+} Request;
+
+// Is each rank's memory of this array only a share of it? Weights are everywhere; where only their rounded copy is (as
+// it may be on a device), the master weights, STATE_PARAM, are kept like the moments.
+static bool is_shared_out(const Parallel *p, StateKind kind) {
+    return p->zero != ZERO_0 && p->buckets && kind != STATE_GRAD;
+}
+
+static Range overlap(Range a, Range b) {
+    Range both = {size_max(a.begin, b.begin), size_min(a.end, b.end)};
+    if (both.begin > both.end) both.end = both.begin;
+    return both;
+}
+
+// Rank 0 takes the parts of the others, which send them in the same order.
+static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
+    for (int i = 0; i < p->buckets; i++)
+        for (int r = 1; r < p->comm->ranks; r++) {
+            Range part = overlap(q->range, transport_part(p->bucket[i], r, p->comm->ranks));
+            if (part.begin < part.end)
+                TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin),
+                                 sizeof(float) * (part.end - part.begin), e));
+        }
+    return 0;
+}
+
+static int send_parts(Parallel *p, const Request *q, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = overlap(q->range, transport_part(p->bucket[i], p->comm->rank, p->comm->ranks));
+        if (part.begin == part.end) continue;
+        float *values;
+        size_t bytes = sizeof(float) * (part.end - part.begin);
+        TRY(memory_alloc((void **)&values, bytes, "state for rank 0", e));
+        int code = engine_store(p->engine, (StateKind)q->kind, part, values, e);
+        if (!code) code = comm_send(p->comm, 0, values, bytes, e);
+        memory_free(values);
+        TRY(code);
+    }
+    return 0;
+}
+
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
+    TRY(engine_store(p->engine, kind, range, values, e));
+    if (!is_shared_out(p, kind)) return 0;
+    Request q = {kind, range};
+    TRY(comm_broadcast(p->comm, &q, sizeof q, e));
+    return take_parts(p, &q, values, e);
+}
+
+int parallel_served(Parallel *p, Error *e) {
+    Request q = {.kind = -1};
+    return comm_broadcast(p->comm, &q, sizeof q, e);
+}
+
+int parallel_serve(Parallel *p, Error *e) {
+    for (;;) {
+        Request q;
+        TRY(comm_broadcast(p->comm, &q, sizeof q, e));
+        if (q.kind < 0) return 0;
+        TRY(send_parts(p, &q, e));
+    }
 }

@@ -52,21 +52,27 @@ void parallel_shard(const Parallel *p, EngineConfig *config);
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// A step: begin; micro-steps over this rank's rows, with parallel_last before the last one; update; sums.
+// A step: begin; micro-steps over this rank's rows, with parallel_last before the last one; norms; update.
 // rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
 void parallel_last(Parallel *p);
 
-// Waits for the sum of all ranks' gradients, takes its norms and updates.
+int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// The step's numbers, over all ranks.
+// The step's numbers, over all ranks: any time after the norms.
 typedef struct {
-    StepResult *result; // summed over the ranks but for grad_sq, which is the whole batch's already
+    StepResult *result; // engine_result's; summed over the ranks but for grad_sq, which is the whole batch's already
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients
     bool stop;          // in: asked of this rank; out: of any
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
+
+// The engine's state as a whole, wherever it is kept: engine_store for rank 0, while the others serve it. In between
+// rank 0 may store whatever it likes, in any order; parallel_served lets the others go on.
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
+int parallel_served(Parallel *p, Error *e);                                            // on rank 0
+int parallel_serve(Parallel *p, Error *e);                                             // on the others
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@
 #include "progress.h"
 #include "sample.h"
 #include "schedule.h"
+#include "signals.h"
 #include "tokenizer.h"
 
 #include <assert.h>
@@ -48,6 +49,7 @@ typedef struct {
     int64_t step, tokens, examples; // done
     double val_loss;                // the latest; NaN before the first
     bool uneven;                    // the shares of some step differed, and that has been said
+    bool stop;                      // a signal asked some rank to; all know
 } Run;
 
 static bool is_first(const Run *r) { return r->comm->rank == 0; }
@@ -125,8 +127,8 @@ static int range_to_engine(void *engine, Range range, const float *values, Error
     return engine_load(engine, STATE_PARAM, range, values, e);
 }
 
-static int range_from_engine(void *engine, Range range, float *values, Error *e) {
-    return engine_store(engine, STATE_PARAM, range, values, e);
+static int range_from_ranks(void *parallel, Range range, float *values, Error *e) {
+    return parallel_store(parallel, STATE_PARAM, range, values, e);
 }
 
 static int init_parameters(Run *r, Error *e) {
@@ -256,7 +258,9 @@ static int setup_output(Run *r, Error *e) {
     TRY(directory_create(r->options.out, e));
     TRY(metrics_open(&r->metrics, r->options.out, e));
     TRY(write_run_json(r, e));
-    return progress_create(&r->progress, stdout, r->options.run.horizon_tokens, e);
+    TRY(progress_create(&r->progress, stdout, r->options.run.horizon_tokens, e));
+    if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
+    return 0;
 }
 
 static void say_setup(const Run *r) {
@@ -302,6 +306,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
         TRY(data_rows(r->train, (uint64_t)(first + done), n, r->rows, e));
         if (done + n == share.count) parallel_last(&r->parallel);
         TRY(engine_micro_step(r->engine, r->rows, n, mode, e));
+        comm_progress(r->comm);
         done += n;
     }
     return 0;
@@ -390,15 +395,18 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
 
 static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     int64_t B;
+    comm_phase(r->comm, PHASE_STEP, r->step + 1);
     TRY(agree_batch(r, &B, e));
     UpdateConfig update = update_config(r, B);
     *mode = step_mode(r);
     double start = clock_seconds();
     TRY(run_micro_steps(r, B, *mode, e));
+    TRY(parallel_norms(&r->parallel, e));
     TRY(parallel_update(&r->parallel, &update, e));
     TRY(engine_result(r->engine, &r->result, e));
-    StepSums sums = {.result = &r->result};
+    StepSums sums = {.result = &r->result, .stop = signals_requested() != NULL};
     TRY(parallel_sums(&r->parallel, &sums, e));
+    r->stop = sums.stop;
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     double step_tokens = (double)(B * r->shape.seq_len);
     observe_noise(r, B, step_tokens, *mode);
@@ -425,6 +433,7 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
         TRY(data_rows_sequential(r->val, (uint64_t)(share.first + done), n, r->rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
+        comm_progress(r->comm);
         done += n;
     }
     TRY(comm_sum(r->comm, &sum, 1, e));
@@ -447,6 +456,7 @@ static int print_sample(Run *r, Error *e) {
 }
 
 static int sample_during(Run *r, Error *e) {
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
     if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
     printf("\nsample after step %lld:\n", (long long)r->step);
@@ -461,16 +471,18 @@ static int save_model(Run *r, char *directory, size_t bytes, Error *e) {
     TRY(path_join(directory, bytes, r->options.out, name, e));
     TRY(directory_create(directory, e));
     if (r->tokenizer) TRY(tokenizer_save(r->tokenizer, directory, e));
-    return checkpoint_save_model(directory, &r->model, range_from_engine, r->engine, e);
+    return checkpoint_save_model(directory, &r->model, range_from_ranks, &r->parallel, e);
 }
 
 static int finish(Run *r, Error *e) {
     char directory[PATH_MAX];
-    if (!is_first(r)) return 0;
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e);
     progress_break(&r->progress);
     progress_curve(&r->progress);
     if (r->options.sample_every > 0) TRY(sample_during(r, e));
     TRY(save_model(r, directory, sizeof directory, e));
+    TRY(parallel_served(&r->parallel, e));
     if (isfinite(r->val_loss)) {
         printf("validation loss %.4f nats a token", r->val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
@@ -478,6 +490,14 @@ static int finish(Run *r, Error *e) {
     }
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", directory, r->options.out);
     return 0;
+}
+
+// All ranks come here after the same step.
+static int stop(Run *r, Error *e) {
+    const char *name = signals_requested();
+    comm_settle(r->comm);
+    return FAIL(e, ERR_STOPPED, "run the same command again", "%s: stopped after step %lld",
+                name ? name : "a signal to another rank", (long long)r->step);
 }
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -492,6 +512,7 @@ static int train_loop(Run *r, Error *e) {
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
+        if (!last && r->stop) return stop(r, e);
     }
     return finish(r, e);
 }
@@ -507,11 +528,24 @@ static int setup_training(Run *r, Error *e) {
     return setup_engine(r, e);
 }
 
+static int check_same_data(const Run *r, Error *e) {
+    const DataSet *sets[] = {r->train, r->val};
+    uint64_t counts[6] = {0};
+    for (int i = 0; i < 2 && sets[i]; i++) {
+        DataInfo info = data_describe(sets[i]);
+        memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
+    }
+    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data",
+                     "all ranks must find the same shards under --train and --val", e);
+}
+
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_training(r, e), e));
+    TRY(check_same_data(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
     TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
     if (is_first(r)) say_setup(r);
+    signals_install();
     return train_loop(r, e);
 }
 
@@ -577,9 +611,8 @@ static int check_shares(const Run *r, Error *e) {
                       r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
 }
 
-static int setup_options(Run *r, int argc, char **argv, Error *e) {
+static int setup_options(Run *r, Error *e) {
     Options *o = &r->options;
-    TRY(options_parse(o, argc, argv, e));
     if (o->help || o->version) return 0;
     if (is_first(r)) fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
@@ -589,8 +622,12 @@ static int setup_options(Run *r, int argc, char **argv, Error *e) {
 
 static int run_program(Run *r, int argc, char **argv, Error *e) {
     const Options *o = &r->options;
-    TRY(comm_create(r->comm, e));
-    TRY(comm_agree(r->comm, setup_options(r, argc, argv, e), e));
+    Error unread;
+    int code = options_parse(&r->options, argc, argv, &unread); // which says how long to wait for the others
+    CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
+    TRY(comm_create(r->comm, &deadlines, e));
+    if (code) *e = unread;
+    TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
     TRY(check_same_options(r, e));
     bool trains = !(o->help || o->version || o->dry_run || o->sample_only);
     if (trains) return run_training(r, e);

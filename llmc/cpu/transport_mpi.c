@@ -143,6 +143,7 @@ static void put_in_place(const Transport *t, const Pending *p) {
 }
 
 int transport_wait(Transport *t, Error *e) {
+    watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
     for (int i = 0; i < t->pending_count; i++) {
         Pending *p = &t->pending[i];
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);

@@ -1,0 +1,37 @@
+#define _POSIX_C_SOURCE 200809L
+#include "signals.h"
+
+#include <signal.h>
+#include <string.h>
+
+static const struct {
+    int signal;
+    const char *name;
+} stopping[] = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}};
+
+// The one mutable global of the program: a signal handler is given nothing else to write to.
+static volatile sig_atomic_t requested;
+
+static void on_signal(int signal_number) {
+    if (requested) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number); // takes effect when the handler returns
+    }
+    requested = signal_number;
+}
+
+void signals_install(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) sigaction(stopping[i].signal, &action, NULL);
+}
+
+const char *signals_requested(void) {
+    int signal_number = requested;
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++)
+        if (stopping[i].signal == signal_number) return stopping[i].name;
+    return NULL;
+}

@@ -1,0 +1,20 @@
+// signals: a request to stop. SIGUSR1 (what batch systems send ahead of a time limit), SIGTERM and SIGINT ask the run to
+// finish its step, save and end; a second one ends the program at once, as if there were no handler.
+#ifndef GNS_SIGNALS_H
+#define GNS_SIGNALS_H
+
+#include "common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void signals_install(void);
+
+// The name of the signal that asked, "SIGTERM" for example; NULL while none has.
+const char *signals_requested(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
