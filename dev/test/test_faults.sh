@@ -142,7 +142,8 @@ one() { # NUMBER NAME ARGUMENTS...
 tests=0
 check() { # NAME ARGUMENTS...
     [ "$(jobs -rp | wc -l)" -lt 3 ] || wait -n
-    one $((++tests)) "$@" &
+    tests=$((tests + 1))
+    one $tests "$@" &
 }
 finish() {
     wait
