@@ -14,6 +14,16 @@ SAN ?= 0
 NATIVE ?= 1
 NO_MPI ?= 0
 
+# Several GPUs need NCCL beside MPI; without it the CUDA trainer is one process.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
+NCCL := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
+CUDA_GOALS := $(filter train_gpt2cu cuda-% %-gpu build/cuda-%,$(MAKECMDGOALS))
+ifneq ($(CUDA_GOALS),)
+ifeq ($(NCCL),)
+NO_MPI := 1
+endif
+endif
+
 # Open MPI, by its own compiler's account of itself or by pkg-config; without either there is one process.
 ifneq ($(NO_MPI),1)
 MPI_LIBS := $(shell mpicc --showme:link 2> /dev/null || pkg-config --libs ompi 2> /dev/null)
@@ -69,17 +79,20 @@ $(BUILD)/engine.o: train_gpt2.c
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+$(BUILD)/dev/test/ranks_state: LDLIBS += $(MPI_LIBS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The CUDA trainer
 
 PRECISION ?= BF16
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
 CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu)) $(patsubst %.c,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.c))
-ifneq ($(filter train_gpt2cu cuda-% %-gpu,$(MAKECMDGOALS)),)
+ifeq ($(MPI_LIBS),)
+CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
+endif
+ifneq ($(CUDA_GOALS),)
 CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | sed 's/^90$$/90a/'),80 90a)
 endif
 NVCC_FLAGS := -O3 -std=c++17 -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) \
@@ -89,7 +102,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 	@ln -sf $< $@
 
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
-	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(LDLIBS)
+	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(MPI_LIBS) $(LDLIBS)
 
 # ptxas says what every kernel uses; the report is kept, and a kernel that spills registers to memory fails the build.
 $(CUDA_BUILD)/%.o: %.cu

@@ -26,6 +26,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, ZeroStage zero,
     size_t most = (size_t)model->config.layers + 1;
     *p = (Parallel){.comm = comm, .model = model, .zero = zero};
     if (comm->ranks == 1) return 0;
+    TRY(transport_device(comm, e));
     TRY(memory_alloc((void **)&p->bucket, sizeof(Range) * most, "buckets", e));
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * most, "buckets", e));
     cut_buckets(p);

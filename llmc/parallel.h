@@ -43,7 +43,7 @@ typedef struct {
     int started;          // buckets of this step that are on their way
 } Parallel;
 
-// Buckets and parts; before the engine, which is told what it owns (parallel_shard).
+// This rank's device, buckets and parts; before the engine, which is told what it owns (parallel_shard).
 int parallel_create(Parallel *p, Comm *comm, const Model *model, ZeroStage zero, Error *e);
 void parallel_destroy(Parallel *p);
 

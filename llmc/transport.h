@@ -28,7 +28,10 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// stream: engine_stream's.
+// Chooses this rank's device, by its number on this machine. Before the engine is created; talks to nobody.
+int transport_device(const Comm *comm, Error *e);
+
+// stream: engine_stream's. All ranks together.
 int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e);
 void transport_destroy(Transport *t); // NULL is fine
 

@@ -4,6 +4,7 @@
 set -u
 train=$PWD/$GNS_BUILD/train_gpt2
 tokenize=$PWD/$GNS_BUILD/data/tokenize
+state=$PWD/$GNS_BUILD/dev/test/ranks_state
 if ! command -v mpirun > /dev/null || ! grep -q MPI_Init_thread "$train"; then
     echo "SKIP ranks: no Open MPI here, or a build without it"
     exit 0
@@ -87,6 +88,11 @@ runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
 zero_1_is_zero_0() { # bit for bit, also where the last part of a bucket is the longest
     run 3 z1 $ramp_run --zero 1 && same_weights r3 z1 && run 4 y1 $ramp_run --zero 1 && same_weights r4 y1
 }
+state_is_collected() {
+    for ranks in 1 2 3 4; do
+        [ "$(mpi $ranks "$state" 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+    done
+}
 bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by
     run 3 bf16 $exact_run --batch-tokens 192 --comm-dtype bf16 && ! same_weights e3_192 bf16 > /dev/null &&
         close e3_192 bf16 loss 0.02
@@ -108,7 +114,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_1_is_zero_0 bf16_on_the_wire the_ranks_own_estimate \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_1_is_zero_0 state_is_collected bf16_on_the_wire the_ranks_own_estimate \
     too_small_a_batch alone_without_mpirun; do
     check $test
 done
