@@ -197,14 +197,15 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
 
 int parallel_served(Parallel *p, Error *e) {
     Request q = {.kind = -1};
-    return comm_broadcast(p->comm, &q, sizeof q, e);
+    TRY(comm_broadcast(p->comm, &q, sizeof q, e));
+    return comm_barrier(p->comm, e);
 }
 
 int parallel_serve(Parallel *p, Error *e) {
     for (;;) {
         Request q;
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
-        if (q.kind < 0) return 0;
+        if (q.kind < 0) return comm_barrier(p->comm, e);
         TRY(send_parts(p, &q, e));
     }
 }
