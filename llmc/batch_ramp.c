@@ -169,6 +169,10 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     }
 }
 
+void ramp_settle(Ramp *r) {
+    if (r->config.mode == RAMP_GNS) r->state.batch = ramp_clamp(&r->config, (double)r->state.batch);
+}
+
 double ramp_target(const Ramp *r, double ratio, double gns_ln) { return r->config.kappa * ratio * gns_ln; }
 
 void ramp_observe(Ramp *r, double step_tokens, double target_lower) {

@@ -60,6 +60,9 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
 void ramp_destroy(Ramp *r);
 
+// After r->state came from a checkpoint: what the options of today do not allow is brought within them.
+void ramp_settle(Ramp *r);
+
 // Rows of the next step, after `step` steps and `tokens` tokens.
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 

@@ -1,25 +1,31 @@
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint.h"
 
+#include "llmc_bin.h"
 #include "safetensors.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 // Values that pass between file and engine at a time.
 enum { CHUNK = 1 << 20 };
 
+#define MODEL_FILE "model.safetensors"
+
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
 
-bool checkpoint_is_model(const char *path) {
+static bool is_model_directory(const char *path) {
     char file[PATH_MAX];
     Error ignored;
     return path_join(file, sizeof file, path, "config.json", &ignored) == 0 && access(file, F_OK) == 0;
 }
+
+bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_model_directory(path); }
 
 static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
@@ -72,6 +78,7 @@ static int config_parse(const cJSON *root, const char *path, ModelConfig *config
 
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {
     char path[PATH_MAX], *text;
+    if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
     size_t bytes;
     TRY(path_join(path, sizeof path, directory, "config.json", e));
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
@@ -85,11 +92,8 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     return code;
 }
 
-static int write_config(const char *directory, const ModelConfig *c, Error *e) {
-    char path[PATH_MAX];
-    TRY(path_join(path, sizeof path, directory, "config.json", e));
-    FILE *f = fopen(path, "we");
-    if (!f) return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+static void put_config(FILE *f, const ModelConfig *c) {
+    const char *eot = c->vocab == 50257 ? "50256" : "null"; // GPT-2's <|endoftext|>
     fprintf(f,
             "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
             "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
@@ -97,65 +101,150 @@ static int write_config(const char *directory, const ModelConfig *c, Error *e) {
             "  \"initializer_range\": 0.02,\n  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
             "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n"
             "  \"torch_dtype\": \"float32\"\n}\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, c->context, c->vocab == 50257 ? "50256" : "null",
-            c->vocab == 50257 ? "50256" : "null");
-    bool bad = fflush(f) != 0 || fsync(fileno(f)) != 0;
-    if (fclose(f) != 0 || bad)
-        return FAIL(e, ERR_WRITE, "free some space and start again", "%s: cannot write: %s", path, strerror(errno));
+            c->layers, c->heads, c->channels, c->vocab, c->context, c->context, eot, eot);
+}
+
+static int write_config(const char *directory, const ModelConfig *c, Manifest *manifest, Error *e) {
+    char path[PATH_MAX], text[1024];
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, "config.json", e));
+    FILE *f = fmemopen(text, sizeof text, "w");
+    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for config.json");
+    put_config(f, c);
+    long bytes = ftell(f);
+    fclose(f);
+    TRY(file_save(path, text, (size_t)bytes, &digest, e));
+    if (manifest) manifest_add(manifest, "config.json", digest);
     return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // model.safetensors
 
-// Hub files name tensors with and without "transformer." in front.
-static const SafetensorsEntry *entry_of(const SafetensorsReader *reader, const Tensor *t) {
-    char long_name[64];
-    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
-    const SafetensorsEntry *entry = safetensors_find(reader, long_name);
-    return entry ? entry : safetensors_find(reader, t->name);
+// The weights as they lie in one file, or in several with an index.
+typedef struct {
+    SafetensorsReader *reader;
+    int count;
+} ModelFiles;
+
+static void files_close(ModelFiles *files) {
+    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
+    memory_free(files->reader);
+    *files = (ModelFiles){0};
 }
 
-static int check_entry(const SafetensorsReader *reader, const Tensor *t, Error *e) {
-    const SafetensorsEntry *entry = entry_of(reader, t);
-    if (!entry)
-        return FAIL(e, ERR_INPUT, "does config.json belong to this file?", "%s: no tensor %s", reader->path, t->name);
-    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
-                    "%s: tensor %s has another shape than config.json says (%zu x %zu)", reader->path, t->name, t->rows,
-                    t->columns);
-    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
-                    reader->path, t->name, safetensors_type_name(entry->type));
+static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(safetensors_open(&files->reader[files->count], path, e));
+    files->count++;
     return 0;
 }
 
-static int load_tensor(const SafetensorsReader *reader, const Tensor *t, float *buffer, RangeWriter load, void *context,
+static bool files_have(const ModelFiles *files, const char *name) {
+    for (int i = 0; i < files->count; i++) {
+        const char *path = files->reader[i].path, *slash = strrchr(path, '/');
+        if (strcmp(slash ? slash + 1 : path, name) == 0) return true;
+    }
+    return false;
+}
+
+// {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
+static int files_add_indexed(ModelFiles *files, const cJSON *index, const char *directory, const char *path, Error *e) {
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *item;
+    if (!cJSON_IsObject(map))
+        return FAIL(e, ERR_INPUT, "fetch the file again", "%s: field \"weight_map\" is not an object", path);
+    size_t most = (size_t)cJSON_GetArraySize(map);
+    TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
+    cJSON_ArrayForEach(item, map) {
+        if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
+            return FAIL(e, ERR_INPUT, "fetch the file again", "%s: %.80s is not in a file of this directory", path,
+                        item->string);
+        if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
+    }
+    return 0;
+}
+
+static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
+    const size_t most = 1 << 26; // bytes
+    char *text;
+    size_t bytes;
+    const char *end = NULL;
+    TRY(file_read(path, most, &text, &bytes, e));
+    cJSON *index = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    int code = index ? files_add_indexed(files, index, directory, path, e)
+                     : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path,
+                            end ? (size_t)(end - text) : 0);
+    cJSON_Delete(index);
+    memory_free(text);
+    return code;
+}
+
+static int files_open(ModelFiles *files, const char *directory, Error *e) {
+    char path[PATH_MAX];
+    *files = (ModelFiles){0};
+    TRY(path_join(path, sizeof path, directory, MODEL_FILE ".index.json", e));
+    if (file_exists(path)) return files_open_indexed(files, directory, path, e);
+    TRY(memory_alloc_zero((void **)&files->reader, sizeof *files->reader, "the model's file", e));
+    return files_add(files, directory, MODEL_FILE, e);
+}
+
+typedef struct {
+    const SafetensorsReader *reader;
+    const SafetensorsEntry *entry; // NULL: in none of the files
+} Found;
+
+// Hub files name tensors with and without "transformer." in front.
+static Found find_tensor(const ModelFiles *files, const Tensor *t) {
+    char long_name[64];
+    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
+    for (int i = 0; i < files->count; i++) {
+        const SafetensorsEntry *entry = safetensors_find(&files->reader[i], long_name);
+        if (!entry) entry = safetensors_find(&files->reader[i], t->name);
+        if (entry) return (Found){&files->reader[i], entry};
+    }
+    return (Found){0};
+}
+
+static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
+    Found found = find_tensor(files, t);
+    const SafetensorsEntry *entry = found.entry;
+    const char *const hint = "does config.json belong to this file?";
+    if (!entry)
+        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", files->count == 1 ? files->reader->path : directory,
+                    t->name);
+    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
+    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
+        return FAIL(e, ERR_INPUT, hint, "%s: tensor %s has another shape than config.json says (%zu x %zu)",
+                    found.reader->path, t->name, t->rows, t->columns);
+    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
+        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
+                    found.reader->path, t->name, safetensors_type_name(entry->type));
+    return 0;
+}
+
+static int load_tensor(const ModelFiles *files, const Tensor *t, float *buffer, RangeWriter load, void *context,
                        Error *e) {
-    const SafetensorsEntry *entry = entry_of(reader, t);
+    Found found = find_tensor(files, t);
     for (size_t first = 0; first < t->count; first += CHUNK) {
         size_t n = size_min(CHUNK, t->count - first);
-        TRY(safetensors_read_f32(reader, entry, first, n, buffer, e));
+        TRY(safetensors_read_f32(found.reader, found.entry, first, n, buffer, e));
         TRY(load(context, (Range){t->offset + first, t->offset + first + n}, buffer, e));
     }
     return 0;
 }
 
-int checkpoint_load_model(const char *directory, const Model *model, RangeWriter load, void *context, Error *e) {
-    char path[PATH_MAX];
-    SafetensorsReader reader;
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+    ModelFiles files;
     float *buffer = NULL;
-    int code = 0;
-    TRY(path_join(path, sizeof path, directory, "model.safetensors", e));
-    TRY(safetensors_open(&reader, path, e));
-    for (int i = 0; i < model->tensor_count; i++) TRY_GOTO(check_entry(&reader, &model->tensors[i], e));
-    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    for (int i = 0; i < model->tensor_count; i++)
-        TRY_GOTO(load_tensor(&reader, &model->tensors[i], buffer, load, context, e));
-done:
+    if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
+    int code = files_open(&files, path, e);
+    for (int i = 0; !code && i < model->tensor_count; i++) code = check_tensor(&files, path, &model->tensors[i], e);
+    if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
+    for (int i = 0; !code && i < model->tensor_count; i++)
+        code = load_tensor(&files, &model->tensors[i], buffer, load, context, e);
     memory_free(buffer);
-    safetensors_close(&reader);
+    files_close(&files);
     return code;
 }
 
@@ -171,33 +260,178 @@ static int declare_tensors(SafetensorsWriter *writer, const Model *model, Error 
     return 0;
 }
 
-static int save_tensor(SafetensorsWriter *writer, const Tensor *t, float *buffer, RangeReader store, void *context,
+static int save_values(SafetensorsWriter *writer, Range range, float *buffer, RangeReader store, void *context,
                        Error *e) {
-    for (size_t first = 0; first < t->count; first += CHUNK) {
-        size_t n = size_min(CHUNK, t->count - first);
-        TRY(store(context, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+    for (size_t first = range.begin; first < range.end; first += CHUNK) {
+        size_t n = size_min(CHUNK, range.end - first);
+        TRY(store(context, (Range){first, first + n}, buffer, e));
         TRY(safetensors_write(writer, buffer, n * sizeof(float), e));
     }
     return 0;
 }
 
-int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context, Error *e) {
+int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,
+                          Manifest *manifest, Error *e) {
     char path[PATH_MAX];
     SafetensorsWriter *writer = NULL;
+    FileDigest digest;
     float *buffer = NULL;
     int code = 0;
-    TRY(path_join(path, sizeof path, directory, "model.safetensors", e));
+    TRY(path_join(path, sizeof path, directory, MODEL_FILE, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
     TRY_GOTO(safetensors_create(&writer, path, e));
     TRY_GOTO(declare_tensors(writer, model, e));
-    for (int i = 0; i < model->tensor_count; i++)
-        TRY_GOTO(save_tensor(writer, &model->tensors[i], buffer, store, context, e));
-    code = safetensors_finish(writer, e);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        TRY_GOTO(save_values(writer, (Range){t->offset, t->offset + t->count}, buffer, store, context, e));
+    }
+    code = safetensors_finish_digest(writer, &digest, e);
     writer = NULL;
     if (code) goto done;
-    code = write_config(directory, &model->config, e);
+    if (manifest) manifest_add(manifest, MODEL_FILE, digest);
+    code = write_config(directory, &model->config, manifest, e);
 done:
     safetensors_abandon(writer);
     memory_free(buffer);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// optimizer.safetensors
+
+static const char *const moment_names[2] = {"moment1", "moment2"};
+
+static int declare_moments(SafetensorsWriter *writer, Range mine, Error *e) {
+    for (int k = 0; k < 2; k++) {
+        char name[80];
+        uint64_t shape[1] = {mine.end - mine.begin};
+        snprintf(name, sizeof name, "%s.%zu-%zu", moment_names[k], mine.begin, mine.end);
+        TRY(safetensors_add(writer, name, SAFETENSORS_F32, 1, shape, e));
+    }
+    return 0;
+}
+
+int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
+                              RangeReader moment1, RangeReader moment2, void *context, Manifest *manifest, Error *e) {
+    char path[PATH_MAX];
+    SafetensorsWriter *writer = NULL;
+    FileDigest digest;
+    float *buffer = NULL;
+    int code = 0;
+    assert(mine.begin < mine.end && mine.end <= model->flat_count), (void)model;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
+    TRY_GOTO(safetensors_create(&writer, path, e));
+    TRY_GOTO(declare_moments(writer, mine, e));
+    TRY_GOTO(save_values(writer, mine, buffer, moment1, context, e));
+    TRY_GOTO(save_values(writer, mine, buffer, moment2, context, e));
+    code = safetensors_finish_digest(writer, &digest, e);
+    writer = NULL;
+    if (!code && manifest) manifest_add(manifest, name, digest);
+done:
+    safetensors_abandon(writer);
+    memory_free(buffer);
+    return code;
+}
+
+// One range of one moment, as a file holds it.
+typedef struct {
+    Range range;
+    int moment; // 0 or 1
+    const SafetensorsReader *reader;
+    const SafetensorsEntry *entry;
+} Piece;
+
+typedef struct {
+    SafetensorsReader *reader;
+    Piece *piece;
+    int readers, pieces;
+} Pieces;
+
+static bool is_optimizer_file(const char *name) {
+    size_t length = strlen(name), tail = strlen(".safetensors");
+    return strncmp(name, "optimizer", 9) == 0 && length > tail && strcmp(name + length - tail, ".safetensors") == 0;
+}
+
+static int parse_piece(Piece *piece, const SafetensorsReader *reader, const SafetensorsEntry *entry, Error *e) {
+    int moment, used = 0;
+    *piece = (Piece){.reader = reader, .entry = entry};
+    if (sscanf(entry->name, "moment%d.%zu-%zu%n", &moment, &piece->range.begin, &piece->range.end, &used) != 3 ||
+        entry->name[used] || moment < 1 || moment > 2 || piece->range.begin >= piece->range.end)
+        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: tensor %.80s is no range of a moment", reader->path,
+                    entry->name);
+    if (entry->type != SAFETENSORS_F32 || entry->count != piece->range.end - piece->range.begin)
+        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: tensor %.80s does not hold its range in F32",
+                    reader->path, entry->name);
+    piece->moment = moment - 1;
+    return 0;
+}
+
+static int compare_pieces(const void *pa, const void *pb) {
+    const Piece *a = pa, *b = pb;
+    if (a->moment != b->moment) return a->moment - b->moment;
+    return a->range.begin < b->range.begin ? -1 : a->range.begin > b->range.begin;
+}
+
+// The ranges of each moment, in order, must be the whole of the flat array.
+static int pieces_check(const Pieces *p, const char *directory, const Model *model, Error *e) {
+    for (int moment = 0, i = 0; moment < 2; moment++) {
+        size_t at = 0;
+        while (i < p->pieces && p->piece[i].moment == moment && p->piece[i].range.begin == at)
+            at = p->piece[i++].range.end;
+        if (at != model->flat_count)
+            return FAIL(e, ERR_INPUT, "use another checkpoint",
+                        "%s: the optimizer's files hold %s up to element %zu, and the model has %zu", directory,
+                        moment_names[moment], at, model->flat_count);
+    }
+    return 0;
+}
+
+static int pieces_open(Pieces *p, const char *directory, const Names *names, Error *e) {
+    int count = 0;
+    TRY(memory_alloc_zero((void **)&p->reader, (size_t)names->count * sizeof *p->reader, "optimizer files", e));
+    for (int i = 0; i < names->count; i++) {
+        char path[PATH_MAX];
+        if (!is_optimizer_file(names->name[i])) continue;
+        TRY(path_join(path, sizeof path, directory, names->name[i], e));
+        TRY(safetensors_open(&p->reader[p->readers], path, e));
+        count += p->reader[p->readers++].count;
+    }
+    TRY(memory_alloc((void **)&p->piece, (size_t)count * sizeof *p->piece, "optimizer files", e));
+    for (int f = 0; f < p->readers; f++)
+        for (int i = 0; i < p->reader[f].count; i++)
+            TRY(parse_piece(&p->piece[p->pieces++], &p->reader[f], &p->reader[f].entries[i], e));
+    if (count) qsort(p->piece, (size_t)count, sizeof *p->piece, compare_pieces);
+    return 0;
+}
+
+static int load_piece(const Piece *piece, float *buffer, RangeWriter load, void *context, Error *e) {
+    size_t count = piece->range.end - piece->range.begin;
+    for (size_t first = 0; first < count; first += CHUNK) {
+        size_t n = size_min(CHUNK, count - first), begin = piece->range.begin + first;
+        TRY(safetensors_read_f32(piece->reader, piece->entry, first, n, buffer, e));
+        TRY(load(context, (Range){begin, begin + n}, buffer, e));
+    }
+    return 0;
+}
+
+int checkpoint_load_optimizer(const char *directory, const Model *model, RangeWriter moment1, RangeWriter moment2,
+                              void *context, Error *e) {
+    Pieces p = {0};
+    Names names;
+    float *buffer = NULL;
+    int code = 0;
+    TRY(directory_list(directory, &names, e));
+    TRY_GOTO(pieces_open(&p, directory, &names, e));
+    TRY_GOTO(pieces_check(&p, directory, model, e));
+    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
+    for (int i = 0; i < p.pieces; i++)
+        TRY_GOTO(load_piece(&p.piece[i], buffer, p.piece[i].moment ? moment2 : moment1, context, e));
+done:
+    memory_free(buffer);
+    memory_free(p.piece);
+    for (int f = 0; f < p.readers; f++) safetensors_close(&p.reader[f]);
+    memory_free(p.reader);
+    names_free(&names);
     return code;
 }

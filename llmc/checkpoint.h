@@ -1,34 +1,51 @@
 // checkpoint: a directory that Hugging Face's transformers loads as it is, and that --model reads:
 //
-//     config.json        GPT-2's configuration
-//     model.safetensors  the fp32 master weights in the layout of the tensor table, vocabulary unpadded, format: pt
+//     config.json            GPT-2's configuration
+//     model.safetensors      the fp32 master weights in the layout of the tensor table, vocabulary unpadded, format: pt
+//
+// and, in a run's checkpoints, the optimizer's memory besides:
+//
+//     optimizer.safetensors  the moments, F32, as ranges of the model's flat array (padding included): tensors
+//                            "moment1.BEGIN-END" and "moment2.BEGIN-END" that cover it. Files "optimizer*.safetensors"
+//                            are read together, so whoever holds a range of the moments may write a file of its own.
 //
 // This module knows files and the tensor table, not engines: the flat parameter array is read and written in ranges,
 // through functions that the caller gives.
 #ifndef GNS_CHECKPOINT_H
 #define GNS_CHECKPOINT_H
 
+#include "manifest.h"
 #include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Is this the path of a directory with a config.json?
+// What --model reads besides: the weights in several files with a model.safetensors.index.json, and llm.c's .bin
+// (llmc_bin).
+
+// Is this the path of a directory with a config.json, or of llm.c's .bin?
 bool checkpoint_is_model(const char *path);
 
-// Reads DIRECTORY/config.json. ERR_INPUT where it is missing or malformed, or describes a model that is not GPT-2.
-int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e);
+// Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
+int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
-typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);       // engine -> file
-typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e); // file -> engine
+// Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the
+// first value goes out.
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
 
-// Reads DIRECTORY/model.safetensors (F32, F16 or BF16) and hands every tensor of the model to `load`. All of the file's
-// shapes are checked before the first value goes out.
-int checkpoint_load_model(const char *directory, const Model *model, RangeWriter load, void *context, Error *e);
+// Writes both files into a directory that exists, durably. Their digests go to the manifest, where there is one.
+int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,
+                          Manifest *manifest, Error *e);
 
-// Writes both files into a directory that exists.
-int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context, Error *e);
+// Writes the range `mine` of the moments to the file `name` ("optimizer.safetensors" for all of it).
+int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
+                              RangeReader moment1, RangeReader moment2, void *context, Manifest *manifest, Error *e);
+
+// Reads all of the moments, whatever ranges they were written in. All of the files are checked before the first value
+// goes out.
+int checkpoint_load_optimizer(const char *directory, const Model *model, RangeWriter moment1, RangeWriter moment2,
+                              void *context, Error *e);
 
 #ifdef __cplusplus
 }

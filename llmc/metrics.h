@@ -17,18 +17,25 @@ typedef struct {
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // of this step alone
     double mfu;       // share of the device's peak FLOP/s; NaN: peak unknown
+    bool skipped;     // an outlier: no update was made
 } StepMetrics;
 
 typedef struct Metrics Metrics;
 
-// Creates (or empties) DIRECTORY/metrics.jsonl.
+// Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open.
 int metrics_open(Metrics **out, const char *directory, Error *e);
+
+// Cuts the file back to its first `bytes`; one that is shorter stays as it is.
+int metrics_cut(Metrics *m, int64_t bytes, Error *e);
+
+int64_t metrics_bytes(const Metrics *m); // of the file
+int metrics_descriptor(const Metrics *m);
 
 // mode: what this step measured. Estimates are null while B was below 2 in all steps so far or EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, GnsMode mode, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
 
-// Closes the file; an error of a buffered write shows here. NULL is fine.
+// NULL is fine.
 int metrics_close(Metrics *m, Error *e);
 
 #ifdef __cplusplus

@@ -73,6 +73,10 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
+// Values of a range of a flat array on their way out of an engine, and into one.
+typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);
+typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);
+
 typedef struct {
     ModelConfig config;
     int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows behind V stay 0 and are never saved

@@ -22,6 +22,7 @@ typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES } AliasUnit;
     S(BATCH, "Batch and length of the run")                                                                            \
     S(OPTIMIZER, "Optimizer (AdamW)")                                                                                  \
     S(EVALUATION, "Validation and samples")                                                                            \
+    S(CHECKPOINT, "Checkpoints and safety")                                                                            \
     S(GNS, "Gradient noise scale")                                                                                     \
     S(RAMP, "Batch ramp")                                                                                              \
     S(RANKS, "Several processes (mpirun -np N ...)")                                                                   \
@@ -57,18 +58,13 @@ static const OptionRow rows[OPTION_COUNT] = {OPTIONS_TABLE(X)};
 static const struct {
     const char *flag, *subject;
 } foreign_flags[] = {
-    {"-n", "checkpoint interval"},
-    {"-nk", "checkpoints to keep"},
     {"-nm", "major checkpoints"},
-    {"-y", "resuming"},
     {"-r", "recomputation"},
     {"-f", "TF32"},
     {"-w", "fp32 master weights, which are always kept"},
     {"-ge", "GELU fusion"},
     {"-a", "overfitting one batch"},
     {"-h", "HellaSwag; for help say --help"},
-    {"-sl", "loss outliers"},
-    {"-sg", "gradient outliers"},
     {"-lg", "GPU log interval"},
     {"-pn", "number of processes, which mpirun -np says"},
     {"-pr", "process rank, which mpirun gives"},
@@ -331,6 +327,8 @@ static int parse_alias(Options *o, OptionId id, const char *alias, const char *v
     const OptionRow *row = &rows[id];
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's way of saying "the default"
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
+    if (id == OPTION_fresh && strcmp(value, "1") == 0) return 0;            // llm.c's -y 1: resume
+    if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";      // and -y 0: start over
     char said[2 * FLAG_BYTES], flag[FLAG_BYTES];
     flag_write(flag, id);
     snprintf(said, sizeof said, "%s (%s)", alias, flag);
@@ -545,7 +543,7 @@ static int resolve_horizon(Options *o, Error *e) {
     if (o->steps && o->train_tokens)
         return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens both say how long the run is");
     if (!o->steps && !o->train_tokens) {
-        if (o->sample_only || o->dry_run) return 0;
+        if (o->sample_only || o->dry_run || *o->check) return 0;
         return FAIL(e, ERR_USAGE, "give --train-tokens or --steps", "nothing says how long the run is");
     }
     int64_t tokens = o->train_tokens;
@@ -586,7 +584,8 @@ int options_resolve(Options *o, Error *e) {
     TRY(resolve_aliases(o, e));
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
-    if (!*o->train && !o->sample_only && !o->dry_run)
+    if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
+    if (!*o->train && !o->sample_only && !o->dry_run && !*o->check)
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
     return 0;
@@ -661,7 +660,8 @@ void options_print_help(FILE *f, const char *program) {
         print_row(f, (OptionId)id);
     }
     fprintf(f, "\nExit codes: 0 done; 64 usage; 65 bad input; 69 no usable GPU; 70 internal; 71 out of memory;\n"
-               "74 writing failed; 76 the loss or gradient is not finite.\n");
+               "74 writing failed; 75 stopped by a signal with a checkpoint, run me again; 76 the loss or gradient\n"
+               "is not finite.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

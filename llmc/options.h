@@ -36,8 +36,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(INT,    seed,            "",   AS_IS,         "1337",      "[0, 9e18]",      "",       DATA,                     \
       "of the initial weights, the order of the data and the samples")                                                 \
     X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "",       MODEL,                    \
-      "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M or dN (N layers) to start from scratch, or a directory with "       \
-      "config.json and model.safetensors to go on from")                                                               \
+      "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M or dN (N layers) to start from scratch; or weights to start "     \
+      "from: a directory with config.json and model.safetensors, or llm.c's .bin")                                     \
     X(INT,    layers,          "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
       "instead of the preset's")                                                                                       \
     X(INT,    heads,           "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
@@ -78,7 +78,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(INT,    val_every,       "-v", AS_IS,         "250",       "[0, 1e9]",       "steps",  EVALUATION,               \
       "between validations, and one at the end; 0: never")                                                             \
     X(INT,    val_tokens,      "-m", MICRO_BATCHES, "131072",    "[1, 1e15]",      "tokens", EVALUATION,               \
-      "to validate on, the same ones every time: whole rows, at least one, at most what --val holds")                  \
+      "to validate on, the same ones every time, spread over all of --val: whole rows, at least one")                  \
     X(INT,    sample_every,    "-s", AS_IS,         "0",         "[0, 1e9]",       "steps",  EVALUATION,               \
       "between samples of what the model writes; 0: never")                                                            \
     X(INT,    sample_tokens,   "-g", AS_IS,         "64",        "[1, 1e6]",       "tokens", EVALUATION,               \
@@ -91,6 +91,20 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "sample among the k likeliest only; 0: among all")                                                               \
     X(FLAG,   sample_only,     "",   AS_IS,         "",          "",               "",       EVALUATION,               \
       "print a sample of --model and end")                                                                             \
+    X(INT,    checkpoint_every,"-n", AS_IS,         "1000",      "[0, 1e9]",       "steps",  CHECKPOINT,               \
+      "between checkpoints, written while training goes on, besides those at the end and when the run is told to "     \
+      "stop; 0: only those. The same command goes on from the newest one that is whole")                               \
+    X(INT,    keep,            "-nk",AS_IS,         "2",         "[0, 1e6]",       "",       CHECKPOINT,               \
+      "checkpoints to keep, 2 at least: the newest ones; 0: all")                                                      \
+    X(FLAG,   fresh,           "-y", AS_IS,         "",          "",               "",       CHECKPOINT,               \
+      "start over, and move what --out holds aside, instead of going on from it")                                      \
+    X(TEXT,   check,           "",   AS_IS,         "",          "",               "",       CHECKPOINT,               \
+      "verify a checkpoint, a run directory, a model or token shards, say what they hold, and end")                    \
+    X(REAL,   skip_loss_z,     "-sl",AS_IS,         "0",         "[0, 1e6]",       "",       CHECKPOINT,               \
+      "make no update in a step whose loss lies more than so many standard deviations above those of the last 128 "    \
+      "steps; 0: always update")                                                                                       \
+    X(REAL,   skip_grad_z,     "-sg",AS_IS,         "0",         "[0, 1e6]",       "",       CHECKPOINT,               \
+      "the same for the gradient norm")                                                                                \
     X(CHOICE, gns,             "",   AS_IS,         "ln",        "off|ln|exact",   "",       GNS,                      \
       "gradient noise scale from the LayerNorm parameters, at every step, for free (ln); exact: of every tensor as "   \
       "well, by layer and by type, at every step or at those that --gns-exact-every says")                             \

@@ -8,11 +8,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The line
 
-int progress_create(Progress *p, FILE *out, int64_t horizon_tokens, Error *e) {
+int progress_create(Progress *p, FILE *out, int64_t done_tokens, int64_t horizon_tokens, Error *e) {
     memset(p, 0, sizeof *p);
     p->out = out;
     p->terminal = isatty(fileno(out)) == 1;
     p->horizon = horizon_tokens;
+    p->first_tokens = done_tokens;
     p->started = clock_seconds();
     p->val_loss = NAN;
     p->capacity = 512;
@@ -71,7 +72,8 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, GnsMod
     char gns[64], eta[32], val[32] = "-", mfu[32] = "";
     double elapsed = now - p->started;
     format_gns(gns, sizeof gns, noise, mode);
-    format_duration(eta, sizeof eta, elapsed * (double)(p->horizon - s->tokens) / (double)s->tokens);
+    format_duration(eta, sizeof eta,
+                    elapsed * (double)(p->horizon - s->tokens) / (double)(s->tokens - p->first_tokens));
     if (isfinite(p->val_loss)) snprintf(val, sizeof val, "%.4f", p->val_loss);
     if (isfinite(s->mfu)) snprintf(mfu, sizeof mfu, "  mfu %.1f%%", 100 * s->mfu);
     fprintf(p->out, "%sstep %5lld  %3.0f%%  loss %.4f  val %s  B %lld  GNS %s  %.0f tok/s%s  ETA %s%s",

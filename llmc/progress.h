@@ -24,7 +24,8 @@ typedef struct {
     double sum; // of the losses since the last point
 } Progress;
 
-int progress_create(Progress *p, FILE *out, int64_t horizon_tokens, Error *e);
+// done_tokens: by an earlier part of the run.
+int progress_create(Progress *p, FILE *out, int64_t done_tokens, int64_t horizon_tokens, Error *e);
 void progress_destroy(Progress *p);
 
 // After each step. Shows a line if it is time, or if `force`.

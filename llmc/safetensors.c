@@ -354,7 +354,7 @@ typedef struct {
 
 struct SafetensorsWriter {
     char *path;
-    int fd;
+    OutFile *file;          // NULL once finished
     Text tensors, metadata; // the header's two halves, without the braces around them
     uint64_t declared;      // bytes of data
     uint64_t written;       // bytes of data
@@ -387,7 +387,6 @@ static void text_put_string(Text *text, const char *s) {
 static void writer_free(SafetensorsWriter *writer) {
     text_free(&writer->tensors);
     text_free(&writer->metadata);
-    if (writer->fd >= 0) close(writer->fd);
     memory_free(writer->path);
     memory_free(writer);
 }
@@ -397,17 +396,11 @@ int safetensors_create(SafetensorsWriter **out, const char *path, Error *e) {
     SafetensorsWriter *writer;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&writer, sizeof *writer, path, e));
-    writer->fd = -1;
     TRY_GOTO(memory_alloc((void **)&writer->path, strlen(path) + 1, path, e));
     strcpy(writer->path, path);
     TRY_GOTO(text_open(&writer->tensors, path, e));
     TRY_GOTO(text_open(&writer->metadata, path, e));
-    writer->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (writer->fd < 0) {
-        code =
-            FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot create: %s", path, strerror(errno));
-        goto done;
-    }
+    TRY_GOTO(outfile_create(&writer->file, path, e));
     *out = writer;
 done:
     if (code) writer_free(writer);
@@ -440,19 +433,6 @@ int safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const c
     fputc(':', stream);
     text_put_string(&writer->metadata, value);
     if (ferror(stream)) return FAIL(e, ERR_MEMORY, "free some memory", "%s: no memory for the header", writer->path);
-    return 0;
-}
-
-static int write_all(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = write(writer->fd, (const char *)data + done, bytes - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            return FAIL(e, ERR_WRITE, "make room, or choose another place", "%s: write failed: %s", writer->path,
-                        strerror(errno));
-        done += (size_t)n;
-    }
     return 0;
 }
 
@@ -489,7 +469,7 @@ static int header_write(SafetensorsWriter *writer, Error *e) {
     uint64_t length = header.bytes - prefix_bytes;
     memcpy(header.text, &length, sizeof length);
     TRY_GOTO(header_verify(writer, header.text + prefix_bytes, length, e));
-    TRY_GOTO(write_all(writer, header.text, header.bytes, e));
+    TRY_GOTO(outfile_write(writer->file, header.text, header.bytes, e));
     writer->header_done = true;
 done:
     text_free(&header);
@@ -499,12 +479,14 @@ done:
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
     if (!writer->header_done) TRY(header_write(writer, e));
     assert(bytes <= writer->declared - writer->written);
-    TRY(write_all(writer, data, bytes, e));
+    TRY(outfile_write(writer->file, data, bytes, e));
     writer->written += bytes;
     return 0;
 }
 
-int safetensors_finish(SafetensorsWriter *writer, Error *e) {
+int safetensors_finish(SafetensorsWriter *writer, Error *e) { return safetensors_finish_digest(writer, NULL, e); }
+
+int safetensors_finish_digest(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
     int code = 0;
     if (!writer->header_done) TRY_GOTO(header_write(writer, e));
     if (writer->written != writer->declared) {
@@ -512,23 +494,15 @@ int safetensors_finish(SafetensorsWriter *writer, Error *e) {
                     writer->written, writer->declared);
         goto done;
     }
-    if (fsync(writer->fd) != 0) {
-        code = FAIL(e, ERR_WRITE, "make room, or choose another place", "%s: fsync failed: %s", writer->path,
-                    strerror(errno));
-        goto done;
-    }
-    int fd = writer->fd;
-    writer->fd = -1; // closed, whatever close says
-    if (close(fd) != 0)
-        code = FAIL(e, ERR_WRITE, "make room, or choose another place", "%s: close failed: %s", writer->path,
-                    strerror(errno));
+    code = outfile_finish(writer->file, digest, e);
+    writer->file = NULL;
 done:
-    writer_free(writer);
+    safetensors_abandon(writer);
     return code;
 }
 
 void safetensors_abandon(SafetensorsWriter *writer) {
     if (!writer) return;
-    unlink(writer->path);
+    outfile_abandon(writer->file);
     writer_free(writer);
 }

@@ -9,7 +9,7 @@
 #ifndef GNS_SAFETENSORS_H
 #define GNS_SAFETENSORS_H
 
-#include "common.h"
+#include "files.h"
 
 #include <string.h>
 
@@ -95,8 +95,10 @@ int safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const c
 // then. Every piece is a system call: hand over thousands of elements at a time.
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
 
-// Makes the file durable (fsync) and frees the writer, whatever comes out. ERR_INTERNAL where data is missing.
+// Makes the file durable (fsync) and frees the writer, whatever comes out. ERR_INTERNAL where data is missing; the
+// unfinished file is removed then.
 int safetensors_finish(SafetensorsWriter *writer, Error *e);
+int safetensors_finish_digest(SafetensorsWriter *writer, FileDigest *digest, Error *e); // and says what it holds
 
 // Frees the writer and removes the unfinished file. NULL is fine.
 void safetensors_abandon(SafetensorsWriter *writer);

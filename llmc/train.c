@@ -1,17 +1,23 @@
 #define _POSIX_C_SOURCE 200809L
 #include "train.h"
 
+#include "archive.h"
 #include "batch_ramp.h"
 #include "checkpoint.h"
 #include "comm.h"
 #include "data.h"
 #include "engine.h"
+#include "files.h"
+#include "guard.h"
+#include "inspect.h"
 #include "metrics.h"
 #include "noise.h"
 #include "options.h"
 #include "parallel.h"
 #include "progress.h"
+#include "run_state.h"
 #include "sample.h"
+#include "saver.h"
 #include "schedule.h"
 #include "signals.h"
 #include "tokenizer.h"
@@ -22,8 +28,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
 
 #ifndef GNS_VERSION
 #    define GNS_VERSION "0.1"
@@ -47,9 +51,16 @@ typedef struct {
     float *losses;  // (micro_batch, T)
     StepResult result;
     int64_t step, tokens, examples; // done
+    int64_t batch;                  // rows of the last step
+    int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
     double val_loss;                // the latest; NaN before the first
     bool uneven;                    // the shares of some step differed, and that has been said
     bool stop;                      // a signal asked some rank to; all know
+    Outliers loss_window, grad_window;
+    ShardList shards; // of `train`
+    Saver *saver;
+    char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
+    int64_t saved_step;       // its step; -1 before the first
 } Run;
 
 static bool is_first(const Run *r) { return r->comm->rank == 0; }
@@ -57,12 +68,7 @@ static bool is_first(const Run *r) { return r->comm->rank == 0; }
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
 
-static bool path_exists(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0;
-}
-
-static int shape_from_directory(const Options *o, ModelConfig *config, Error *e) {
+static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
     static const char *const settled[] = {"--layers", "--heads", "--channels"};
     for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
         if (options_given(o, settled[i]))
@@ -80,8 +86,8 @@ static int shape_from_directory(const Options *o, ModelConfig *config, Error *e)
 
 static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
-        FAIL(e, path_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
-             "--model %s: neither a preset nor a directory with config.json", o->model);
+        FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
+             "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
         return error_hint(e, "presets: %s", model_preset_help);
     }
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
@@ -96,11 +102,11 @@ static int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
     bool from_file = checkpoint_is_model(o->model);
-    TRY(from_file ? shape_from_directory(o, &config, e) : shape_from_preset(o, &config, e));
+    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
     if (model_create(&r->model, &config, e)) {
         if (!from_file) return e->code;
         e->code = ERR_INPUT; // the file's fault, not the command line's
-        return error_prefix(e, "%s/config.json", o->model);
+        return error_prefix(e, "%s%s", o->model, directory_exists(o->model) ? "/config.json" : "");
     }
     r->shape = (EngineConfig){
         .model = &r->model,
@@ -127,10 +133,6 @@ static int range_to_engine(void *engine, Range range, const float *values, Error
     return engine_load(engine, STATE_PARAM, range, values, e);
 }
 
-static int range_from_ranks(void *parallel, Range range, float *values, Error *e) {
-    return parallel_store(parallel, STATE_PARAM, range, values, e);
-}
-
 static int init_parameters(Run *r, Error *e) {
     enum { CHUNK = 1 << 20 };
     float *buffer;
@@ -149,10 +151,22 @@ done:
     return code;
 }
 
+static int moment1_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT1, range, values, e);
+}
+
+static int moment2_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT2, range, values, e);
+}
+
 static int setup_engine(Run *r, Error *e) {
     TRY(parallel_create(&r->parallel, r->comm, &r->model, (ZeroStage)r->options.zero, e));
     parallel_shard(&r->parallel, &r->shape);
     TRY(engine_create(&r->engine, &r->shape, e));
+    if (r->saved[0]) {
+        TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
+        return checkpoint_load_optimizer(r->saved, &r->model, moment1_to_engine, moment2_to_engine, r->engine, e);
+    }
     if (checkpoint_is_model(r->options.model))
         return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
     return init_parameters(r, e);
@@ -166,7 +180,7 @@ static int setup_data(Run *r, Error *e) {
     int T = r->shape.seq_len, V = r->model.config.vocab;
     TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
-    return 0;
+    return shard_list_create(&r->shards, r->train, e);
 }
 
 static int setup_schedule(Run *r, Error *e) {
@@ -203,15 +217,67 @@ static int setup_buffers(Run *r, Error *e) {
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
 }
 
+// What state.json says of this run. `build` and its text belong to the caller.
+static RunState run_state(Run *r, const char *build) {
+    return (RunState){
+        .model = r->model.config,
+        .start = checkpoint_is_model(r->options.model) ? r->options.model : "scratch",
+        .seq_len = r->shape.seq_len,
+        .seed = (uint64_t)r->options.seed,
+        .train = &r->shards,
+        .step = r->step,
+        .tokens = r->tokens,
+        .examples = r->examples,
+        .batch = r->batch,
+        .metrics_bytes = r->metrics ? metrics_bytes(r->metrics) : 0,
+        .val_loss = r->val_loss,
+        .ramp = &r->ramp.state,
+        .noise = &r->noise,
+        .loss_window = &r->loss_window,
+        .grad_window = &r->grad_window,
+        .build = build,
+        .options = &r->options,
+    };
+}
+
+// Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
+static int setup_resume(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool found;
+    char *changes;
+    r->saved_step = -1;
+    if (r->options.fresh || !directory_exists(out)) return 0;
+    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
+    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
+    int code = archive_newest(out, notes, &found, &r->saved_step, r->saved, e);
+    if (notes != stderr) fclose(notes);
+    TRY(code);
+    if (!found) {
+        r->saved[0] = 0, r->saved_step = -1;
+        return 0;
+    }
+    RunState state = run_state(r, "");
+    TRY(run_state_read(&state, r->saved, &changes, e));
+    r->step = state.step;
+    r->tokens = state.tokens;
+    r->examples = state.examples;
+    r->batch = state.batch;
+    r->log_bytes = state.metrics_bytes;
+    r->val_loss = state.val_loss;
+    ramp_settle(&r->ramp);
+    if (is_first(r)) printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
+    if (is_first(r)) fputs(changes, stdout);
+    free(changes);
+    return 0;
+}
+
 // An earlier run in the same place is never overwritten: it is moved aside.
 static int move_old_run(const char *out, Error *e) {
-    char path[PATH_MAX], aside[PATH_MAX];
-    TRY(path_join(path, sizeof path, out, "run.json", e));
-    if (!path_exists(path)) return 0;
+    char aside[ARCHIVE_PATH];
     for (int i = 1; i < 100000; i++) {
         int n = snprintf(aside, sizeof aside, "%s.%d", out, i);
         if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
-        if (path_exists(aside)) continue;
+        if (file_exists(aside)) continue;
         if (rename(out, aside) != 0)
             return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
                         out, strerror(errno));
@@ -221,6 +287,38 @@ static int move_old_run(const char *out, Error *e) {
     return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
 }
 
+// Is there a run that this one does not go on from? One that was stopped before its first step is none.
+static int holds_other_run(const Run *r, bool *holds, Error *e) {
+    char path[ARCHIVE_PATH];
+    int checkpoints;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    TRY(archive_count(r->options.out, &checkpoints, e));
+    *holds = !r->saved[0] && (checkpoints > 0 || (file_exists(path) && metrics_bytes(r->metrics) > 0));
+    return 0;
+}
+
+// From here on the run directory is ours.
+static int setup_directory(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool holds;
+    TRY(directory_create(out, e));
+    TRY(metrics_open(&r->metrics, out, e));
+    TRY(holds_other_run(r, &holds, e));
+    if (holds) {
+        metrics_close(r->metrics, e);
+        r->metrics = NULL;
+        TRY(move_old_run(out, e));
+        TRY(directory_create(out, e));
+        TRY(metrics_open(&r->metrics, out, e));
+    }
+    if (metrics_bytes(r->metrics) < r->log_bytes)
+        fprintf(stderr,
+                "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
+    TRY(archive_tidy(out, e));
+    TRY(archive_set_aside_after(out, r->step, stderr, e));
+    return metrics_cut(r->metrics, r->log_bytes, e);
+}
+
 static void put_data_json(FILE *f, const char *name, const DataSet *data) {
     if (!data) return;
     DataInfo info = data_describe(data);
@@ -228,11 +326,14 @@ static void put_data_json(FILE *f, const char *name, const DataSet *data) {
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
 }
 
-static int write_run_json(const Run *r, Error *e) {
-    char path[PATH_MAX], engine[256];
-    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
-    FILE *f = fopen(path, "we");
-    if (!f) return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+static void describe_build(const Run *r, char *out, size_t bytes) {
+    char engine[256];
+    engine_describe(r->engine, engine, sizeof engine);
+    snprintf(out, bytes, "gns.c " GNS_VERSION ", %s", engine);
+}
+
+static void put_run_json(FILE *f, const Run *r) {
+    char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
     const ModelConfig *c = &r->model.config;
     fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
@@ -246,19 +347,30 @@ static int write_run_json(const Run *r, Error *e) {
     fprintf(f, "  \"options\": ");
     options_write_json(f, &r->options, 2);
     fprintf(f, "\n}\n");
-    bool bad = ferror(f);
-    if (fclose(f) != 0 || bad)
-        return FAIL(e, ERR_WRITE, "free some space and start again", "%s: cannot write: %s", path, strerror(errno));
-    return 0;
+}
+
+static int write_run_json(const Run *r, Error *e) {
+    char path[ARCHIVE_PATH], *text;
+    size_t bytes;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
+    put_run_json(f, r);
+    fclose(f);
+    int code = file_replace(path, text, bytes, e);
+    free(text);
+    return code;
 }
 
 static int setup_output(Run *r, Error *e) {
     if (!is_first(r)) return 0;
-    TRY(move_old_run(r->options.out, e));
-    TRY(directory_create(r->options.out, e));
-    TRY(metrics_open(&r->metrics, r->options.out, e));
+    const Options *o = &r->options;
+    TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
-    TRY(progress_create(&r->progress, stdout, r->options.run.horizon_tokens, e));
+    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
+    TRY(saver_create(&r->saver, &saver, e));
+    TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
+    r->progress.val_loss = r->val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
 }
@@ -393,35 +505,83 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     return 0;
 }
 
+// The step's numbers, over all ranks.
+static int step_result(Run *r, StepSums *sums, Error *e) {
+    *sums = (StepSums){.result = &r->result, .stop = signals_requested() != NULL};
+    TRY(engine_result(r->engine, &r->result, e));
+    TRY(parallel_sums(&r->parallel, sums, e));
+    r->stop = sums->stop;
+    return 0;
+}
+
+// Is this step to be left out? Asking means waiting for the device before the update, so it is not done unasked.
+static bool is_outlier(Run *r, int64_t B) {
+    const Options *o = &r->options;
+    double loss = r->result.loss_sum / (double)B, norm = grad_norm(r, B);
+    double loss_z = outliers_z(&r->loss_window, loss), norm_z = outliers_z(&r->grad_window, norm);
+    bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
+         norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
+    if (!loss_out && !norm_out) return false;
+    if (!is_first(r)) return true;
+    progress_break(&r->progress);
+    fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
+            (long long)r->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
+    return true;
+}
+
+static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
+    const Options *o = &r->options;
+    StepSums sums;
+    *skipped = false;
+    if (o->skip_loss_z > 0 || o->skip_grad_z > 0) {
+        TRY(step_result(r, &sums, e));
+        if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
+        *skipped = is_outlier(r, B);
+    }
+    return *skipped ? 0 : parallel_update(&r->parallel, update, e);
+}
+
 static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     int64_t B;
     comm_phase(r->comm, PHASE_STEP, r->step + 1);
     TRY(agree_batch(r, &B, e));
     UpdateConfig update = update_config(r, B);
+    bool skipped;
     *mode = step_mode(r);
     double start = clock_seconds();
     TRY(run_micro_steps(r, B, *mode, e));
     TRY(parallel_norms(&r->parallel, e));
-    TRY(parallel_update(&r->parallel, &update, e));
-    TRY(engine_result(r->engine, &r->result, e));
-    StepSums sums = {.result = &r->result, .stop = signals_requested() != NULL};
-    TRY(parallel_sums(&r->parallel, &sums, e));
-    r->stop = sums.stop;
+    TRY(update_unless_outlier(r, B, &update, &skipped, e));
+    StepSums sums;
+    TRY(step_result(r, &sums, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     double step_tokens = (double)(B * r->shape.seq_len);
     observe_noise(r, B, step_tokens, *mode);
     if (*mode != GNS_OFF) TRY(observe_ranks(r, B, sums.rank_sq, step_tokens, e));
     r->step++;
+    r->batch = B;
     r->examples += B;
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
+    metrics->skipped = skipped;
     return is_first(r) ? metrics_step(r->metrics, metrics, &r->noise, *mode, e) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
 
-// Mean loss over the first --val-tokens of the validation set, in whole rows: the same ones every time, shared out.
+// Rows done .. done + n of `rows` windows spread evenly over the validation set.
+static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
+    uint64_t windows = data_windows(r->val);
+    for (int i = 0; i < n; i++) {
+        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
+        TRY(data_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
+    }
+    return 0;
+}
+
+// Mean loss over --val-tokens of the validation set, in whole rows: the same ones every time. They are spread over the
+// whole set, because its beginning may be a single document, and shared out to the ranks.
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
     int64_t windows = (int64_t)data_windows(r->val);
@@ -430,7 +590,7 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
     Share share = parallel_share(rows, r->comm->rank, r->comm->ranks);
     for (int64_t done = 0; done < share.count;) {
         int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
-        TRY(data_rows_sequential(r->val, (uint64_t)(share.first + done), n, r->rows, e));
+        TRY(read_val_rows(r, share.first + done, n, rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
         comm_progress(r->comm);
@@ -465,94 +625,186 @@ static int sample_during(Run *r, Error *e) {
     return 0;
 }
 
-static int save_model(Run *r, char *directory, size_t bytes, Error *e) {
-    char name[32];
-    snprintf(name, sizeof name, "step_%08lld", (long long)r->step);
-    TRY(path_join(directory, bytes, r->options.out, name, e));
-    TRY(directory_create(directory, e));
-    if (r->tokenizer) TRY(tokenizer_save(r->tokenizer, directory, e));
-    return checkpoint_save_model(directory, &r->model, range_from_ranks, &r->parallel, e);
+// ---------------------------------------------------------------------------------------------------------------------
+// Checkpoints
+
+static void save_failed(Run *r, int64_t step, const Error *why) {
+    fprintf(stderr, "warning: step %lld was not saved: %s. Training goes on; the newest checkpoint is %s\n",
+            (long long)step, why->what, r->saved[0] ? r->saved : "none yet");
+}
+
+// Tells of a save that has ended; its error, if it has one, is in report->error.
+static void tell_save(Run *r, const SaveReport *report) {
+    progress_break(&r->progress);
+    if (report->error.code) {
+        save_failed(r, report->step, &report->error);
+        return;
+    }
+    snprintf(r->saved, sizeof r->saved, "%s", report->directory);
+    r->saved_step = report->step;
+    printf("saved   %s in %.2f s, training stood still for %.3f s\n", r->saved, report->seconds, report->stall_seconds);
+    if (report->note.code) fprintf(stderr, "warning: %s: older checkpoints stay\n", report->note.what);
+    fflush(stdout);
+}
+
+static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
+    char build[300];
+    describe_build(r, build, sizeof build);
+    RunState state = run_state(r, build);
+    return run_state_write(&state, text, bytes, e);
+}
+
+static void save_aside_first(Run *r) {
+    SaveReport report;
+    Error e = {0};
+    char *text;
+    size_t bytes;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    int code = state_text(r, &text, &bytes, &e);
+    if (!code) code = saver_start(r->saver, &r->parallel, r->step, text, bytes, &e);
+    if (!code) return;
+    progress_break(&r->progress);
+    save_failed(r, r->step, &e);
+}
+
+// While training goes on. What goes wrong is said, and training goes on.
+static int save_aside(Run *r, Error *e) {
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e);
+    save_aside_first(r);
+    return parallel_served(&r->parallel, e);
+}
+
+static int save_now_first(Run *r, Error *e) {
+    SaveReport report;
+    char *text;
+    size_t bytes;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    if (r->saved_step == r->step) return 0;
+    TRY(state_text(r, &text, &bytes, e));
+    saver_run(r->saver, &r->parallel, r->step, text, bytes, &report);
+    if (report.error.code) return *e = report.error, e->code;
+    tell_save(r, &report);
+    return 0;
+}
+
+// Before the end.
+static int save_now(Run *r, Error *e) {
+    Error ending = {0};
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e);
+    int code = save_now_first(r, e), ended = parallel_served(&r->parallel, &ending);
+    if (!code && ended) *e = ending;
+    return code ? code : ended;
+}
+
+// All ranks come here after the same step.
+static int stop(Run *r, Error *e) {
+    const char *signal_name = signals_requested();
+    if (is_first(r)) progress_break(&r->progress);
+    TRY(save_now(r, e));
+    comm_settle(r->comm);
+    return FAIL(e, ERR_STOPPED, "run the same command again to go on", "%s: stopped after step %lld, saved in %s",
+                signal_name ? signal_name : "a signal to another rank", (long long)r->step, r->saved);
 }
 
 static int finish(Run *r, Error *e) {
-    char directory[PATH_MAX];
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
-    if (!is_first(r)) return parallel_serve(&r->parallel, e);
+    if (!is_first(r)) return save_now(r, e);
     progress_break(&r->progress);
     progress_curve(&r->progress);
     if (r->options.sample_every > 0) TRY(sample_during(r, e));
-    TRY(save_model(r, directory, sizeof directory, e));
-    TRY(parallel_served(&r->parallel, e));
+    TRY(save_now(r, e));
     if (isfinite(r->val_loss)) {
         printf("validation loss %.4f nats a token", r->val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
         printf("\n");
     }
-    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", directory, r->options.out);
+    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saved, r->options.out);
     return 0;
-}
-
-// All ranks come here after the same step.
-static int stop(Run *r, Error *e) {
-    const char *name = signals_requested();
-    comm_settle(r->comm);
-    return FAIL(e, ERR_STOPPED, "run the same command again", "%s: stopped after step %lld",
-                name ? name : "a signal to another rank", (long long)r->step);
 }
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
+    SaveReport report;
     while (r->tokens < o->run.horizon_tokens) {
         StepMetrics metrics;
         GnsMode mode;
+        if (r->comm->ranks == 1) r->stop = signals_requested() != NULL;
+        if (r->stop) return stop(r, e);
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
-        if (!last && r->stop) return stop(r, e);
+        if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
+        if (!last && is_due(r->step, o->checkpoint_every)) TRY(save_aside(r, e));
     }
     return finish(r, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The three things the program does
+// The things the program does
 
-static int setup_training(Run *r, Error *e) {
+static void say_complete(const Run *r) {
+    if (!is_first(r)) return;
+    printf("this run is complete: model in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
+           r->options.steps ? "steps" : "train-tokens");
+}
+
+// What this run is to go on from, on all ranks alike.
+static int setup_start(Run *r, Error *e) {
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
     TRY(setup_data(r, e));
     TRY(setup_schedule(r, e));
+    TRY(setup_resume(r, e));
+    if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
+    TRY(setup_buffers(r, e));
+    return 0;
+}
+
+static int setup_training(Run *r, Error *e) {
     TRY(setup_buffers(r, e));
     return setup_engine(r, e);
 }
 
 static int check_same_data(const Run *r, Error *e) {
     const DataSet *sets[] = {r->train, r->val};
-    uint64_t counts[6] = {0};
+    uint64_t counts[7] = {[6] = (uint64_t)r->step};
     for (int i = 0; i < 2 && sets[i]; i++) {
         DataInfo info = data_describe(sets[i]);
         memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
     }
-    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data",
-                     "all ranks must find the same shards under --train and --val", e);
+    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data or another checkpoint",
+                     "all ranks must find the same files under --train, --val and --out", e);
 }
 
 static int run_training(Run *r, Error *e) {
-    TRY(comm_agree(r->comm, setup_training(r, e), e));
+    signals_install();
+    TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(check_same_data(r, e));
+    if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
+    TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
     TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
     if (is_first(r)) say_setup(r);
-    signals_install();
-    return train_loop(r, e);
+    int code = train_loop(r, e);
+    SaveReport report;
+    if (r->saver && saver_collect(r->saver, true, &report)) tell_save(r, &report); // under way when the loop failed
+    return code;
 }
 
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_tokenizer_needed(r, e));
     TRY(setup_engine(r, e));
     return print_sample(r, e);
+}
+
+// Can the run be long enough for a checkpoint before its end?
+static bool may_save_aside(const Options *o) {
+    int64_t smallest = o->run.batch_min_rows * o->seq_len;
+    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
 }
 
 static int run_dry(Run *r, Error *e) {
@@ -568,12 +820,15 @@ static int run_dry(Run *r, Error *e) {
                (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
     for (int i = 0; i < plan.count; i++)
         printf("%-36s %10.1f MiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 20));
-    printf("%-36s %10.1f MiB\n", "memory in all", (double)plan.total / (1 << 20));
+    size_t copy = may_save_aside(o) ? saver_copy_bytes(&r->model) : 0;
+    if (copy) printf("%-36s %10.1f MiB\n", "copy for checkpoints, on the host", (double)copy / (1 << 20));
+    printf("%-36s %10.1f MiB\n", "memory in all", (double)(plan.total + copy) / (1 << 20));
     return 0;
 }
 
 static void run_destroy(Run *r) {
     progress_destroy(&r->progress);
+    saver_destroy(r->saver);
     parallel_destroy(&r->parallel);
     engine_destroy(r->engine);
     memory_free(r->result.rank_sq);
@@ -583,6 +838,7 @@ static void run_destroy(Run *r) {
     memory_free(r->rows);
     noise_destroy(&r->noise);
     ramp_destroy(&r->ramp);
+    shard_list_destroy(&r->shards);
     data_close(r->val);
     data_close(r->train);
     tokenizer_destroy(r->tokenizer);
@@ -616,6 +872,7 @@ static int setup_options(Run *r, Error *e) {
     if (o->help || o->version) return 0;
     if (is_first(r)) fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
+    if (*o->check) return 0;
     TRY(check_shares(r, e));
     return setup_model(r, e);
 }
@@ -629,11 +886,12 @@ static int run_program(Run *r, int argc, char **argv, Error *e) {
     if (code) *e = unread;
     TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
     TRY(check_same_options(r, e));
-    bool trains = !(o->help || o->version || o->dry_run || o->sample_only);
+    bool trains = !(o->help || o->version || o->dry_run || o->sample_only || *o->check);
     if (trains) return run_training(r, e);
     if (!is_first(r)) return 0;
     if (o->help) options_print_help(stdout, argv[0]);
     else if (o->version) printf("gns.c " GNS_VERSION "\n");
+    else if (*o->check) return inspect(o->check, stdout, e);
     else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
     return 0;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing: scripts/deps.sh demo|test
-#   demo  what the CPU trainer is built with: a C compiler, cJSON, PCRE2
-#   test  and what the tests need besides: OpenMPI, xxHash, and Python packages in build/venv (dev/oracle/requirements.txt)
+#   demo  what the CPU trainer is built with: a C compiler, cJSON, xxHash
+#   test  and what the tests need besides: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
 # As root on Debian or Ubuntu it installs packages; otherwise it prints the command to run. Says nothing when all is there.
 set -eu
 cd "$(dirname "$0")/.."
@@ -10,8 +10,8 @@ mkdir -p build
 
 # header, package
 demo_headers="cjson/cJSON.h libcjson-dev
-pcre2.h libpcre2-dev"
-test_headers="xxhash.h libxxhash-dev"
+xxhash.h libxxhash-dev"
+test_headers="pcre2.h libpcre2-dev"
 
 has_header() { echo "#include <$1>" | cc -E -DPCRE2_CODE_UNIT_WIDTH=8 - > /dev/null 2>&1; }
 

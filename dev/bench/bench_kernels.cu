@@ -2,7 +2,8 @@
 // bytes that must move (inputs once, outputs once), GB/s, and the share of the device's copy bandwidth measured in the
 // same run. Inputs rotate among SETS sets, each larger than the L2 cache.
 //
-//     bench_kernels [B]      micro-batch at T = 1024 (default 64)
+//     bench_kernels [B [FAMILY]]      micro-batch at T = 1024 (default 64); layernorm, gelu, embedding, crossentropy
+//                                     or reduce alone
 #include "../../llmc/cuda/crossentropy.cuh"
 #include "../../llmc/cuda/embedding.cuh"
 #include "../../llmc/cuda/gelu.cuh"
@@ -491,20 +492,26 @@ int main(int argc, char **argv) {
     }
     printf("%s, %d multiprocessors, %s\n", device.name, device.multiProcessorCount,
            sizeof(real) == 2 ? "bf16" : "fp32");
-    twin_layernorm();
-    twin_gelu();
-    twin_embedding();
-    twin_crossentropy();
-    twin_reduce();
+    const char *only = argc > 2 ? argv[2] : NULL;
+    auto wanted = [&](const char *family) { return !only || strcmp(only, family) == 0; };
+    if (wanted("layernorm")) twin_layernorm();
+    if (wanted("gelu")) twin_gelu();
+    if (wanted("embedding")) twin_embedding();
+    if (wanted("crossentropy")) twin_crossentropy();
+    if (wanted("reduce")) twin_reduce();
     measure_copy();
     printf("%-44s %12s %11s %12s %7s\n", "kernel", "time", "bytes", "bandwidth", "of copy");
-    bench_layernorm(B, T, 768);
-    bench_layernorm((B + 1) / 2, T, 1024);
-    bench_layernorm((B + 3) / 4, T, 1600);
-    bench_gelu(B, T, 3072);
-    bench_gelu(B, T, 2304);
-    bench_embedding(B, T, 768, 50257);
-    bench_crossentropy(8192, T, 50257, 50304);
-    bench_reduce();
+    if (wanted("layernorm")) {
+        bench_layernorm(B, T, 768);
+        bench_layernorm((B + 1) / 2, T, 1024);
+        bench_layernorm((B + 3) / 4, T, 1600);
+    }
+    if (wanted("gelu")) {
+        bench_gelu(B, T, 3072);
+        bench_gelu(B, T, 2304);
+    }
+    if (wanted("embedding")) bench_embedding(B, T, 768, 50257);
+    if (wanted("crossentropy")) bench_crossentropy(8192, T, 50257, 50304);
+    if (wanted("reduce")) bench_reduce();
     return failures ? 1 : 0;
 }

@@ -44,7 +44,6 @@ static double value_at(const real *device, size_t i) {
     return (double)(float)x;
 }
 
-static double gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 static double gelu_slope(double x) {
     double k = sqrt(2 / M_PI), t = tanh(k * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
@@ -52,8 +51,8 @@ static double gelu_slope(double x) {
 
 typedef struct {
     const MatmulShape *shape;
-    void *out, *bias;
-    real *a, *b, *aux;
+    void *out;
+    real *a, *b, *extra; // extra: bias or pre-activation, as the epilogue says
     size_t out_bytes;
 } Case;
 
@@ -67,10 +66,8 @@ static double element(const Case *c, int i, int j) {
     MUST(cudaMemcpy2D(column.data(), sizeof(real), c->b + ob, wb, sizeof(real), s->k, cudaMemcpyDeviceToHost));
     double sum = 0;
     for (int k = 0; k < s->k; k++) sum += (double)(float)row[k] * (double)(float)column[k];
-    if (s->epilogue == MATMUL_BIAS || s->epilogue == MATMUL_GELU) sum += value_at((real *)c->bias, j);
-    if (s->epilogue == MATMUL_GELU) sum = gelu(sum);
-    if (s->epilogue == MATMUL_DGELU || s->epilogue == MATMUL_DGELU_DB)
-        sum *= gelu_slope(value_at(c->aux, (size_t)i * s->n + j));
+    if (s->epilogue == MATMUL_BIAS) sum += value_at(c->extra, j);
+    if (s->epilogue == MATMUL_DGELU) sum *= gelu_slope(value_at(c->extra, (size_t)i * s->n + j));
     return sum;
 }
 
@@ -108,7 +105,7 @@ static double median_ms(Matmul *mm, const Case *c) {
     Error e = {};
     for (int r = -3; r < rounds; r++) {
         MUST(cudaEventRecord(start));
-        must(matmul_run(mm, c->shape, c->out, c->a, c->b, c->bias, c->aux, 0, &e), &e);
+        must(matmul_run(mm, c->shape, c->out, c->a, c->b, c->extra, 0, &e), &e);
         MUST(cudaEventRecord(stop));
         MUST(cudaEventSynchronize(stop));
         if (r >= 0) MUST(cudaEventElapsedTime(&ms[r], start, stop));
@@ -123,40 +120,35 @@ static double ceiling; // TFLOP/s of the 8192^3 product
 static int failures;
 
 static void bench(Matmul *mm, const char *name, MatmulShape s) {
-    size_t out_count = (size_t)s.m * s.n, bias_bytes = (size_t)std::max(s.n, s.m) * 4;
-    Case c = {&s, NULL, NULL, NULL, NULL, NULL, out_count * (s.out_float ? sizeof(float) : sizeof(real))};
+    size_t out_count = (size_t)s.m * s.n;
+    Case c = {&s, NULL, NULL, NULL, NULL, out_count * (s.out_float ? sizeof(float) : sizeof(real))};
     Error e = {};
     c.a = random_real((size_t)s.m * s.k, 1, 2.0f);
     c.b = random_real((size_t)s.k * s.n, 2, 2.0f);
     MUST(cudaMalloc(&c.out, c.out_bytes));
     MUST(cudaMemset(c.out, s.accumulate ? 0 : 0xff, c.out_bytes)); // 0xff: NaN
-    if (s.epilogue != MATMUL_PLAIN && s.epilogue != MATMUL_DGELU) c.bias = random_real(bias_bytes / sizeof(real), 3, 2.0f);
-    if (s.epilogue == MATMUL_GELU || s.epilogue == MATMUL_DGELU || s.epilogue == MATMUL_DGELU_DB)
-        c.aux = random_real(out_count, 4, 4.0f);
-    int code = matmul_run(mm, &s, c.out, c.a, c.b, c.bias, c.aux, 0, &e);
+    if (s.epilogue == MATMUL_BIAS) c.extra = random_real(s.n, 3, 2.0f);
+    if (s.epilogue == MATMUL_DGELU) c.extra = random_real(out_count, 4, 4.0f);
+    int code = matmul_run(mm, &s, c.out, c.a, c.b, c.extra, 0, &e);
     if (code) printf("%-28s %s\n", name, e.what);
     else {
         MUST(cudaDeviceSynchronize());
         double error = check(&c);
-        std::vector<char> first = snapshot(c.out, c.out_bytes), first_bias;
-        bool sums = s.epilogue == MATMUL_DB || s.epilogue == MATMUL_DGELU_DB;
-        size_t sums_bytes = sums ? (size_t)s.n * (s.out_float ? 4 : sizeof(real)) : 0;
-        if (sums) first_bias = snapshot(c.bias, sums_bytes);
+        std::vector<char> first = snapshot(c.out, c.out_bytes);
         if (s.accumulate) MUST(cudaMemset(c.out, 0, c.out_bytes));
-        must(matmul_run(mm, &s, c.out, c.a, c.b, c.bias, c.aux, 0, &e), &e);
-        bool same = first == snapshot(c.out, c.out_bytes) && (!sums || first_bias == snapshot(c.bias, sums_bytes));
+        must(matmul_run(mm, &s, c.out, c.a, c.b, c.extra, 0, &e), &e);
+        bool same = first == snapshot(c.out, c.out_bytes);
         double ms = median_ms(mm, &c), tflops = 2e-9 * s.m * s.n * (double)s.k / ms;
         if (ceiling == 0) ceiling = tflops;
         bool ok = error < (sizeof(real) == 2 && !s.out_float ? 2e-2 : 1e-3) && same;
         failures += !ok;
-        printf("%-28s %6d %6d %6d %8.3f ms %6.0f TFLOP/s %4.0f%%  error %.1e  %s  %s\n", name, s.m, s.n, s.k, ms, tflops,
-               100 * tflops / ceiling, error, same ? "repeats" : "MOVES", ok ? "ok" : "FAIL");
+        printf("%-28s %6d %6d %6d %8.3f ms %6.0f TFLOP/s %4.0f%%  error %.1e  %s  %s\n", name, s.m, s.n, s.k, ms,
+               tflops, 100 * tflops / ceiling, error, same ? "repeats" : "MOVES", ok ? "ok" : "FAIL");
     }
     MUST(cudaFree(c.a));
     MUST(cudaFree(c.b));
     MUST(cudaFree(c.out));
-    if (c.bias) MUST(cudaFree(c.bias));
-    if (c.aux) MUST(cudaFree(c.aux));
+    if (c.extra) MUST(cudaFree(c.extra));
 }
 
 static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
@@ -169,10 +161,9 @@ static MatmulShape dinput(int rows, int in, int out, MatmulEpilogue epilogue) {
     s.m = rows, s.n = in, s.k = out, s.transpose_b = true, s.epilogue = epilogue;
     return s;
 }
-static MatmulShape dweight(int rows, int in, int out, MatmulEpilogue epilogue) {
+static MatmulShape dweight(int rows, int in, int out) {
     MatmulShape s = {};
     s.m = in, s.n = out, s.k = rows, s.transpose_a = true, s.out_float = true, s.accumulate = true;
-    s.epilogue = epilogue;
     return s;
 }
 
@@ -187,26 +178,22 @@ int main(int argc, char **argv) {
     bench(mm, "qkv forward", forward(rows, C, 3 * C, MATMUL_BIAS));
     bench(mm, "proj forward", forward(rows, C, C, MATMUL_BIAS));
     bench(mm, "fc forward", forward(rows, C, 4 * C, MATMUL_BIAS));
-    bench(mm, "fc forward gelu aux", forward(rows, C, 4 * C, MATMUL_GELU));
     bench(mm, "fcproj forward", forward(rows, 4 * C, C, MATMUL_BIAS));
     bench(mm, "qkv dinput", dinput(rows, C, 3 * C, MATMUL_PLAIN));
     bench(mm, "proj dinput", dinput(rows, C, C, MATMUL_PLAIN));
     bench(mm, "fc dinput", dinput(rows, C, 4 * C, MATMUL_PLAIN));
     bench(mm, "fcproj dinput", dinput(rows, 4 * C, C, MATMUL_PLAIN));
     bench(mm, "fcproj dinput dgelu", dinput(rows, 4 * C, C, MATMUL_DGELU));
-    bench(mm, "fcproj dinput dgelu dbias", dinput(rows, 4 * C, C, MATMUL_DGELU_DB));
-    bench(mm, "qkv dweight", dweight(rows, C, 3 * C, MATMUL_PLAIN));
-    bench(mm, "qkv dweight dbias", dweight(rows, C, 3 * C, MATMUL_DB));
-    bench(mm, "proj dweight", dweight(rows, C, C, MATMUL_PLAIN));
-    bench(mm, "fc dweight", dweight(rows, C, 4 * C, MATMUL_PLAIN));
-    bench(mm, "fc dweight dbias", dweight(rows, C, 4 * C, MATMUL_DB));
-    bench(mm, "fcproj dweight", dweight(rows, 4 * C, C, MATMUL_PLAIN));
+    bench(mm, "qkv dweight", dweight(rows, C, 3 * C));
+    bench(mm, "proj dweight", dweight(rows, C, C));
+    bench(mm, "fc dweight", dweight(rows, C, 4 * C));
+    bench(mm, "fcproj dweight", dweight(rows, 4 * C, C));
     for (int chunk = 8192; chunk <= 16384 && chunk <= rows; chunk *= 2) {
         printf("head, %d rows a chunk\n", chunk);
         MatmulShape head = dinput(chunk, Vp, C, MATMUL_PLAIN); // logits = x wte^T
         bench(mm, "head forward", head);
         bench(mm, "head dinput", forward(chunk, Vp, C, MATMUL_PLAIN));
-        bench(mm, "head dweight", dweight(chunk, Vp, C, MATMUL_PLAIN));
+        bench(mm, "head dweight", dweight(chunk, Vp, C));
     }
     matmul_destroy(mm);
     free(mm);

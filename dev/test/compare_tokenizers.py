@@ -105,6 +105,24 @@ def long_words():
     return [c * n for c in ("a", " ", "\n", "ab", "!", "0", "é", "=-", "the") for n in (63, 64, 65, 100, 1000, 5000)]
 
 
+def train():
+    """A vocabulary learnt from a real text: the same merges as the package tokenizers learns."""
+    start, size, source = time.monotonic(), 3000, os.path.join(DATA, "tinyshakespeare.txt")
+    with tempfile.TemporaryDirectory() as d:
+        subprocess.run([TOKENIZE, "--train-bpe", str(size), "--out", d, source], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)
+        merges = [tuple(line.split(" ")) for line in open(f"{d}/merges.txt").read().split("\n")[1:-1]]
+    t = tokenizers.Tokenizer(tokenizers.models.BPE())
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    t.train_from_iterator([open(source, newline="").read()], tokenizers.trainers.BpeTrainer(
+        vocab_size=size - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False))
+    want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
+    wrong = merges != want
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/train {time.monotonic() - start:.2f}s: {len(want)} merges")
+    return wrong
+
+
 def speed(megabytes, reference, other):
     """The same text, the same run, best of three. Ours reads a file and writes a shard; theirs stay in memory."""
     text = "\n".join(open(p, encoding="utf-8", errors="replace").read()
@@ -154,6 +172,7 @@ def main():
     wrong += compare("code_points", code_points(), reference, other)
     wrong += compare("random_texts", random_texts(100000), reference, other)
     wrong += compare("long_words", long_words(), reference, other)
+    wrong += train()
     return 1 if wrong else 0
 
 

@@ -53,7 +53,7 @@ cp wrong_magic.bin shards/part_2.bin
 base="seq-len = 16\nmodel = d1\nchannels = 16\nheads = 1\nvocab-size = 256\nmicro-batch = 2\nthreads = 1\nout = out\n"
 printf "train = good.bin\nval = good.bin\nsteps = 2\n$base" > run.cfg
 printf "train = good.bin\n$base" > endless.cfg # does not say how long
-printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nthreads = 1\n" > from_model.cfg
+printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nthreads = 1\nfresh = true\n" > from_model.cfg
 
 printf 'lr = 1\nlr = 2\n' > twice.cfg
 printf 'learning-rate = 1\n' > unknown.cfg

@@ -3,7 +3,8 @@
 // agree up to rounding, and without for bf16, where the CPU computes in fp32 on the same bf16-rounded weights. And what
 // the CUDA engine promises about itself: the same bits whatever is recomputed, kept, or run twice.
 //
-//     test_engine_cuda [seed]      (a fresh one is drawn, and printed, otherwise)
+//     test_engine_cuda [seed [cases]]      (a fresh seed is drawn, and printed, otherwise; cases: only the first ones,
+//                                          and only against the CPU, for tools that slow everything down)
 #include "test.h"
 
 #include "../../llmc/common.h"
@@ -61,6 +62,7 @@ static const Api cpu = {cpu_engine_create,     cpu_engine_destroy,    cpu_engine
 // Cases
 
 static uint64_t seed;
+static int case_count;
 
 typedef struct {
     const char *name;
@@ -71,7 +73,7 @@ typedef struct {
 static const Case cases[] = {
     {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},
     {"even", {3, 4, 64, 256, 32}, 32, 4, 4},         {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},
-    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},      {"no multiple of 8", {2, 2, 10, 31, 9}, 9, 3, 3},
+    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},      {"no multiple of 8", {2, 3, 27, 31, 35}, 33, 4, 3},
     {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
     {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
 };
@@ -108,8 +110,13 @@ static void world_open(World *w, const Case *c, int steps) {
     CHECK_OK(model_create(&w->model, &c->config, &e), &e);
     w->param = take<float>(w->model.flat_count);
     small_params(&w->model, seed, w->param);
-    if (!FP32)
-        for (size_t i = 0; i < w->model.flat_count; i++) w->param[i] = round_bf16(w->param[i]);
+    // bf16's errors are judged nearer to GPT-2's own values, of which rounding takes a smaller share of the gradient
+    for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
+        float *p = w->param + t->offset;
+        for (size_t i = 0; i < t->count; i++) p[i] = round_bf16(mean + share * (p[i] - mean));
+    }
     size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
     w->tokens = take<uint16_t>(count);
     small_tokens(c->config.vocab, seed, count, w->tokens);
@@ -263,7 +270,7 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
 
 static void test_against_cpu(void) {
     memset(worst_seen, 0, sizeof worst_seen);
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < case_count; i++) {
         World w;
         world_open(&w, &cases[i], 1);
         printf("  %s\n", w.c->name);
@@ -307,7 +314,7 @@ static void train(const Api *api, Engine *engine, const World *w, double *losses
 }
 
 static void test_training_against_cpu(void) {
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < case_count; i++) {
         World w;
         double got[STEPS], want[STEPS];
         world_open(&w, &cases[i], STEPS);
@@ -358,7 +365,7 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
 }
 
 static void test_same_bits(void) {
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < case_count; i++) {
         World w;
         world_open(&w, &cases[i], STEPS);
         compare_with(&w, RECOMPUTE_NONE, "two runs");
@@ -489,6 +496,7 @@ static void test_memory(void) {
 int main(int argc, char **argv) {
     Error e = {};
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    case_count = argc > 2 ? atoi(argv[2]) : CASES;
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("test_engine_cuda %s, seed %llu\n", FP32 ? "fp32" : "bf16", (unsigned long long)seed);
     World w;
@@ -509,6 +517,7 @@ int main(int argc, char **argv) {
     engine_destroy(engine);
     model_destroy(&w.model);
     RUN(test_against_cpu);
+    if (case_count < CASES) return test_summary();
     RUN(test_training_against_cpu);
     RUN(test_same_bits);
     RUN(test_accumulation);

@@ -95,16 +95,16 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
     return v;
 }
 
-// |got - want| <= relative |want| + absolute rms(want), everywhere. NaN fails.
+// |got - want| <= relative |want| + absolute rms(want) + floor, everywhere. NaN fails.
 template <typename X>
 static void check_close(const char *name, const std::vector<X> &got, const std::vector<double> &want, double relative,
-                        double absolute) {
+                        double absolute, double floor = 1e-30) {
     double rms = 0.0, worst = 0.0;
     size_t at = 0;
     for (double w : want) rms += w * w / want.size();
     rms = sqrt(rms);
     for (size_t i = 0; i < want.size(); i++) {
-        double ratio = fabs(value(got[i]) - want[i]) / (relative * fabs(want[i]) + absolute * rms + 1e-30);
+        double ratio = fabs(value(got[i]) - want[i]) / (relative * fabs(want[i]) + absolute * rms + floor);
         if (!(ratio <= worst)) worst = isnan(ratio) ? INFINITY : ratio, at = i;
     }
     CHECK(got.size() == want.size() && worst <= 1.0, "%s[%zu of %zu] = %.9g, want %.9g (%.2f of the tolerance)", name,
@@ -262,7 +262,8 @@ static void test_layernorm_forward(void) {
     for (int packs = 1; packs <= 9; packs++) layernorm_forward_case({1, 9, 256 * packs - 8 * random_int(0, 20)}, true);
 }
 
-static void layernorm_backward_case(Shape s, bool accumulate, bool bias) {
+// in_place: dresidual is dy's buffer (without accumulate).
+static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place) {
     Error e = {};
     const int B = s.B, T = s.T, C = s.C, N = B * T;
     const size_t n = (size_t)N * C;
@@ -289,12 +290,13 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias) {
         "layernorm backward",
         [&] {
             if (accumulate) device_set(dr, before);
+            else if (in_place) device_set(dr, dy);
             else CUDA_OK(cudaMemset(dr, POISON, n * sizeof(real)));
             columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
         },
         [&] {
-            CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none, d_dy,
-                                        d_x, d_mean, d_rstd, d_gamma, B, T, C, workspace, 0, &e),
+            CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
+                                        in_place ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B, T, C, workspace, 0, &e),
                      &e);
         },
         outputs);
@@ -332,9 +334,9 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias) {
 static void test_layernorm_backward(void) {
     for (Shape s : random_shapes()) {
         if (s.C == 1) s.C = 2; // one column has no gradient at all
-        layernorm_backward_case(s, true, true);
-        layernorm_backward_case(s, random_int(0, 1), random_int(0, 1));
-        layernorm_backward_case(s, false, false);
+        layernorm_backward_case(s, true, true, false);
+        layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), false);
+        layernorm_backward_case(s, false, random_int(0, 1), true);
     }
 }
 
@@ -556,10 +558,10 @@ static void crossentropy_case(int B, int T, int V, int Vp) {
         for (int v = 0; v < V; v++)
             want[(size_t)r * Vp + v] = (exp(value(logits[(size_t)r * Vp + v]) - max) / sum - (v == target)) / T;
     }
-    // The losses' errors are those of fp32 at the size of the logits, not of the loss.
-    for (int r = 0; r < R; r++) CHECK_CLOSE(host_from(losses, R)[r], want_losses[r], 2e-6, 10.0);
-    check_close("losses only", host_from(losses_only, R), want_losses, 2e-6, 1e-5);
-    check_close("dlogits", host_from(d_logits, n), want, sizeof(real) == 2 ? 1.0 / 256 : 2e-5, 1e-5);
+    // The errors are those of fp32 at the size of the logits (60), not of the loss or of 1 - p.
+    check_close("losses", host_from(losses, R), want_losses, 2e-6, 0.0, 2e-5);
+    check_close("losses only", host_from(losses_only, R), want_losses, 2e-6, 0.0, 2e-5);
+    check_close("dlogits", host_from(d_logits, n), want, sizeof(real) == 2 ? 1.0 / 256 : 2e-5, 1e-6, 2e-5 / T);
     case_end();
 }
 
@@ -604,7 +606,9 @@ static void test_reduce_squares(void) {
         for (ReduceSegment &s : segments) {
             n += random_int(0, 5);
             s.offset = n;
-            s.count = random_int(0, 9) == 0 ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000);
+            s.count = S > 1 && &s != &segments[0] && random_int(0, 9) == 0
+                          ? 0
+                          : random_int(1, random_int(0, 4) ? 600 : 60000);
             n += s.count;
         }
         n += 3;

@@ -77,7 +77,7 @@ greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
 }
-an_earlier_run_is_kept() { run a $ramp --threads 1 && [ -s a.1/metrics.jsonl ] && same a a.1; }
+an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.jsonl ] && same a a.1; }
 config_file_is_the_command_line() {
     tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg

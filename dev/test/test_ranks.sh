@@ -83,10 +83,22 @@ the_ramp_grew() {
 ramp_with_two_ranks() { ramp_agrees 2; }
 ramp_with_three_ranks() { ramp_agrees 3; }
 ramp_with_four_ranks() { ramp_agrees 4; }
-same_weights() { cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors; }
+newest() { ls -d "$1"/step_* | tail -n 1; }
+same_weights() { cmp "$(newest "$1")/model.safetensors" "$(newest "$2")/model.safetensors"; }
 runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
 zero_1_is_zero_0() { # bit for bit, also where the last part of a bucket is the longest
     run 3 z1 $ramp_run --zero 1 && same_weights r3 z1 && run 4 y1 $ramp_run --zero 1 && same_weights r4 y1
+}
+resumes_in_another_mode() { # from a checkpoint of three ranks that shared the state out, as if nothing had happened
+    run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 || return 1
+    cp -r z2 z3
+    rm -r "$(newest z3)"
+    run 3 z3 $ramp_run && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && close r3 z3 loss 0
+}
+resumes_with_other_ranks() {
+    cp -r z2 z4
+    rm -r "$(newest z4)"
+    run 2 z4 $ramp_run --zero 1 && grep -q '^resuming from z4/step_' z4.log && agree r3 z4
 }
 state_is_collected() {
     for ranks in 1 2 3 4; do
@@ -114,7 +126,8 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_1_is_zero_0 state_is_collected bf16_on_the_wire the_ranks_own_estimate \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_1_is_zero_0 resumes_in_another_mode resumes_with_other_ranks \
+    state_is_collected bf16_on_the_wire the_ranks_own_estimate \
     too_small_a_batch alone_without_mpirun; do
     check $test
 done

@@ -3,7 +3,7 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import json, os, random, resource, signal, struct, subprocess, sys, tempfile, threading, time
+import json, os, random, re, resource, struct, subprocess, sys, tempfile, time
 
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
 SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
@@ -72,7 +72,7 @@ def read_bytes(prefix, split):
     return bytes(read_split(prefix, split))
 
 
-# What data/tokenize.c says about the hash, written again.
+# What data/blocks.h says about the hash, written again.
 def fnv(data, h=0xCBF29CE484222325):
     for byte in data:
         h = ((h ^ byte) * 0x100000001B3) & MASK
@@ -127,6 +127,18 @@ def test_one_file():
         check(train + val == text, "train and val are not the file")
         check(0 <= len(train) - int(len(text) * (1 - fraction)) <= 3, "split in the wrong place")
         train.decode(), val.decode()  # between two characters
+
+
+def test_split():
+    """Two runs, one for each split, do not touch each other's shards."""
+    write("a.txt", "first")
+    write("b.txt", "second")
+    run(*BYTES, "--split", "val", "b.txt")
+    run(*BYTES, "a.txt", expect=64)
+    run(*BYTES, "--split", "train", "a.txt")
+    for force in ((), ("--force",)):
+        run(*BYTES, "--split", "val", *force, "b.txt", expect=0 if force else 64)
+        check(read_bytes("out", "train") == b"first" and read_bytes("out", "val") == b"second", "--split")
 
 
 def test_exact_shards():
@@ -365,6 +377,61 @@ def test_documents_of_bpe():
     check(read_split("out", "train") == read_split("two", "train"), "cutting a text into blocks changes its tokens")
 
 
+def learn(text, size):
+    """Sennrich's algorithm as it is told: recount every pair after every merge. Only for letters, digits and spaces."""
+    letters = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+    names = letters + [chr(256 + i) for i in range(256 - len(letters))]  # the order of GPT-2's alphabet
+    number = {name: i for i, name in enumerate(names)}
+    words = {}
+    for word in re.findall(r" ?[a-z]+| ?[0-9]+|\s+(?!\S)|\s+", text):
+        word = tuple("\u0120" if c == " " else "\u010a" if c == "\n" else c for c in word)
+        words[word] = words.get(word, 0) + 1
+    merges = []
+    while len(number) + 1 < size:
+        pairs = {}
+        for word, count in words.items():
+            for pair in zip(word, word[1:]):
+                pairs[pair] = pairs.get(pair, 0) + count
+        best = min(pairs, key=lambda p: (-pairs[p], number[p[0]], number[p[1]]), default=None)
+        if best is None or pairs[best] < 2:
+            break
+        merges.append(best)
+        number.setdefault("".join(best), len(number))
+        merged = {}
+        for word, count in words.items():
+            out, i = [], 0
+            while i < len(word):
+                joins = word[i:i + 2] == best
+                out.append("".join(best) if joins else word[i])
+                i += 2 if joins else 1
+            merged[tuple(out)] = merged.get(tuple(out), 0) + count
+        words = merged
+    return [" ".join(pair) for pair in merges], number
+
+
+def test_train_bpe():
+    for letters, size in (("ab", 300), ("abc", 330), ("abcdefgh", 400), ("a", 270)):
+        text = "".join(rng.choices(letters + "  1\n", k=4000))
+        write("a.txt", text)
+        run("--train-bpe", size, "--out", "learnt", "--force", "a.txt", program=len(TOKENIZE) - 1)
+        merges, number = learn(text, size)
+        got = open("learnt/merges.txt").read().splitlines()[1:]
+        check(got == merges, f"{letters}: {len(got)} merges, want {len(merges)}; " +
+              next((f"number {i}: {a}, want {b}" for i, (a, b) in enumerate(zip(got, merges)) if a != b), ""))
+        check(json.load(open("learnt/vocab.json")) == {**number, "<|endoftext|>": len(number)}, f"{letters}: vocabulary")
+        clean()
+        run("--tokenizer", "learnt", "--out", "out", "a.txt")
+        check(len(read_split("out", "train")) < len(text) * 0.9, "the vocabulary saves nothing")
+    clean()
+    run("--train-bpe", 300, "--out", "learnt", "a.txt", expect=64)
+    refuse("contradict", "--train-bpe", 300, *BYTES, "a.txt", code=64)
+    refuse("--train-bpe 256", "--train-bpe", 256, "--out", "x", "a.txt", code=64)
+    refuse("absent.txt", "--train-bpe", 300, "--out", "x", "absent.txt")
+    write("bad.txt", b"ok\n\xff")
+    refuse("bad.txt line 2", "--train-bpe", 300, "--out", "x", "bad.txt")
+    check(not os.path.exists("x"), "something is left")
+
+
 def test_bad_input():
     write("a.txt", "some text\n")
     write("empty.txt", "")
@@ -392,6 +459,8 @@ def test_bad_input():
                        ("--val-fraction 1", (*BYTES, "--val-fraction", "1", "a.txt")),
                        ("--val-fraction nan", (*BYTES, "--val-fraction", "nan", "a.txt")),
                        ("--format xml", (*BYTES, "--format", "xml", "a.txt")),
+                       ("--split test", (*BYTES, "--split", "test", "a.txt")),
+                       ("contradict", (*BYTES, "--split", "val", "--val-fraction", "0.1", "a.txt")),
                        ("--invalid maybe", (*BYTES, "--invalid", "maybe", "a.txt")),
                        ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
                        ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
@@ -411,15 +480,13 @@ def test_existing_output():
     check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
 
 
-def interrupt(args, text, seconds):
+def interrupt(args, text):
     """Starts on a pipe, gives it part of the text, and stops it with SIGTERM."""
     p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    threading.Timer(seconds, p.terminate).start()
-    try:
-        p.stdin.write(text)
-        p.stdin.flush()
-    except BrokenPipeError:
-        pass
+    p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
+    p.stdin.flush()
+    time.sleep(0.2)
+    p.terminate()
     code = p.wait()
     check(code == 75, f"interrupted: exit code {code}")
     check(b"run the same command again" in p.stderr.read(), "no word of how to go on")
@@ -436,7 +503,7 @@ def test_resume():
     for parts in (1, 3):
         clean()
         for part in range(1, parts + 1):
-            interrupt(args, text[: len(text) * part // (parts + 1)], 0.5)
+            interrupt(args, text[: len(text) * part // (parts + 1)])
         for split in ("train", "val"):  # what a crash may have written behind the last save
             partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
             open(partial[-1], "ab").write(b"garbage")
@@ -445,7 +512,7 @@ def test_resume():
         check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
         check(not leftovers(), f"left {leftovers()}")
     clean()
-    interrupt(args, text[:3000000], 0.5)
+    interrupt(args, text[:3000000])
     error = run(*args, "--field", "other", stdin=text)
     check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
 

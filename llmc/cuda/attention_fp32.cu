@@ -35,9 +35,9 @@ template <int DP> __device__ static void tile_load(float *tile, Slice from, int 
 }
 
 template <int N> __device__ static void clear(float (&c)[2][N]) {
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++)
-#pragma unroll
+#    pragma unroll
         for (int j = 0; j < N; j++) c[i][j] = 0.0f;
 }
 
@@ -45,13 +45,12 @@ template <int N> __device__ static void clear(float (&c)[2][N]) {
 template <int DP> __device__ static void scores(float (&c)[2][SCORES], const float *a, const float *b) {
     Place p = place_of_thread();
     clear(c);
-#pragma unroll 8
+#    pragma unroll 8
     for (int d = 0; d < DP; d++)
-#pragma unroll
+#    pragma unroll
         for (int j = 0; j < SCORES; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                c[i][j] += a[(p.row + i) * (DP + 1) + d] * b[(p.x + LANES * j) * (DP + 1) + d];
+#    pragma unroll
+            for (int i = 0; i < 2; i++) c[i][j] += a[(p.row + i) * (DP + 1) + d] * b[(p.x + LANES * j) * (DP + 1) + d];
 }
 
 // c (32, DP) += p (32, 32) b (32, DP); a row of p goes through shared memory, seen by the warp that wrote it alone.
@@ -60,16 +59,16 @@ __device__ static void accumulate(float (&c)[2][DP / LANES], const float (&p)[2]
                                   const float *b) {
     Place place = place_of_thread();
     __syncwarp();
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++)
-#pragma unroll
+#    pragma unroll
         for (int j = 0; j < SCORES; j++) p_tile[(place.row + i) * SCORE_STRIDE + place.x + LANES * j] = p[i][j];
     __syncwarp();
-#pragma unroll 4
+#    pragma unroll 4
     for (int k = 0; k < ROWS; k++)
-#pragma unroll
+#    pragma unroll
         for (int j = 0; j < DP / LANES; j++)
-#pragma unroll
+#    pragma unroll
             for (int i = 0; i < 2; i++)
                 c[i][j] += p_tile[(place.row + i) * SCORE_STRIDE + k] * b[k * (DP + 1) + place.x + LANES * j];
 }
@@ -78,9 +77,9 @@ template <int N>
 __device__ static void store_rows(Slice to, const float (&c)[2][N], const float (&factor)[2], int row0,
                                   AttentionShape s) {
     Place p = place_of_thread();
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++)
-#pragma unroll
+#    pragma unroll
         for (int j = 0; j < N; j++) {
             int t = row0 + p.row + i, d = p.x + LANES * j;
             if (t < s.T && d < s.D) ((float *)to.data)[(size_t)t * to.stride + d] = c[i][j] * factor[i];
@@ -91,7 +90,7 @@ __device__ static void store_rows(Slice to, const float (&c)[2][N], const float 
 // Forward
 
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     forward_kernel(float *out, float *lse, const float *qkv, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *q_tile = shared, *k_tile = q_tile + ROWS * (DP + 1), *v_tile = k_tile + ROWS * (DP + 1);
@@ -111,24 +110,24 @@ __global__ void __launch_bounds__(THREADS, 4)
 
         float p[2][SCORES];
         scores<DP>(p, q_tile, k_tile);
-#pragma unroll
+#    pragma unroll
         for (int i = 0; i < 2; i++) {
             float top = m[i], sum = 0.0f;
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < SCORES; j++) {
                 p[i][j] = key0 + place.x + LANES * j > row0 + place.row + i ? -INFINITY : p[i][j] * scale2;
                 top = fmaxf(top, p[i][j]);
             }
-#pragma unroll
+#    pragma unroll
             for (int offset = LANES / 2; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, offset));
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < SCORES; j++) sum += p[i][j] = exp2f(p[i][j] - top);
-#pragma unroll
+#    pragma unroll
             for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
             float shrink = exp2f(m[i] - top);
             m[i] = top;
             l[i] = l[i] * shrink + sum;
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < DP / LANES; j++) o[i][j] *= shrink;
         }
         accumulate<DP>(o, p, p_tile, v_tile);
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
     float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
     store_rows(slice_of(out, s, head, 1, 0), o, inverse, row0, s);
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++) {
         int t = row0 + place.row + i;
         if (place.x == 0 && t < s.T) lse[(size_t)head * s.T + t] = m[i] * LN2 + logf(l[i]);
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 // A block owns 32 queries and walks over the keys they see.
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(float *dqkv, const float *dout, const float *qkv, AttentionRows rows, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *q_tile = shared, *do_tile = q_tile + ROWS * (DP + 1), *k_tile = do_tile + ROWS * (DP + 1);
@@ -171,9 +170,9 @@ __global__ void __launch_bounds__(THREADS, 4)
         float p[2][SCORES], dp[2][SCORES];
         scores<DP>(p, q_tile, k_tile);
         scores<DP>(dp, do_tile, v_tile);
-#pragma unroll
+#    pragma unroll
         for (int i = 0; i < 2; i++)
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < SCORES; j++) {
                 bool hidden = key0 + place.x + LANES * j > row0 + place.row + i;
                 p[i][j] = hidden ? 0.0f : exp2f(p[i][j] * scale2 - rows.lse2[first + i]);
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 // A block owns 32 keys and walks over the queries that see them. Everything is transposed: rows are keys.
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(float *dqkv, const float *dout, const float *qkv, AttentionRows rows, AttentionShape s, float scale) {
     extern __shared__ float shared[];
     float *k_tile = shared, *v_tile = k_tile + ROWS * (DP + 1), *q_tile = v_tile + ROWS * (DP + 1);
@@ -211,9 +210,9 @@ __global__ void __launch_bounds__(THREADS, 4)
         float p[2][SCORES], dp[2][SCORES];
         scores<DP>(p, k_tile, q_tile);
         scores<DP>(dp, v_tile, do_tile);
-#pragma unroll
+#    pragma unroll
         for (int i = 0; i < 2; i++)
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < SCORES; j++) {
                 int query = query0 + place.x + LANES * j;
                 bool hidden = row0 + place.row + i > query;

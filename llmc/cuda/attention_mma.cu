@@ -35,8 +35,7 @@ __device__ static void copy_async_16(void *to, const void *from, bool valid) {
 }
 
 // Starts to copy rows row0.. of a slice; zeros beyond T and D.
-template <int N, int DP>
-__device__ static void tile_load(bf16 *tile, Slice from, int row0, AttentionShape s) {
+template <int N, int DP> __device__ static void tile_load(bf16 *tile, Slice from, int row0, AttentionShape s) {
     constexpr int stride = Padded<DP>::stride;
     if (s.D % 8 == 0) {
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
@@ -89,7 +88,7 @@ __device__ static unsigned pack(float low, float high) {
 }
 
 template <int N> __device__ static void clear(float (&c)[N][4]) {
-#pragma unroll
+#    pragma unroll
     for (int n = 0; n < N; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
 }
 
@@ -99,11 +98,11 @@ template <int DP, int N> __device__ static void multiply_abt(float (&c)[N][4], c
     int lane = threadIdx.x % 32;
     a += lane % 16 * stride + lane / 16 * 8;
     b += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
-#pragma unroll
+#    pragma unroll
     for (int k = 0; k < DP; k += 16) {
         unsigned af[4], bf[4];
         ldmatrix(af, a + k);
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < N; n += 2) {
             ldmatrix(bf, b + n * 8 * stride + k);
             mma(c[n], af, bf[0], bf[1]);
@@ -113,16 +112,17 @@ template <int DP, int N> __device__ static void multiply_abt(float (&c)[N][4], c
 }
 
 // c (16, DP) += bf16(p) (16, 8K) b (8K, DP), p an accumulator, b in shared memory.
-template <int DP, int K> __device__ static void multiply_pb(float (&c)[DP / 8][4], const float (&p)[K][4], const bf16 *b) {
+template <int DP, int K>
+__device__ static void multiply_pb(float (&c)[DP / 8][4], const float (&p)[K][4], const bf16 *b) {
     constexpr int stride = Padded<DP>::stride;
     int lane = threadIdx.x % 32;
     b += lane % 16 * stride + lane / 16 * 8;
-#pragma unroll
+#    pragma unroll
     for (int k = 0; k < K; k += 2) {
         unsigned af[4] = {pack(p[k][0], p[k][1]), pack(p[k][2], p[k][3]), pack(p[k + 1][0], p[k + 1][1]),
                           pack(p[k + 1][2], p[k + 1][3])};
         unsigned bf[4];
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < DP / 8; n += 2) {
             ldmatrix_transposed(bf, b + k * 8 * stride + n * 8);
             mma(c[n], af, bf[0], bf[1]);
@@ -136,11 +136,11 @@ template <int N>
 __device__ static void store_rows(Slice to, const float (&c)[N][4], const float (&factor)[2], int row,
                                   AttentionShape s) {
     int column = threadIdx.x % 4 * 2;
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row + 8 * i >= s.T) continue;
         bf16 *p = (bf16 *)to.data + (size_t)(row + 8 * i) * to.stride;
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < N; n++) {
             int d = n * 8 + column;
             float x = c[n][2 * i] * factor[i], y = c[n][2 * i + 1] * factor[i];
@@ -193,12 +193,12 @@ __global__ void __launch_bounds__(THREADS, 2)
         float p[KEYS / 8][4];
         clear(p);
         multiply_abt<DP>(p, q_tile + warp_row * stride, k_tile);
-#pragma unroll
+#    pragma unroll
         for (int i = 0; i < 2; i++) {
             float top = m[i];
-#pragma unroll
+#    pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
+#    pragma unroll
                 for (int j = 0; j < 2; j++) {
                     int key = key0 + n * 8 + threadIdx.x % 4 * 2 + j;
                     float &x = p[n][2 * i + j];
@@ -208,12 +208,12 @@ __global__ void __launch_bounds__(THREADS, 2)
             top = row_max(top); // finite: the first tile holds key 0, which every row sees
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
-#pragma unroll
+#    pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
+#    pragma unroll
                 for (int j = 0; j < 2; j++) sum += p[n][2 * i + j] = exp2f(p[n][2 * i + j] - top);
             l[i] = l[i] * shrink + row_sum(sum);
-#pragma unroll
+#    pragma unroll
             for (int n = 0; n < DP / 8; n++) {
                 o[n][2 * i] *= shrink;
                 o[n][2 * i + 1] *= shrink;
@@ -224,10 +224,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
     store_rows(slice_of(out, s, head, 1, 0), o, inverse, row, s);
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++)
-        if (threadIdx.x % 4 == 0 && row + 8 * i < s.T)
-            lse[(size_t)head * s.T + row + 8 * i] = m[i] * LN2 + logf(l[i]);
+        if (threadIdx.x % 4 == 0 && row + 8 * i < s.T) lse[(size_t)head * s.T + row + 8 * i] = m[i] * LN2 + logf(l[i]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     int warp_row = threadIdx.x / 32 * WARP_ROWS, row = row0 + warp_row + threadIdx.x % 32 / 4;
     Slice q = slice_of(qkv, s, head, 3, 0), k = slice_of(qkv, s, head, 3, 1), v = slice_of(qkv, s, head, 3, 2);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 2; i++) {
         lse2[i] = rows.lse2[(size_t)head * s.padded_T() + row + 8 * i];
         delta[i] = rows.delta[(size_t)head * s.padded_T() + row + 8 * i];
@@ -268,9 +267,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         clear(dp);
         multiply_abt<DP>(p, q_tile + warp_row * stride, k_tile);
         multiply_abt<DP>(dp, do_tile + warp_row * stride, v_tile);
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < 4; j++) {
                 int key = key0 + n * 8 + threadIdx.x % 4 * 2 + j % 2, query = row + j / 2 * 8;
                 float x = key > query ? 0.0f : exp2f(p[n][j] * scale2 - lse2[j / 2]);
@@ -312,20 +311,19 @@ __global__ void __launch_bounds__(THREADS, 2)
         clear(p);
         clear(dp);
         multiply_abt<DP>(p, k_tile + warp_row * stride, q_tile);
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < QUERIES / 8; n++)
-#pragma unroll
+#    pragma unroll
             for (int j = 0; j < 4; j++) {
                 int query = query0 + n * 8 + threadIdx.x % 4 * 2 + j % 2, key = row + j / 2 * 8;
                 p[n][j] = key > query ? 0.0f : exp2f(p[n][j] * scale2 - lse2[query]);
             }
         multiply_pb<DP>(dv, p, do_tile);
         multiply_abt<DP>(dp, v_tile + warp_row * stride, do_tile);
-#pragma unroll
+#    pragma unroll
         for (int n = 0; n < QUERIES / 8; n++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                p[n][j] *= dp[n][j] - delta[query0 + n * 8 + threadIdx.x % 4 * 2 + j % 2]; // dS
+#    pragma unroll
+            for (int j = 0; j < 4; j++) p[n][j] *= dp[n][j] - delta[query0 + n * 8 + threadIdx.x % 4 * 2 + j % 2]; // dS
         multiply_pb<DP>(dk, p, q_tile);
     }
     float factor[2] = {scale, scale}, one[2] = {1.0f, 1.0f};
@@ -347,8 +345,7 @@ template <int DP>
 static int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
     size_t bytes;
     TRY(shared_memory_allow<DP>(forward_kernel<DP>, 3 * ROWS, &bytes, e));
-    forward_kernel<DP>
-        <<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
+    forward_kernel<DP><<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
     CUDA_LAUNCHED(e);
     return 0;
 }

@@ -1,62 +1,75 @@
 // attention_sm90: the forward on Hopper.
 //
 // The numbers, at B 64, NH 12, T 1024, D 64: 103 GFLOP under the mask, 0.13 ms at 790 TFLOP/s; 0.4 GB, 0.1 ms; and 4.0e8
-// exponentials, at 16 a clock and multiprocessor another 0.1 ms. All three units must work at once. So: one block a
-// multiprocessor, persistent; one warp feeds keys and values to shared memory through the copy engine; the other
-// warpgroups own 64 queries each, share the keys and values, and drift against each other, one in its softmax while
-// another multiplies. Inside a warpgroup the scores of the next tile are on their way while this tile's softmax runs.
+// exponentials, at 16 a clock and multiprocessor another 0.1 ms. All three units must work at once. So: blocks are
+// persistent, one a multiprocessor, of one or two teams; a team's feeder warp brings tiles to shared memory through the
+// copy engine, its two warpgroups own 64 queries each; all drift against each other, one in its softmax while another
+// multiplies, and one team works while the other begins or ends a tile of queries. Inside a warpgroup the scores
+// of the next tile are on their way while the last product runs under this tile's softmax.
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
-namespace {
-
-#ifndef FWD_GROUPS
-#define FWD_GROUPS 3
-#endif
-
-template <int D_> struct Forward {
-    static constexpr int D = D_, GROUPS = D == 64 ? FWD_GROUPS : 2, KEYS = 128, STAGES = 2;
-    static constexpr int QUERIES = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
-    // The producer's warpgroup gives registers away; together as many as at launch: 4 x 128 or 3 x 168 a thread.
-    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
+// How the forward at head size D is laid out.
+template <int D_> struct AttentionForward {
+    static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
+    static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
+    // The warpgroup of the feeders comes last and gives most of its registers to the others; at launch every thread has
+    // 96 (D = 64) or 168.
+    static constexpr int FEEDERS = WARPGROUP * GROUPS * TEAMS, THREADS = FEEDERS + WARPGROUP;
+    static constexpr int FEEDER_REGISTERS = D == 64 ? 32 : 40, WORKER_REGISTERS = D == 64 ? 112 : 232;
 
     static constexpr int Q_BYTES = TILE_BYTES<64, D>, KV_BYTES = TILE_BYTES<KEYS, D>;
-    struct Shared {
-        char q[GROUPS][Q_BYTES];
+    struct alignas(SHARED_ALIGNMENT) Team {
+        char q[Q_STAGES][GROUPS][Q_BYTES];
         char out[GROUPS][Q_BYTES]; // 16 rows a warp
         char k[STAGES][KV_BYTES], v[STAGES][KV_BYTES];
-        uint64_t q_full[GROUPS], q_empty[GROUPS];
+        Work work[Q_STAGES];
+        uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
         uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared) + 1024; // what aligning may take
+    struct Shared {
+        Team team[TEAMS];
+    };
+    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+namespace {
+
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Number of key tiles that queries up to `last` see.
 template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
 
-template <class F>
-__device__ void produce(typename F::Shared &shared, const CUtensorMap *qkv, AttentionShape s) {
+template <class F> __device__ void produce(typename F::Team &shared, int team, const CUtensorMap *qkv,
+                                              AttentionShape s) {
+    Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(F::QUERIES)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D, row = work.tile * F::QUERIES;
-#pragma unroll 1
-        for (int g = 0; g < F::GROUPS; g++) {
-            barrier_wait(&shared.q_empty[g], round % 2 ^ 1);
-            barrier_expect(&shared.q_full[g], F::Q_BYTES);
-            tile_in<64, F::D>(shared.q[g], qkv, &shared.q_full[g], column, row + 64 * g, b);
+    for (int round = 0;; round++) {
+        Work work = work_item(round, blockIdx.x + team * gridDim.x, F::TEAMS * gridDim.x, gridDim.x,
+                              s.tiles(F::QUERIES), s);
+        int row = work.tile * F::QUERIES;
+        uint64_t *q_full = &shared.q_full[q_ring.stage];
+        barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
+        shared.work[q_ring.stage] = work;
+        if (work.tile < 0) {
+            barrier_arrive(q_full);
+            return;
         }
-#pragma unroll 1
+        barrier_expect(q_full, F::GROUPS * F::Q_BYTES);
+        for (int g = 0; g < F::GROUPS; g++)
+            tile_in<64, F::D>(shared.q[q_ring.stage][g], qkv, q_full, work.column, row + 64 * g, work.b);
+        q_ring.advance();
+#        pragma unroll 1
         for (int n = key_tiles<F>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
             barrier_expect(&shared.k_full[stage], F::KV_BYTES);
-            tile_in<F::KEYS, F::D>(shared.k[stage], qkv, &shared.k_full[stage], s.C() + column, n * F::KEYS, b);
+            tile_in<F::KEYS, F::D>(shared.k[stage], qkv, &shared.k_full[stage], s.C() + work.column, n * F::KEYS,
+                                   work.b);
             barrier_wait(&shared.v_empty[stage], ring.parity ^ 1);
             barrier_expect(&shared.v_full[stage], F::KV_BYTES);
-            tile_in<F::KEYS, F::D>(shared.v[stage], qkv, &shared.v_full[stage], 2 * s.C() + column, n * F::KEYS, b);
+            tile_in<F::KEYS, F::D>(shared.v[stage], qkv, &shared.v_full[stage], 2 * s.C() + work.column, n * F::KEYS,
+                                   work.b);
             ring.advance();
         }
     }
@@ -74,12 +87,12 @@ constexpr float STALE_LIMIT = 8.0f;
 // Scores (64, KEYS) to unnormalised probabilities; shrink is what earlier sums and outputs must be multiplied by.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
-#pragma unroll
+#        pragma unroll
     for (int i = 0; i < 2; i++) {
         float top = state.top[i], sum = 0.0f;
-#pragma unroll
+#        pragma unroll
         for (int n = 0; n < N / 4; n++)
-#pragma unroll
+#        pragma unroll
             for (int j = 0; j < 2; j++) {
                 float &x = c[4 * n + 2 * i + j];
                 if (DIAGONAL && key0 + n * 8 + (int)threadIdx.x % 4 * 2 + j > row + 8 * i) x = -INFINITY;
@@ -90,9 +103,9 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
         float offset = top * scale2;
-#pragma unroll
+#        pragma unroll
         for (int n = 0; n < N / 4; n++)
-#pragma unroll
+#        pragma unroll
             for (int j = 0; j < 2; j++) {
                 float &x = c[4 * n + 2 * i + j];
                 x = exp2_fast(fmaf(x, scale2, -offset));
@@ -104,17 +117,18 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
 
 // One warpgroup's 64 queries against the keys they see, from the diagonal back to key 0.
 template <class F>
-__device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state, int g,
+__device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
+                       const char *q,
                        int last_tile, int row, float scale2) {
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
-#pragma unroll
+#        pragma unroll
     for (int i = 0; i < F::D / 2; i++) o[i] = 0.0f;
 
     barrier_wait(&shared.k_full[ring.stage], ring.parity);
     wgmma_fence();
-    multiply_abt<F::D, F::KEYS>(c, shared.q[g], shared.k[ring.stage]);
+    multiply_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
     wgmma_wait<0>();
     registers_settle(c);
     warp_arrive(&shared.k_empty[ring.stage]);
@@ -128,14 +142,16 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
         registers_settle(c);
         registers_settle(o);
         wgmma_fence();
-        multiply_abt<F::D, F::KEYS>(c, shared.q[g], shared.k[ring.stage]);
+        multiply_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
         multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
         wgmma_wait<1>();
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        registers_settle(c); // with the branch in barrier_wait, keeps the softmax above the next wait
-        barrier_wait(&shared.v_full[ring.stage], ring.parity);
+        // The compiler would move the softmax below the wait for the product that it is meant to overlap with; this makes
+        // it a condition of passing on. No sum is negative.
+        unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
+        barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
         registers_settle(o);
         warp_arrive(&shared.v_empty[v_stage]);
@@ -143,12 +159,11 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
         ring.advance();
         pack_rows(p, c);
         if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
+#        pragma unroll
             for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
         }
     }
 
-    warp_arrive(&shared.q_empty[g]);
     registers_settle(o);
     wgmma_fence();
     multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
@@ -158,17 +173,19 @@ __device__ void attend(typename F::Shared &shared, Ring<F::STAGES> &ring, float 
 }
 
 template <class F>
-__device__ void consume(typename F::Shared &shared, const CUtensorMap *out, float *lse, AttentionShape s, float scale) {
-    int g = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+__device__ void consume(typename F::Team &shared, const CUtensorMap *out, float *lse, AttentionShape s, float scale) {
+    int g = uniform(threadIdx.x / WARPGROUP % F::GROUPS), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(F::QUERIES)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D;
-        int block_row = work.tile * F::QUERIES, group_row = block_row + 64 * g;
+    for (;;) {
+        barrier_wait(&shared.q_full[q_ring.stage], q_ring.parity);
+        const Work &work = shared.work[q_ring.stage]; // read again where needed, sparing registers
+        int tile = uniform(work.tile);
+        if (tile < 0) break;
+        int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;
         int tiles = key_tiles<F>(block_row + F::QUERIES - 1, s.T);
         int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
-        barrier_wait(&shared.q_full[g], round % 2);
-#pragma unroll 1
+#        pragma unroll 1
         for (int n = tiles; n > own_tiles; n--) { // keys after all of this warpgroup's queries
             barrier_wait(&shared.k_full[ring.stage], ring.parity);
             warp_arrive(&shared.k_empty[ring.stage]);
@@ -177,52 +194,58 @@ __device__ void consume(typename F::Shared &shared, const CUtensorMap *out, floa
             ring.advance();
         }
         if (own_tiles == 0) {
-            warp_arrive(&shared.q_empty[g]);
+            warp_arrive(&shared.q_empty[q_ring.stage]);
+            q_ring.advance();
             continue;
         }
         float o[F::D / 2];
         Softmax state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
-        attend<F>(shared, ring, o, state, g, own_tiles - 1, row, scale * LOG2E);
+        attend<F>(shared, ring, o, state, shared.q[q_ring.stage][g], own_tiles - 1, row, scale * LOG2E);
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
         char *stage = shared.out[g] + warp * TILE_BYTES<16, F::D>;
-        warp_rows_out<F::D>(out, stage, o, 1.0f / sum0, 1.0f / sum1, column, warp_row, b);
+        warp_rows_out<F::D>(out, stage, o, 1.0f / sum0, 1.0f / sum1, work.column, warp_row, work.b);
         float *lse_head = lse + (size_t)work.head * s.T;
         if (lane % 4 == 0 && row < s.T) lse_head[row] = state.top[0] * scale + logf(sum0);
         if (lane % 4 == 0 && row + 8 < s.T) lse_head[row + 8] = state.top[1] * scale + logf(sum1);
+        warp_arrive(&shared.q_empty[q_ring.stage]);
+        q_ring.advance();
     }
     if (lane == 0) copy_out_wait();
 }
 
-#endif
+#    endif
 
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                    AttentionShape s, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
-    if (threadIdx.x == 0) {
-        for (int g = 0; g < F::GROUPS; g++) {
-            barrier_init(&shared.q_full[g], 1);
-            barrier_init(&shared.q_empty[g], 4); // a warp arrives once
+    typename F::Shared &shared = *(typename F::Shared *)shared_memory();
+    if (threadIdx.x < F::TEAMS) {
+        typename F::Team &team = shared.team[threadIdx.x];
+        for (int i = 0; i < F::Q_STAGES; i++) {
+            barrier_init(&team.q_full[i], 1);
+            barrier_init(&team.q_empty[i], 4 * F::GROUPS); // a warp arrives once
         }
         for (int i = 0; i < F::STAGES; i++) {
-            barrier_init(&shared.k_full[i], 1);
-            barrier_init(&shared.v_full[i], 1);
-            barrier_init(&shared.k_empty[i], 4 * F::GROUPS);
-            barrier_init(&shared.v_empty[i], 4 * F::GROUPS);
+            barrier_init(&team.k_full[i], 1);
+            barrier_init(&team.v_full[i], 1);
+            barrier_init(&team.k_empty[i], 4 * F::GROUPS);
+            barrier_init(&team.v_empty[i], 4 * F::GROUPS);
         }
         barriers_publish();
     }
     __syncthreads();
-    if (threadIdx.x < WARPGROUP) {
-        registers_give<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) produce<F>(shared, &qkv, s);
+    if (threadIdx.x >= F::FEEDERS) {
+        registers_give<F::FEEDER_REGISTERS>();
+        int team = (threadIdx.x - F::FEEDERS) / 32;
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) produce<F>(shared.team[team], team, &qkv, s);
     } else {
-        registers_take<F::CONSUMER_REGISTERS>();
-        consume<F>(shared, &out, lse, s, scale);
+        registers_take<F::WORKER_REGISTERS>();
+        int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
+        consume<F>(shared.team[team], &out, lse, s, scale);
     }
 #endif
 }
@@ -244,15 +267,15 @@ int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream
 } // namespace
 
 int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? forward<Forward<64>> : forward<Forward<128>>)(out, lse, qkv, s, stream, e);
+    return (s.D == 64 ? forward<AttentionForward<64>> : forward<AttentionForward<128>>)(out, lse, qkv, s, stream, e);
 }
 
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     *yes = false;
     if (s.D != 64 && s.D != 128) return 0;
     cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<Forward<64>>), e);
-    *yes = attributes.maxThreadsPerBlock >= Forward<64>::THREADS;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<AttentionForward<64>>), e);
+    *yes = attributes.maxThreadsPerBlock >= AttentionForward<64>::THREADS;
     return 0;
 }
 
@@ -266,12 +289,13 @@ int attention_sm90_blocks(int *count, Error *e) {
 // The one function of the driver that is needed, found without linking to the driver's library.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
     cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault,
-                                              &found), e);
-#else
+#    if CUDART_VERSION >= 12050
+    CUDA_TRY(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
+        e);
+#    else
     CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
-#endif
+#    endif
     if (found != cudaDriverEntryPointSuccess)
         return FAIL(e, ERR_NO_GPU, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
     return 0;
@@ -281,14 +305,15 @@ int attention_sm90_map(CUtensorMap *map, const bf16 *tensor, int columns, int ro
     PFN_cuTensorMapEncodeTiled_v12000 encode;
     TRY(encode_find(&encode, e));
     cuuint64_t size[3] = {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B};
-    cuuint64_t stride[2] = {columns * sizeof(bf16), (cuuint64_t)s.T * columns * sizeof(bf16)}; // bytes, from dimension 1
+    cuuint64_t stride[2] = {columns * sizeof(bf16),
+                            (cuuint64_t)s.T * columns * sizeof(bf16)}; // bytes, from dimension 1
     cuuint32_t box[3] = {PANEL, (cuuint32_t)rows, 1}, step[3] = {1, 1, 1};
     CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor, size, stride, box, step,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for B %d T %d columns %d", (int)result, s.B,
-                    s.T, columns);
+        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for B %d T %d columns %d", (int)result,
+                    s.B, s.T, columns);
     return 0;
 }
 

@@ -28,6 +28,9 @@ enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128, BOX_ROWS = 64, STORE_
 
 __device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
+// Tells the compiler that a value is the same in all lanes, so that what follows from it costs no vector registers.
+__device__ static inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 __device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -117,19 +120,16 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS * D * (int)sizeof(bf1
 // wgmma. A warpgroup computes 64 rows, a warp 16 of them. Of the 8 columns of block n, lane l holds columns
 // 2 (l % 4) + {0, 1} of row l / 4 in [4n + 0..1] and of row l / 4 + 8 in [4n + 2..3].
 
-// Operand whose summed dimension runs along a row: groups of 8 rows are 1024 bytes apart. Step k of 16 columns begins
-// 32 bytes further in the panel.
-template <int ROWS> __device__ static inline uint64_t operand_along_rows(const char *tile, int k) {
-    uint64_t address = shared_address(tile) + k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32;
-    return (address & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+// Matrix descriptor of a tile: its address, the distance between panels, 1024 bytes between groups of 8 rows, the 128-byte
+// swizzle; addresses and distances in units of 16 bytes. Made once a tile, for adding the offset of step k to it.
+__device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
+    unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
+    return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// Operand whose summed dimension runs down the columns: panels are ROWS rows apart. Step k begins 16 rows further.
-template <int ROWS> __device__ static inline uint64_t operand_down_columns(const char *tile, int k) {
-    uint64_t address = shared_address(tile) + k * 16 * PANEL_ROW_BYTES;
-    return (address & 0x3ffff) >> 4 | (uint64_t)(ROWS * PANEL_ROW_BYTES >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
+// Step k of 16 columns, where the summed dimension runs along the rows, and of 16 rows, where it runs down the columns.
+template <int ROWS> __device__ constexpr int step_along_rows(int k) { return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4; }
+__device__ constexpr int step_down_columns(int k) { return k * 16 * PANEL_ROW_BYTES >> 4; }
 
 __device__ static inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ static inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -189,18 +189,19 @@ __device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64
 
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group; a and b are tiles of 64 and N rows.
 template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], const char *a, const char *b) {
+    uint64_t a_operand = operand(a, 0), b_operand = operand(b, 0); // the step goes from panel to panel
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        wgmma_abt(c, operand_along_rows<64>(a, k), operand_along_rows<N>(b, k), k > 0);
+        wgmma_abt(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
 }
 
 // Issues c (64, D) += p (64, K) b (K, D) as one group; p packed by pack_rows, b a tile of K rows.
 template <int D, int K>
 __device__ static inline void multiply_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
+    uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
 #pragma unroll
-    for (int k = 0; k < K / 16; k++)
-        wgmma_pb(c, p + 4 * k, operand_down_columns<K>(b, k));
+    for (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
     wgmma_commit();
 }
 
@@ -229,9 +230,9 @@ template <int A_THREAD> __device__ static inline void registers_take() {
 
 enum { SHARED_ALIGNMENT = 1024 };
 
-__device__ static inline char *shared_aligned() {
-    extern __shared__ char shared_raw[];
-    return (char *)(((uintptr_t)shared_raw + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT);
+__device__ static inline char *shared_memory() {
+    extern __shared__ __align__(SHARED_ALIGNMENT) char shared_of_block[];
+    return shared_of_block;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -284,25 +285,22 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
 // ---------------------------------------------------------------------------------------------------------------------
 // Which block works on what
 
-// One tile of one head.
+// One tile of rows of one head. tile < 0: no more work.
 struct Work {
-    int head, tile;
+    int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Work item `round` of this block, of heads * tiles in all; false when there is none left. Heads are taken a grid at a
-// time, so that a head's keys and values stay in L2 while its tiles are worked on; within such a group tiles go from the
-// last to the first, which under the causal mask is from the longest to the shortest for queries. Every other round runs
-// backwards over the blocks, which evens out the last, incomplete group.
-__device__ static inline bool work_item(Work *work, int round, int heads, int tiles) {
-    int blocks = gridDim.x, block = round % 2 ? blocks - 1 - blockIdx.x : blockIdx.x;
-    int item = round * blocks + block, group = item / (blocks * tiles);
-    int group_heads = min(blocks, heads - group * blocks);
-    if (group_heads <= 0) return false;
-    int rest = item - group * blocks * tiles;
-    if (rest >= group_heads * tiles) return false;
-    work->head = group * blocks + rest % group_heads;
-    work->tile = tiles - 1 - rest / group_heads;
-    return true;
+// Work item `round` of worker `worker` of `workers`. Heads are taken `at_once` together, one for each multiprocessor, so
+// that a head's keys and values stay in L2 while its tiles are worked on; among those, tiles go from the last to the
+// first, which under the causal mask is from the longest to the shortest for queries. Every other round runs backwards
+// over the workers, which evens out both the lengths and the last, incomplete lot of heads.
+__device__ static inline Work work_item(int round, int worker, int workers, int at_once, int tiles, AttentionShape s) {
+    if (round % 2) worker = workers - 1 - worker;
+    int item = round * workers + worker, lot = item / (at_once * tiles), heads = min(at_once, s.heads() - lot * at_once);
+    int rest = item - lot * at_once * tiles;
+    if (heads <= 0 || rest >= heads * tiles) return {-1, 0, 0, 0};
+    int head = lot * at_once + rest % heads;
+    return {tiles - 1 - rest / heads, head, head / s.NH, head % s.NH * s.D};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

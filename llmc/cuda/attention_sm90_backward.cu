@@ -6,53 +6,61 @@
 // leave one product in the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, to
 // that end). At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 done.
 //
-// Both kernels: one block a multiprocessor, persistent; one warp feeds tiles through the copy engine to two warpgroups of
-// 64 rows each, which keep the tensor cores busy in turn.
+// Both kernels: one block a multiprocessor, persistent; a feeder warp brings tiles through the copy engine to two
+// warpgroups of 64 rows each, which keep the tensor cores busy in turn. At D = 64 the next tile of own rows is brought
+// while this one is worked on; at D = 128 shared memory has no room for that.
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
-namespace {
+enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
-enum { GROUPS = 2, ROWS = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1) };
+// The feeder's warpgroup comes last and gives most of its registers to the others; at launch every thread has 168.
+enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
-// As many as at launch, 3 x 168 a thread; see registers_give.
-enum { PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232 };
+enum { ROWS_BYTES = ROWS * (int)sizeof(float) };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0
 
-template <int D_> struct QueryGradient {
-    static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3;
+template <int D_> struct AttentionQueryGradient {
+    static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
     struct Shared {
-        char q[GROUPS][OWN_BYTES], dout[GROUPS][OWN_BYTES], dq[GROUPS][OWN_BYTES];
+        char q[OWN_STAGES][GROUPS][OWN_BYTES], dout[OWN_STAGES][GROUPS][OWN_BYTES];
+        char dq[GROUPS][OWN_BYTES]; // 16 rows a warp
         char k[STAGES][TILE], v[STAGES][TILE];
-        uint64_t own_full[GROUPS], own_empty[GROUPS], full[STAGES], empty[STAGES];
+        float lse2[OWN_STAGES][ROWS], delta[OWN_STAGES][ROWS];
+        Work work[OWN_STAGES];
+        uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared) + SHARED_ALIGNMENT;
+    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
 
 // dK, dV: a warpgroup owns 64 keys and walks over tiles of queries, from the diagonal to the end.
-template <int D_> struct KeyGradient {
-    static constexpr int D = D_, QUERIES = 64, STAGES = 3;
+template <int D_> struct AttentionKeyGradient {
+    static constexpr int D = D_, QUERIES = 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
     static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
     struct Shared {
-        char k[GROUPS][OWN_BYTES], v[GROUPS][OWN_BYTES], gradient[GROUPS][OWN_BYTES];
+        char k[OWN_STAGES][GROUPS][OWN_BYTES], v[OWN_STAGES][GROUPS][OWN_BYTES];
+        char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
         char q[STAGES][TILE], dout[STAGES][TILE];
         float lse2[STAGES][QUERIES], delta[STAGES][QUERIES];
-        uint64_t own_full[GROUPS], own_empty[GROUPS], full[STAGES], empty[STAGES];
+        Work work[OWN_STAGES];
+        uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared) + SHARED_ALIGNMENT;
+    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
+
+namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     if (threadIdx.x == 0) {
-        for (int g = 0; g < GROUPS; g++) {
-            barrier_init(&shared.own_full[g], 1);
-            barrier_init(&shared.own_empty[g], 4); // a warp arrives once
+        for (int i = 0; i < F::OWN_STAGES; i++) {
+            barrier_init(&shared.own_full[i], 1);
+            barrier_init(&shared.own_empty[i], 4 * GROUPS); // a warp arrives once
         }
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(&shared.full[i], 1);
@@ -61,6 +69,17 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
         barriers_publish();
     }
     __syncthreads();
+}
+
+// The feeder's next piece of work, handed to the workers with its stage of own rows; the caller must add `bytes`.
+template <class F>
+__device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, int round, int bytes, AttentionShape s) {
+    Work work = work_item(round, blockIdx.x, gridDim.x, gridDim.x, s.tiles(ROWS), s);
+    barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
+    shared.work[own.stage] = work;
+    if (work.tile < 0) barrier_arrive(&shared.own_full[own.stage]);
+    else barrier_expect(&shared.own_full[own.stage], bytes);
+    return work;
 }
 
 // Passes over stages that hold nothing for this warpgroup.
@@ -81,27 +100,31 @@ template <int N> __device__ void clear(float (&c)[N]) {
 template <class F> __device__ int key_tiles(int last_query, int T) { return min(last_query, T - 1) / F::KEYS + 1; }
 
 template <class F>
-__device__ void dq_produce(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
-                           AttentionShape s) {
+__device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout, AttentionRows rows,
+                        AttentionShape s) {
+    Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D, row = work.tile * ROWS;
+    for (int round = 0;; round++) {
+        Work work = work_next<F>(shared, own, round, 2 * GROUPS * F::OWN_BYTES + 2 * ROWS_BYTES, s);
+        if (work.tile < 0) return;
+        int row = work.tile * ROWS;
+        uint64_t *own_full = &shared.own_full[own.stage];
 #pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
-            uint64_t *full = &shared.own_full[g];
-            barrier_wait(&shared.own_empty[g], round % 2 ^ 1);
-            barrier_expect(full, 2 * F::OWN_BYTES);
-            tile_in<64, F::D>(shared.q[g], qkv, full, column, row + 64 * g, b);
-            tile_in<64, F::D>(shared.dout[g], dout, full, column, row + 64 * g, b);
+            tile_in<64, F::D>(shared.q[own.stage][g], qkv, own_full, work.column, row + 64 * g, work.b);
+            tile_in<64, F::D>(shared.dout[own.stage][g], dout, own_full, work.column, row + 64 * g, work.b);
         }
+        size_t first = (size_t)work.head * s.padded_T() + row;
+        copy_run_in(shared.lse2[own.stage], rows.lse2 + first, ROWS_BYTES, own_full);
+        copy_run_in(shared.delta[own.stage], rows.delta + first, ROWS_BYTES, own_full);
+        own.advance();
 #pragma unroll 1
         for (int n = key_tiles<F>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, 2 * F::TILE);
-            tile_in<F::KEYS, F::D>(shared.k[ring.stage], qkv, full, s.C() + column, n * F::KEYS, b);
-            tile_in<F::KEYS, F::D>(shared.v[ring.stage], qkv, full, 2 * s.C() + column, n * F::KEYS, b);
+            tile_in<F::KEYS, F::D>(shared.k[ring.stage], qkv, full, s.C() + work.column, n * F::KEYS, work.b);
+            tile_in<F::KEYS, F::D>(shared.v[ring.stage], qkv, full, 2 * s.C() + work.column, n * F::KEYS, work.b);
             ring.advance();
         }
     }
@@ -109,15 +132,15 @@ __device__ void dq_produce(typename F::Shared &shared, const CUtensorMap *qkv, c
 
 // dq += dS K over one tile of keys; on return that product is under way, and those of earlier tiles are done.
 template <bool DIAGONAL, class F>
-__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, int g,
-                        const float (&lse2)[2], const float (&delta)[2], float scale2, int row, int key0, bool last) {
+__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring,
+                        const char *q, const char *dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row, int key0, bool last) {
     int stage = ring.stage;
     ring.advance();
     unsigned packed[F::KEYS / 4];
     float p[F::KEYS / 2], dp[F::KEYS / 2];
     wgmma_fence();
-    multiply_abt<F::D, F::KEYS>(p, shared.q[g], shared.k[stage]);
-    multiply_abt<F::D, F::KEYS>(dp, shared.dout[g], shared.v[stage]);
+    multiply_abt<F::D, F::KEYS>(p, q, shared.k[stage]);
+    multiply_abt<F::D, F::KEYS>(dp, dout, shared.v[stage]);
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
@@ -140,43 +163,43 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
 }
 
 template <class F>
-__device__ void dq_consume(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, AttentionShape s,
-                           float scale) {
-    int g = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+__device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
+    int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D;
-        int block_row = work.tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
+    for (;; own.advance()) {
+        barrier_wait(&shared.own_full[own.stage], own.parity);
+        const Work &work = shared.work[own.stage]; // read again where needed, sparing registers
+        int tile = uniform(work.tile);
+        if (tile < 0) break;
+        int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
         int row = warp_row + lane / 4, tiles = key_tiles<F>(block_row + ROWS - 1, s.T);
         int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
-        size_t first = (size_t)work.head * s.padded_T() + row;
-        float lse2[2] = {rows.lse2[first], rows.lse2[first + 8]};
-        float delta[2] = {rows.delta[first], rows.delta[first + 8]};
-
-        barrier_wait(&shared.own_full[g], round % 2);
         stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
         if (own_tiles == 0) {
-            warp_arrive(&shared.own_empty[g]);
+            warp_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        float dq[F::D / 2];
+        const float *lse2_row = shared.lse2[own.stage] + row - block_row;
+        const float *delta_row = shared.delta[own.stage] + row - block_row;
+        float dq[F::D / 2], lse2[2] = {lse2_row[0], lse2_row[8]}, delta[2] = {delta_row[0], delta_row[8]};
+        const char *q = shared.q[own.stage][g], *dout = shared.dout[own.stage][g];
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
-        dq_step<true, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, n * F::KEYS, n == 0);
+        dq_step<true, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::KEYS, n == 0);
         while (--n >= 0) {
             int current = ring.stage;
-            dq_step<false, F>(shared, dq, ring, g, lse2, delta, scale * LOG2E, row, 0, n == 0);
+            dq_step<false, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, 0, n == 0);
             warp_arrive(&shared.empty[previous]);
             previous = current;
         }
-        warp_arrive(&shared.own_empty[g]);
         wgmma_wait<0>();
         registers_settle(dq);
         warp_arrive(&shared.empty[previous]);
         char *stage = shared.dq[g] + warp * TILE_BYTES<16, F::D>;
-        warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, column, warp_row, b);
+        warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
+        warp_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
 }
@@ -185,29 +208,29 @@ __device__ void dq_consume(typename F::Shared &shared, const CUtensorMap *dqkv, 
 // dK, dV
 
 template <class F>
-__device__ void dkdv_produce(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
-                             AttentionRows rows, AttentionShape s) {
+__device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
+                          AttentionRows rows, AttentionShape s) {
+    Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D;
+    for (int round = 0;; round++) {
+        Work work = work_next<F>(shared, own, round, 2 * GROUPS * F::OWN_BYTES, s);
+        if (work.tile < 0) return;
         int row = (s.tiles(ROWS) - 1 - work.tile) * ROWS; // the first keys are seen by the most queries
+        uint64_t *own_full = &shared.own_full[own.stage];
 #pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
-            uint64_t *full = &shared.own_full[g];
-            barrier_wait(&shared.own_empty[g], round % 2 ^ 1);
-            barrier_expect(full, 2 * F::OWN_BYTES);
-            tile_in<64, F::D>(shared.k[g], qkv, full, s.C() + column, row + 64 * g, b);
-            tile_in<64, F::D>(shared.v[g], qkv, full, 2 * s.C() + column, row + 64 * g, b);
+            tile_in<64, F::D>(shared.k[own.stage][g], qkv, own_full, s.C() + work.column, row + 64 * g, work.b);
+            tile_in<64, F::D>(shared.v[own.stage][g], qkv, own_full, 2 * s.C() + work.column, row + 64 * g, work.b);
         }
+        own.advance();
         size_t first = (size_t)work.head * s.padded_T();
 #pragma unroll 1
         for (int query = row; query < s.T; query += F::QUERIES) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, 2 * F::TILE + 2 * F::STATISTICS_BYTES);
-            tile_in<F::QUERIES, F::D>(shared.q[ring.stage], qkv, full, column, query, b);
-            tile_in<F::QUERIES, F::D>(shared.dout[ring.stage], dout, full, column, query, b);
+            tile_in<F::QUERIES, F::D>(shared.q[ring.stage], qkv, full, work.column, query, work.b);
+            tile_in<F::QUERIES, F::D>(shared.dout[ring.stage], dout, full, work.column, query, work.b);
             copy_run_in(shared.lse2[ring.stage], rows.lse2 + first + query, F::STATISTICS_BYTES, full);
             copy_run_in(shared.delta[ring.stage], rows.delta + first + query, F::STATISTICS_BYTES, full);
             ring.advance();
@@ -215,18 +238,23 @@ __device__ void dkdv_produce(typename F::Shared &shared, const CUtensorMap *qkv,
     }
 }
 
+__device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
+
 // dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is under way, all earlier ones are done.
+// At D = 128 there are not registers enough for dP before P is packed, nor to keep P in fp32 for dS: the bf16 that dv is
+// summed with serves.
 template <bool DIAGONAL, class F>
-__device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage, int g,
-                          float scale2, int key, int query0) {
+__device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
+                          const char *k, const char *v, float scale2, int key, int query0) {
+    constexpr bool EARLY = F::D == 64;
     unsigned packed[F::QUERIES / 4];
     float p[F::QUERIES / 2], dp[F::QUERIES / 2];
     unsigned packed_p[F::QUERIES / 4];
     const float *lse2 = shared.lse2[stage] + threadIdx.x % 4 * 2, *delta = shared.delta[stage] + threadIdx.x % 4 * 2;
     wgmma_fence();
-    multiply_abt<F::D, F::QUERIES>(p, shared.k[g], shared.q[stage]);
-    multiply_abt<F::D, F::QUERIES>(dp, shared.v[g], shared.dout[stage]);
-    wgmma_wait<1>();
+    multiply_abt<F::D, F::QUERIES>(p, k, shared.q[stage]);
+    if (EARLY) multiply_abt<F::D, F::QUERIES>(dp, v, shared.dout[stage]);
+    wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
 #pragma unroll
@@ -242,6 +270,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     pack_rows(packed_p, p);
     registers_settle(dv);
     wgmma_fence();
+    if (!EARLY) multiply_abt<F::D, F::QUERIES>(dp, v, shared.dout[stage]);
     multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
     wgmma_wait<1>();
     registers_settle(dp);
@@ -249,7 +278,11 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     for (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
 #pragma unroll
-        for (int j = 0; j < 4; j++) dp[4 * n + j] = p[4 * n + j] * (dp[4 * n + j] - (j % 2 ? column.y : column.x)); // dS
+        for (int j = 0; j < 4; j++) {
+            int i = 4 * n + j;
+            float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
+            dp[i] = probability * (dp[i] - (j % 2 ? column.y : column.x)); // dS
+        }
     }
     pack_rows(packed, dp);
     registers_settle(dk);
@@ -258,32 +291,34 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
 }
 
 template <class F>
-__device__ void dkdv_consume(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
-    int g = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
+    int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    Work work;
-    for (int round = 0; work_item(&work, round, s.heads(), s.tiles(ROWS)); round++) {
-        int b = work.head / s.NH, column = work.head % s.NH * F::D;
-        int block_row = (s.tiles(ROWS) - 1 - work.tile) * ROWS, group_row = block_row + 64 * g;
+    for (;; own.advance()) {
+        barrier_wait(&shared.own_full[own.stage], own.parity);
+        const Work &work = shared.work[own.stage]; // read again where needed, sparing registers
+        int tile = uniform(work.tile);
+        if (tile < 0) break;
+        int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
         int tiles = (s.T - block_row + F::QUERIES - 1) / F::QUERIES, own_tiles = tiles - g;
-
-        barrier_wait(&shared.own_full[g], round % 2);
         stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
         if (own_tiles <= 0) {
-            warp_arrive(&shared.own_empty[g]);
+            warp_arrive(&shared.own_empty[own.stage]);
             continue;
         }
+        const char *k = shared.k[own.stage][g], *v = shared.v[own.stage][g];
         float dk[F::D / 2], dv[F::D / 2];
         clear(dk);
         clear(dv);
         barrier_wait(&shared.full[ring.stage], ring.parity);
-        dkdv_step<true, F>(shared, dk, dv, ring.stage, g, scale * LOG2E, row, group_row);
+        dkdv_step<true, F>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, group_row);
         int previous = ring.stage;
         ring.advance();
         for (int n = 1; n < own_tiles; n++) {
             barrier_wait(&shared.full[ring.stage], ring.parity);
-            dkdv_step<false, F>(shared, dk, dv, ring.stage, g, scale * LOG2E, row, 0);
+            dkdv_step<false, F>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, 0);
             warp_arrive(&shared.empty[previous]);
             previous = ring.stage;
             ring.advance();
@@ -291,11 +326,11 @@ __device__ void dkdv_consume(typename F::Shared &shared, const CUtensorMap *dqkv
         wgmma_wait<0>();
         registers_settle(dk);
         registers_settle(dv);
-        warp_arrive(&shared.own_empty[g]);
         warp_arrive(&shared.empty[previous]);
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
-        warp_rows_out<F::D>(dqkv, stage, dv, 1.0f, 1.0f, 2 * s.C() + column, warp_row, b);
-        warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + column, warp_row, b);
+        warp_rows_out<F::D>(dqkv, stage, dv, 1.0f, 1.0f, 2 * s.C() + work.column, warp_row, work.b);
+        warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + work.column, warp_row, work.b);
+        warp_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
 }
@@ -310,14 +345,14 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     dq_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
               const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
+    typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
-    if (threadIdx.x < WARPGROUP) {
-        registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) dq_produce<F>(shared, &qkv, &dout, s);
+    if (threadIdx.x >= FEEDER) {
+        registers_give<FEEDER_REGISTERS>();
+        if (threadIdx.x == FEEDER) dq_feed<F>(shared, &qkv, &dout, rows, s);
     } else {
-        registers_take<CONSUMER_REGISTERS>();
-        dq_consume<F>(shared, &dqkv, rows, s, scale);
+        registers_take<WORKER_REGISTERS>();
+        dq_work<F>(shared, &dqkv, s, scale);
     }
 #endif
 }
@@ -327,14 +362,14 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     dkdv_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
                 const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)shared_aligned();
+    typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
-    if (threadIdx.x < WARPGROUP) {
-        registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) dkdv_produce<F>(shared, &qkv, &dout, rows, s);
+    if (threadIdx.x >= FEEDER) {
+        registers_give<FEEDER_REGISTERS>();
+        if (threadIdx.x == FEEDER) dkdv_feed<F>(shared, &qkv, &dout, rows, s);
     } else {
-        registers_take<CONSUMER_REGISTERS>();
-        dkdv_consume<F>(shared, &dqkv, s, scale);
+        registers_take<WORKER_REGISTERS>();
+        dkdv_work<F>(shared, &dqkv, s, scale);
     }
 #endif
 }
@@ -342,8 +377,8 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 template <int D>
 int backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
              Error *e) {
-    typedef QueryGradient<D> Q;
-    typedef KeyGradient<D> K;
+    typedef AttentionQueryGradient<D> Q;
+    typedef AttentionKeyGradient<D> K;
     CUtensorMap dqkv_map, qkv_map, dout_map;
     int blocks;
     TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));

@@ -9,7 +9,7 @@
 
 #include <math_constants.h>
 
-enum { ROW_THREADS = 512, ROW_WARPS = ROW_THREADS / WARP };
+enum { ROW_THREADS = sizeof(real) == 2 ? 768 : 512, ROW_WARPS = ROW_THREADS / WARP }; // as the registers allow
 #define CACHE_BYTES_MAX (112 * 1024) // of shared memory a block, so that two blocks share a multiprocessor's 227 KB
 
 // exp(x - shift)
@@ -126,11 +126,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     real *row = k.logits + (size_t)blockIdx.x * k.Vp;
     const int n = k.row0 + blockIdx.x;
     const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
-    const float target_logit = real_to_float(row[target]);
     const Partial all = partial_join_block(row_partial<W, CACHED>(row, cache, k.V), shared);
     const float logsumexp = all.max + logf(all.sum);
-    if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - target_logit;
-    if constexpr (!GRADIENT) return;
+    if constexpr (!GRADIENT) {
+        if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - real_to_float(row[target]);
+        return;
+    }
 
     const float shift = logsumexp + logf((float)k.T), onehot = 1.0f / k.T; // exp(x - shift) = softmax / T
 #pragma unroll 4
@@ -138,14 +139,18 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
         float x[W] = {};
         if (c < k.V) pack_get(x, pack_load<W>((CACHED ? cache : row) + c));
         mask_padding(x, c, k.V); // exp(-inf) = 0
+        float p[W];
 #pragma unroll
-        for (int j = 0; j < W; j++) x[j] = exp_minus(x[j], shift);
-        if (target / W == c / W) {
+        for (int j = 0; j < W; j++) p[j] = exp_minus(x[j], shift);
+        if (target / W == c / W) { // the one thread that has it
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                if (c + j == target) x[j] -= onehot;
+            for (int j = 0; j < W; j++) {
+                if (c + j != target) continue;
+                k.losses[blockIdx.x] = logsumexp - x[j];
+                p[j] -= onehot;
+            }
         }
-        pack_store(row + c, pack_of<W>(x));
+        pack_store(row + c, pack_of<W>(p));
     }
 }
 

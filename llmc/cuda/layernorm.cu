@@ -157,12 +157,57 @@ typedef struct {
     int C;
 } Backward;
 
-// TILE rows are in flight at once: 192 bytes a thread, dresidual included.
-enum { BACKWARD_THREADS_MAX = 512, TILE = sizeof(real) == 2 ? 4 : 2 };
+// TILE rows are in flight at once: 192 bytes a thread, dresidual included, in up to 128 registers.
+enum { BACKWARD_THREADS_MAX = 512, TILE = 8 / sizeof(real) };
 
-// The row sums of a tile over the block: sums[2 r] of dy gamma, sums[2 r + 1] of dy gamma xhat, for row r.
-// shared is one of two that alternate, so that one barrier a tile is enough.
-__device__ static inline void tile_sums(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
+// A thread's 8 columns of the tile's rows.
+typedef struct {
+    Pack<VEC> dy[TILE], x[TILE], dresidual[TILE];
+    float mean[TILE], rstd[TILE];
+} Tile;
+
+// Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
+template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
+    const size_t start = (size_t)row * k.C + c;
+#pragma unroll
+    for (int r = 0; r < TILE; r++) {
+        const bool there = c < k.C && row + r < stop;
+        const size_t i = start + r * k.C;
+        t.dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
+        t.x[r] = there ? pack_load<VEC>(k.x + i) : pack_zero<VEC>();
+        if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : pack_zero<VEC>();
+        t.mean[r] = there ? k.mean[row + r] : 0.0f;
+        t.rstd[r] = there ? k.rstd[row + r] : 0.0f;
+    }
+}
+
+// First half: adds to dgamma and dbeta; sums[2 r] of dy gamma and sums[2 r + 1] of dy gamma xhat over the columns.
+template <int SETS>
+__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
+                                 const Pack<VEC> &gamma_pack) {
+    float gamma[VEC];
+    pack_get(gamma, gamma_pack);
+#pragma unroll
+    for (int r = 0; r < TILE; r++) {
+        float dy[VEC], x[VEC];
+        pack_get(dy, t.dy[r]);
+        pack_get(x, t.x[r]);
+        sums[2 * r] = sums[2 * r + 1] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
+            grads[0][j] = fmaf(dy[j], xhat, grads[0][j]);
+            grads[1][j] += dy[j];
+            sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
+            sums[2 * r + 1] = fmaf(dy[j] * gamma[j], xhat, sums[2 * r + 1]);
+        }
+        pack_forget(t.dy[r]);
+        pack_forget(t.x[r]);
+    }
+}
+
+// The sums over the block. shared is one of two that alternate, so that one barrier a tile is enough.
+__device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
     const float sum = warp_sum_each(sums);
@@ -173,6 +218,34 @@ __device__ static inline void tile_sums(float (&sums)[2 * TILE], float (*shared)
     for (int w = 1; w < warps; w++)
 #pragma unroll
         for (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+}
+
+// Second half: dresidual, and its columns' sums. means: the sums over the row's length.
+template <bool ACCUMULATE, int SETS>
+__device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
+                                  const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
+    float gamma[VEC];
+    pack_get(gamma, gamma_pack);
+#pragma unroll
+    for (int r = 0; r < TILE; r++) {
+        if (c >= k.C || row + r >= stop) continue;
+        float dy[VEC], x[VEC], dx[VEC] = {};
+        pack_get(dy, t.dy[r]);
+        pack_get(x, t.x[r]);
+        if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
+            dx[j] += t.rstd[r] * (fmaf(dy[j], gamma[j], -means[2 * r]) - xhat * means[2 * r + 1]);
+        }
+        const Pack<VEC> written = pack_of<VEC>(dx);
+        pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
+        if constexpr (SETS == 3) {
+            pack_get(dx, written);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) grads[2][j] += dx[j];
+        }
+    }
 }
 
 template <int SETS> __device__ inline void partials_store(float *to, const float (&sums)[SETS][VEC], int C) {
@@ -186,15 +259,15 @@ template <int SETS> __device__ inline void partials_store(float *to, const float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
-// one write of dresidual.
+// one write of dresidual. Threads behind the row's end only keep step.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
-    const int C = k.C, c = threadIdx.x * VEC;
-    const bool active = c < C; // the rest of the last warp only keeps step
-    float gamma[VEC] = {};
-    if (active) pack_get(gamma, pack_load<VEC>(k.gamma + c));
+    const int c = threadIdx.x * VEC;
+    const float per_column = 1.0f / k.C;
+    after_allow();
+    Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : pack_zero<VEC>();
 
     int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
     const int end = min(row + k.split.rows_per_block, k.split.rows);
@@ -202,60 +275,18 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
         const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
         float grads[SETS][VEC] = {};
         for (; row < stop; row += TILE, buffer ^= 1) {
-            Pack<VEC> dy[TILE], x[TILE], dr[TILE];
-            float mean[TILE], rstd[TILE], sums[2 * TILE];
+            Tile tile;
+            float sums[2 * TILE];
+            tile_load<ACCUMULATE>(tile, k, row, stop, c);
+            tile_sums(sums, grads, tile, gamma);
+            pack_forget(gamma);
+            tile_sums_join(sums, shared[buffer]);
 #pragma unroll
-            for (int r = 0; r < TILE; r++) {
-                const bool there = active && row + r < stop;
-                const size_t i = (size_t)(row + r) * C + c;
-                dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
-                x[r] = there ? pack_load<VEC>(k.x + i) : pack_zero<VEC>();
-                if (ACCUMULATE) dr[r] = there ? pack_load<VEC>(k.dresidual + i) : pack_zero<VEC>();
-                mean[r] = there ? k.mean[row + r] : 0.0f;
-                rstd[r] = there ? k.rstd[row + r] : 0.0f;
-            }
-#pragma unroll
-            for (int r = 0; r < TILE; r++) {
-                float d[VEC], v[VEC];
-                pack_get(d, dy[r]);
-                pack_get(v, x[r]);
-                sums[2 * r] = sums[2 * r + 1] = 0.0f;
-#pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    const float xhat = (v[j] - mean[r]) * rstd[r];
-                    grads[0][j] = fmaf(d[j], xhat, grads[0][j]);
-                    grads[1][j] += d[j];
-                    sums[2 * r] = fmaf(d[j], gamma[j], sums[2 * r]);
-                    sums[2 * r + 1] = fmaf(d[j] * gamma[j], xhat, sums[2 * r + 1]);
-                }
-                pack_forget(dy[r]);
-                pack_forget(x[r]);
-            }
-            tile_sums(sums, shared[buffer]);
-#pragma unroll
-            for (int r = 0; r < TILE; r++) {
-                if (!active || row + r >= stop) continue;
-                const float m1 = sums[2 * r] / C, m2 = sums[2 * r + 1] / C;
-                float d[VEC], v[VEC], dx[VEC] = {};
-                pack_get(d, dy[r]);
-                pack_get(v, x[r]);
-                if (ACCUMULATE) pack_get(dx, dr[r]);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    const float xhat = (v[j] - mean[r]) * rstd[r];
-                    dx[j] += rstd[r] * (fmaf(d[j], gamma[j], -m1) - xhat * m2);
-                }
-                const Pack<VEC> written = pack_of<VEC>(dx);
-                pack_store(k.dresidual + (size_t)(row + r) * C + c, written);
-                if constexpr (DBIAS) {
-                    pack_get(dx, written);
-#pragma unroll
-                    for (int j = 0; j < VEC; j++) grads[2][j] += dx[j];
-                }
-            }
+            for (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
+            tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
         }
         row = stop; // the last tile may have reached over it
-        if (active) partials_store<SETS>(k.partials + (size_t)(blockIdx.x + b) * SETS * C + c, grads, C);
+        if (c < k.C) partials_store<SETS>(k.partials + (size_t)(blockIdx.x + b) * SETS * k.C + c, grads, k.C);
     }
 }
 
@@ -265,6 +296,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
+    after_allow();
     const int end = min(begin + k.split.rows_per_block, k.split.rows);
     for (int row = begin; row < end; row++) {
         const int b = row / k.split.T;
@@ -298,10 +330,9 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// About one block for each place on 132 multiprocessors: the registers of 512 threads of the fast kernel fit on one.
+// One block for each place on 132 multiprocessors: the registers of 512 threads of the fast kernel fit on one.
 static ColumnSplit backward_split(int B, int T, int C) {
-    const int resident = 512 / backward_threads(C);
-    return column_split(B, T, 132 * resident);
+    return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }
 
 size_t layernorm_backward_workspace_bytes(int B, int T, int C) {

@@ -51,22 +51,21 @@ static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, i
 // out^T = op(b)^T op(a)^T: in cuBLAS's column-major eyes our b is its A and our a is its B.
 static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
-    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT,       CUBLASLT_EPILOGUE_BIAS,
-                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                                   CUBLASLT_EPILOGUE_DGELU_BGRAD,   CUBLASLT_EPILOGUE_BGRADA};
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_DGELU};
     CUBLAS_TRY(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e);
     cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
     SET_OPERATION(plan, TRANSA, s->transpose_b ? yes : no);
     SET_OPERATION(plan, TRANSB, s->transpose_a ? yes : no);
     SET_OPERATION(plan, EPILOGUE, epilogues[s->epilogue]);
-    if (s->epilogue == MATMUL_GELU || s->epilogue == MATMUL_DGELU || s->epilogue == MATMUL_DGELU_DB) {
+    if (s->epilogue == MATMUL_DGELU) {
         int64_t ld = s->n;
         SET_OPERATION(plan, EPILOGUE_AUX_LD, ld);
     }
     return 0;
 }
 
-// The heuristic's first answer, for pointers of this alignment. bias and aux only say how they are aligned.
+// The heuristic's first answer, for pointers of this alignment.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
     cublasLtMatmulPreference_t preference;
@@ -93,7 +92,13 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, Error *e) {
     return 0;
 }
 
-static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, void *bias, void *aux, Error *e) {
+static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
+    if (plan->shape.epilogue == MATMUL_BIAS) SET_OPERATION(plan, BIAS_POINTER, extra);
+    if (plan->shape.epilogue == MATMUL_DGELU) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, extra);
+    return 0;
+}
+
+static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const void *extra, Error *e) {
     plan->shape = *s;
     plan->align = align;
     TRY(operation_create(plan, e));
@@ -101,21 +106,19 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b, e));
     TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a, e));
     TRY(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out, e));
-    if (bias) SET_OPERATION(plan, BIAS_POINTER, bias);
-    if (aux) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, aux);
+    TRY(plan_point(plan, extra, e));
     return plan_choose(mm, plan, e);
 }
 
 // Finds the plan of a shape, or makes it; the oldest makes room when all are in use.
-static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, void *bias, void *aux,
-                    Error *e) {
+static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const void *extra, Error *e) {
     for (int i = 0; i < mm->count; i++)
         if (mm->plan[i].align == align && shape_equal(&mm->plan[i].shape, shape)) {
             *out = &mm->plan[i];
             return 0;
         }
     MatmulPlan plan = {};
-    int code = plan_create(mm, &plan, shape, align, bias, aux, e);
+    int code = plan_create(mm, &plan, shape, align, extra, e);
     if (code) {
         plan_destroy(&plan);
         return code;
@@ -136,12 +139,11 @@ static int common_alignment(const void *out, const void *a, const void *b) {
     return (int)(bits & (~bits + 1));
 }
 
-int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, void *bias, void *aux,
+int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
                cudaStream_t stream, Error *e) {
     MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, shape, common_alignment(out, a, b), bias, aux, e));
-    if (bias) SET_OPERATION(plan, BIAS_POINTER, bias);
-    if (aux) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, aux);
+    TRY(plan_get(mm, &plan, shape, common_alignment(out, a, b), extra, e));
+    TRY(plan_point(plan, extra, e));
     const float one = 1.0f, beta = shape->accumulate ? 1.0f : 0.0f;
     CUBLAS_TRY(cublasLtMatmul(mm->handle, plan->operation, &one, b, plan->a, a, plan->b, &beta, out, plan->out, out,
                               plan->out, &plan->algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, stream),

@@ -12,6 +12,7 @@ __device__ static void example_partials_sum(const ExampleSums &out, const double
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const double *mine = partials + (size_t)set * B * G;
+    const double before = threadIdx.x == 0 && out.sums[set] ? *out.sums[set] : 0.0;
     double total = 0.0;
     for (int b = warp; b < B; b += SUM_WARPS) {
         double example = 0.0;
@@ -22,7 +23,7 @@ __device__ static void example_partials_sum(const ExampleSums &out, const double
         if (lane == 0) total += example;
     }
     total = block_sum(total, shared);
-    if (threadIdx.x == 0 && out.sums[set]) *out.sums[set] += total;
+    if (threadIdx.x == 0 && out.sums[set]) *out.sums[set] = before + total;
 }
 
 // One block a set.
@@ -103,10 +104,12 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     __shared__ float examples[FINISH_WARPS][WARP];
     const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, b0 = blockIdx.z * f.batch;
     const int c = blockIdx.x * WARP + lane, b = b0 + warp / f.warps_per_example;
+    const int first = b * f.split.T / f.split.rows_per_block;
+    const int last = ((b + 1) * f.split.T - 1) / f.split.rows_per_block;
     float part = 0.0f;
+    after_allow();
+    after_wait();
     if (b < f.B && c < f.C) {
-        const int first = b * f.split.T / f.split.rows_per_block;
-        const int last = ((b + 1) * f.split.T - 1) / f.split.rows_per_block;
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
             float v[SLOTS_IN_FLIGHT];
 #pragma unroll
@@ -144,15 +147,17 @@ __global__ void __launch_bounds__(SUM_THREADS)
     column_total_kernel(const __grid_constant__ ColumnSums out, const __grid_constant__ ExampleSums out_squares,
                         const float *batch_sums, const double *squares, const __grid_constant__ Finish f) {
     const int set = blockIdx.y, c = ((int)blockIdx.x - 1) * SUM_THREADS + threadIdx.x;
+    after_wait();
     if (blockIdx.x == 0) {
         example_partials_sum(out_squares, squares, set, f.B, f.column_groups);
         return;
     }
     if (c >= f.C) return;
+    const float before = out.sums[set][c];
     float sum = 0.0f;
 #pragma unroll 8
     for (int z = 0; z < f.batches; z++) sum += batch_sums[((size_t)z * f.sets + set) * f.C + c];
-    out.sums[set][c] += sum;
+    out.sums[set][c] = before + sum;
 }
 
 int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
@@ -169,12 +174,10 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
         examples.sums[s] = gradients[s].squares;
         examples.examples[s] = gradients[s].example_squares;
     }
-    column_examples_kernel<<<dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), 0, stream>>>(
-        batch_sums, squares, partials, f);
-    CUDA_LAUNCHED(e);
-    column_total_kernel<<<dim3(1 + ceil_div(C, SUM_THREADS), sets), SUM_THREADS, 0, stream>>>(sums, examples,
-                                                                                              batch_sums, squares, f);
-    CUDA_LAUNCHED(e);
+    TRY(launch_after(column_examples_kernel, dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), stream,
+                     e, batch_sums, squares, partials, f));
+    TRY(launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), stream, e, sums,
+                     examples, (const float *)batch_sums, (const double *)squares, f));
     return 0;
 }
 

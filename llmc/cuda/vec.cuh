@@ -96,6 +96,39 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
+// A kernel that follows another at once may be launched while that one still runs (launch_after; compute capability 9.0
+// and later): it hides its launch. after_wait must come before it touches anything the one before wrote; after_allow,
+// in the one before, says from when on it may start.
+__device__ static inline void after_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ static inline void after_allow(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename... Parameters, typename... Arguments>
+static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Error *e,
+                        Arguments... arguments) {
+    int device = 0, major = 0;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), e);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = major >= 9 ? 1 : 0;
+    CUDA_TRY(cudaLaunchKernelEx(&config, kernel, arguments...), e);
+    return 0;
+}
+
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 #endif

@@ -1,0 +1,109 @@
+# What the recipes share; sourced by them, with NAME set and the usage of their own flags in USAGE.
+#
+#   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
+#   --from DIR                   take the files from DIR, where they lie already; nothing is downloaded or checked
+#   --out DIR                    where the shards go; data/NAME by default
+#   --force                      make the shards again
+# Downloads lie in data/download/NAME; they are taken up where they broke off, and their SHA-256 is checked.
+set -euo pipefail
+export LC_ALL=C
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+TOKENIZE=${TOKENIZE:-data/tokenize}
+PYTHON=${PYTHON:-$([ -x build/venv/bin/python ] && echo build/venv/bin/python || echo python3)}
+
+fail() { # CODE MESSAGE HINT
+    echo "error: $2. $3" >&2
+    exit "$1"
+}
+
+usage() {
+    sed -n 's/^#   \(--.*\)/  \1/p' data/recipe.sh
+    [ -z "${USAGE:-}" ] || printf '  %s\n' "$USAGE"
+    exit "$1"
+}
+
+recipe_options() {
+    TOKENIZER=gpt2 FROM= OUT=data/$NAME FORCE= REST=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --tokenizer | --from | --out) [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help" ;;&
+        --tokenizer) TOKENIZER=$2 && shift ;;
+        --from) FROM=$2 && shift ;;
+        --out) OUT=$2 && shift ;;
+        --force) FORCE=--force ;;
+        --help) usage 0 ;;
+        *) REST+=("$1") ;;
+        esac
+        shift
+    done
+    DOWNLOAD=${DOWNLOADS:-data/download}/$NAME
+    [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
+    if [ -z "$FORCE" ] && compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
+        echo "$OUT has shards already (--force makes them again)"
+        exit 0
+    fi
+}
+
+no_more_options() { [ ${#REST[@]} = 0 ] || fail 64 "${REST[0]}: unknown" "See --help"; }
+
+sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# What Hugging Face says the SHA-256 of a large file is: its ETag, before the redirection.
+hub_sha256() {
+    curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' |
+        grep -E '^[0-9a-f]{64}$'
+}
+
+# fetch URL FILE [SHA256]: FILE appears complete and checked, or not at all.
+fetch() {
+    local url=$1 file=$2 want=${3:-} got
+    if [ -f "$file" ]; then return 0; fi
+    command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
+    mkdir -p "$(dirname "$file")"
+    echo "fetching $url"
+    curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
+        local code=$?
+        case $code in
+        5 | 6 | 7 | 28 | 35) fail 65 "no network: cannot reach $url" "Get the file elsewhere and say --from DIR" ;;
+        22) fail 65 "the server has no $url" "Has it moved? Get the file yourself and say --from DIR" ;;
+        23) fail 74 "cannot write $file.part" "Free some space; the same command goes on from there" ;;
+        *) fail 65 "the download of $url broke off (curl $code)" "The same command goes on from there" ;;
+        esac
+    }
+    if [ -n "$want" ]; then
+        got=$(sha256 "$file.part")
+        [ "$got" = "$want" ] || {
+            rm -f "$file.part"
+            fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
+        }
+    fi
+    mv "$file.part" "$file"
+}
+
+# input URL [SHA256|hub]: the path of the file that URL names, in --from or downloaded.
+input() {
+    local name=${1##*/} sum=${2:-}
+    INPUT=$DOWNLOAD/$name
+    if [ -n "$FROM" ]; then
+        INPUT=$FROM/$name
+        [ -f "$INPUT" ] || fail 65 "$INPUT: no such file" "It is what $1 gives"
+        return 0
+    fi
+    [ ! -f "$INPUT" ] || return 0
+    if [ "$sum" = hub ]; then sum=$(hub_sha256 "$1" 2> /dev/null || true); fi
+    fetch "$1" "$INPUT" "$sum"
+    [ -n "$sum" ] || echo "$INPUT: its source states no SHA-256, it was not checked"
+}
+
+need_tokenize() {
+    if [ "$TOKENIZE" = data/tokenize ] && [ ! -x "$TOKENIZE" ]; then make -s data/tokenize; fi
+    mkdir -p "$OUT"
+    [ "$TOKENIZER" = gpt2 ] || return 0
+    TOKENIZER=${GPT2:-data/gpt2}
+    [ ! -f "$TOKENIZER/encoder.json" ] || [ ! -f "$TOKENIZER/vocab.bpe" ] || return 0
+    local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
+    fetch $from/encoder.json "$TOKENIZER/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+    fetch $from/vocab.bpe "$TOKENIZER/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+}
+
+tokenize() { "$TOKENIZE" --tokenizer "$TOKENIZER" --out "$OUT/$NAME" $FORCE "$@"; }

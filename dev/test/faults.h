@@ -1,0 +1,134 @@
+// faults: system calls that fail, fall short or end the program when told to. The linker sends the library's calls here
+// (-Wl,--wrap=write and so on, see the Makefile), so this works without touching the code under test. For programs that
+// run the trainer in a child process: plan and counts lie in memory that both share.
+#ifndef GNS_FAULTS_H
+#define GNS_FAULTS_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+// What can go wrong. OPEN: for writing, or creating.
+typedef enum { CALL_WRITE, CALL_FSYNC, CALL_RENAME, CALL_MKDIR, CALL_OPEN, CALL_UNLINK, CALL_ALLOC, CALLS } Call;
+static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir", "open", "unlink", "malloc"};
+
+typedef enum {
+    FAULT_NONE,
+    FAULT_KILL,  // the program is gone, before the call
+    FAULT_ONCE,  // the call fails
+    FAULT_ON,    // it and all later ones of its kind
+    FAULT_SHORT, // a write that writes half
+} Fault;
+
+typedef struct {
+    Fault fault;
+    int call;     // of this kind; -1: any but ALLOC
+    long at;      // the n-th such call, from 1
+    int error;    // errno
+    long free_kb; // what statvfs says is left, if not 0
+    long slow_us; // what an fsync takes besides
+
+    _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
+    _Atomic long committed;        // step of the last checkpoint that got its name; 0: none
+} Faults;
+
+static Faults *faults; // shared with the child
+
+static void faults_setup(void) {
+    faults = mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (faults == MAP_FAILED) abort();
+}
+
+static pid_t faults_parent; // faults happen in children only
+
+static void faults_plan(Fault fault, int call, long at, int error) {
+    memset((void *)faults, 0, sizeof *faults);
+    faults_parent = getpid();
+    faults->fault = fault;
+    faults->call = call;
+    faults->at = at;
+    faults->error = error;
+}
+
+// Is this the call that fails? Counts it, in any case.
+static bool strikes(Call call) {
+    if (!faults || !faults_parent || getpid() == faults_parent) return false;
+    long of_kind = ++faults->count[call], of_any = call == CALL_ALLOC ? 0 : ++faults->count[CALLS];
+    long n = faults->call < 0 ? of_any : faults->call == (int)call ? of_kind : 0;
+    if (n == 0 || faults->fault == FAULT_NONE) return false;
+    if (faults->fault == FAULT_ON ? n < faults->at : n != faults->at) return false;
+    if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
+    errno = faults->error;
+    return true;
+}
+
+ssize_t __real_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+    if (!strikes(CALL_WRITE)) return __real_write(fd, data, bytes);
+    if (faults->fault != FAULT_SHORT) return -1;
+    return __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) {
+    if (faults && faults->slow_us && getpid() != faults_parent) usleep((useconds_t)faults->slow_us);
+    return strikes(CALL_FSYNC) ? -1 : __real_fsync(fd);
+}
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+    if (strikes(CALL_RENAME)) return -1;
+    int result = __real_rename(from, to);
+    const char *step = strstr(to, "/step_");
+    if (result == 0 && faults && step && !strchr(step, '.')) faults->committed = atol(step + 6);
+    return result;
+}
+
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode) { return strikes(CALL_MKDIR) ? -1 : __real_mkdir(path, mode); }
+
+int __real_unlink(const char *path);
+int __wrap_unlink(const char *path);
+int __wrap_unlink(const char *path) { return strikes(CALL_UNLINK) ? -1 : __real_unlink(path); }
+
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if ((flags & (O_WRONLY | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    return __real_open(path, flags, mode);
+}
+
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+    return strikes(CALL_ALLOC) ? NULL : __real_aligned_alloc(alignment, bytes);
+}
+
+int __real_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st) {
+    int result = __real_statvfs(path, st);
+    if (faults && faults->free_kb && getpid() != faults_parent) {
+        st->f_frsize = 1024;
+        st->f_bavail = (fsblkcnt_t)faults->free_kb;
+    }
+    return result;
+}
+
+#endif

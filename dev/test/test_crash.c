@@ -1,0 +1,360 @@
+// Checkpoints under attack: processes killed at any call, disks that are full or fail, bits that flip, signals. The
+// previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
+// nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
+#define _DEFAULT_SOURCE
+#include "../../llmc/archive.h"
+#include "faults.h"
+#include "trainer.h"
+
+#include <time.h>
+
+#define COMMAND "--train-tokens 900 --checkpoint-every 3 "
+
+static uint64_t draw_state = 1;
+static uint32_t draw(uint32_t below) { return rng_u32(1234, 5, draw_state++) % below; }
+
+static void sleep_us(long us) { usleep((useconds_t)us); }
+
+static pid_t start(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    pid_t child = trainer_start(NULL, format, args);
+    va_end(args);
+    return child;
+}
+
+// The run that all others must end like, and how many calls of each kind it makes.
+static long calls_of_run[CALLS + 1];
+
+static void test_undisturbed(void) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
+    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->count[i];
+    CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
+    CHECK(newest_step("whole") > 15, "%ld steps", newest_step("whole"));
+}
+
+// The newest good checkpoint is there and is not older than the last that got its name.
+static void check_nothing_lost(const char *what) {
+    char directory[ARCHIVE_PATH];
+    bool found = false;
+    int64_t step = -1;
+    Error e = {0};
+    FILE *notes = fopen("/dev/null", "w");
+    long committed = faults->committed;
+    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, &found, &step, directory, &e) : 0;
+    fclose(notes);
+    CHECK(code == 0, "%s: %s", what, e.what);
+    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was there, and now there is %ld", what,
+          committed, found ? (long)step : -1);
+}
+
+static void check_goes_on(const char *what) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == 0, "%s: taken up again: exit code %d: %s", what, code, log_tail());
+    check_same_end("whole", "part", what);
+}
+
+static void remove_part(void) {
+    char path[32];
+    remove_tree("part");
+    for (int i = 1; i < 4; i++) {
+        snprintf(path, sizeof path, "part.%d", i);
+        remove_tree(path);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Killed
+
+static void test_killed_at_every_call(void) {
+    long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 12;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
+        const char *what = path_of("killed at call %ld", n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        int code = trainer_run(COMMAND "--out part");
+        CHECK(code == 1000 + SIGKILL, "%s: exit code %d", what, code);
+        check_nothing_lost(what);
+        check_goes_on(what);
+    }
+}
+
+// Again and again, at moments that the clock chooses, until the run has come to its end in spite of it.
+static void test_killed_at_random_moments(void) {
+    long kills = 0, wanted = trainer.thorough ? 1000 : 12;
+    while (kills < wanted && !test_state.failures) {
+        remove_part();
+        long here = 0;
+        for (int code = -1; code != 0 && !test_state.failures;) {
+            faults_plan(FAULT_NONE, -1, 0, 0);
+            pid_t child = start(COMMAND "--out part");
+            if (here < wanted) sleep_us(draw(60000)), kill(child, SIGKILL);
+            code = trainer_wait(child);
+            CHECK(code == 0 || code == 1000 + SIGKILL, "exit code %d: %s", code, log_tail());
+            kills += code != 0, here += code != 0;
+            check_nothing_lost("killed");
+        }
+        check_same_end("whole", "part", path_of("killed %ld times", here));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Calls that fail
+
+// One call of a kind fails, or it and all after it. Either training goes on to the right end, or it stops with a code
+// that fits; and in any case what was there stays, and the same command goes on.
+static void check_failure(Fault fault, Call call, long n, int error) {
+    const char *what =
+        path_of("%s %ld %s with %s", call_names[call], n, fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
+    remove_part();
+    faults_plan(fault, call, n, error);
+    int code = trainer_run(COMMAND "--out part");
+    bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
+    CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
+    CHECK(code == 0 || log_mentions("error: "), "%s: exit code %d without a word: %s", what, code, log_tail());
+    check_nothing_lost(what);
+    if (code == 0) check_same_end("whole", "part", what);
+    else check_goes_on(what);
+}
+
+static void test_calls_that_fail(void) {
+    static const int errors[] = {ENOSPC, EIO};
+    for (int call = 0; call < CALLS; call++) {
+        long stride = trainer.thorough ? 1 : calls_of_run[call] / 3 + 1, k = 0;
+        for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[call]; n += stride, k++) {
+            check_failure(FAULT_ONCE, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[k % 2]);
+            check_failure(FAULT_ON, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[(k + 1) % 2]);
+        }
+    }
+}
+
+// Interrupted calls and short writes are nobody's failure.
+static void test_interrupted_calls(void) {
+    static const struct {
+        Fault fault;
+        Call call;
+        int error;
+    } cases[] = {{FAULT_ONCE, CALL_WRITE, EINTR}, {FAULT_ONCE, CALL_FSYNC, EINTR}, {FAULT_SHORT, CALL_WRITE, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        long calls = calls_of_run[cases[i].call], stride = trainer.thorough ? 1 : calls / 3 + 1;
+        for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
+            const char *what = path_of("%s %ld interrupted", call_names[cases[i].call], n);
+            remove_part();
+            faults_plan(cases[i].fault, cases[i].call, n, cases[i].error);
+            int code = trainer_run(COMMAND "--out part");
+            CHECK(code == 0 && !log_mentions("warning"), "%s: exit code %d: %s", what, code, log_tail());
+            check_same_end("whole", "part", what);
+        }
+    }
+}
+
+// A disk without room is noticed before anything is written. Training goes on, and says at its end that it is not saved.
+static void test_no_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->free_kb = 64;
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_WRITE && log_mentions("step 3 was not saved") && log_mentions("the disk has 0.1 MiB left"),
+          "exit code %d: %s", code, log_tail());
+    CHECK(newest_step("part") == -1, "something was written");
+    check_goes_on("no room");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Damage
+
+static void flip_bit(const char *path, uint64_t bit) {
+    size_t bytes;
+    char *text = read_text(path, &bytes);
+    Error e;
+    if (text) text[bit / 8] ^= (char)(1 << bit % 8);
+    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
+    memory_free(text);
+}
+
+// A run directory: files, and directories of files.
+static void copy_run(const char *from, const char *to) {
+    Names names;
+    Error e = {0};
+    CHECK_OK(directory_create(to, &e), &e);
+    CHECK_OK(directory_list(from, &names, &e), &e);
+    for (int i = 0; i < names.count; i++) {
+        const char *inner = path_of("%s/%s", from, names.name[i]), *copy = path_of("%s/%s", to, names.name[i]);
+        if (directory_exists(inner)) copy_tree(inner, copy);
+        else copy_file(inner, copy);
+    }
+    names_free(&names);
+}
+
+static uint64_t bits_of(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? 8 * (uint64_t)st.st_size : 0;
+}
+
+// Every single bit counts, in whatever file, and the message names the file.
+static void test_flipped_bits_are_noticed(void) {
+    char checkpoint[64]; // path_of has a short memory
+    snprintf(checkpoint, sizeof checkpoint, "whole/step_%08ld", newest_step("whole"));
+    Names names;
+    Error e = {0};
+    CHECK_OK(directory_list(checkpoint, &names, &e), &e);
+    CHECK(names.count == 5, "%d files", names.count);
+    int rounds = trainer.thorough ? 10000 : 400;
+    for (int i = 0; i < rounds; i++) {
+        const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
+        uint64_t bit = (uint64_t)draw(1u << 31) % bits_of(path);
+        flip_bit(path, bit);
+        CHECK_ERROR(archive_verify(checkpoint, &e), &e, ERR_INPUT, name);
+        flip_bit(path, bit);
+    }
+    CHECK_OK(archive_verify(checkpoint, &e), &e);
+    names_free(&names);
+}
+
+// And a run falls back past it, says so, and still ends as it should.
+static void test_falls_back(void) {
+    static const char *const files[] = {"model.safetensors", "MANIFEST.json", "state.json", "config.json",
+                                        "optimizer.safetensors"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        remove_part();
+        copy_run("whole", "part");
+        long newest = newest_step("part");
+        char path[80];
+        snprintf(path, sizeof path, "part/step_%08ld/%s", newest, files[i]);
+        flip_bit(path, draw((uint32_t)bits_of(path)));
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        int code = trainer_run(COMMAND "--out part");
+        CHECK(code == 0 && log_mentions(path) && log_mentions("Passed over"), "exit code %d: %s", code, log_tail());
+        CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0, "the damaged one is gone");
+        check_same_end("whole", "part", files[i]);
+        CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
+              "--check: %s", log_tail());
+    }
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
+    for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
+        if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_INPUT && log_mentions("none of its 2 checkpoints"), "exit code %d: %s", code, log_tail());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Signals
+
+static pid_t start_and_wait_for_steps(const char *command) {
+    pid_t child = start("%s", command);
+    for (int i = 0; i < 5000 && !log_mentions("engine "); i++) sleep_us(1000);
+    return child;
+}
+
+static void test_signals(void) {
+    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT};
+    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT"};
+    int rounds = trainer.thorough ? 200 : 6, stopped = 0;
+    remove_part();
+    for (int i = 0; i < rounds; i++) {
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+        sleep_us(draw(4000));
+        kill(child, signals[i % 3]);
+        int code = trainer_wait(child);
+        CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
+        if (code == ERR_STOPPED) {
+            stopped++;
+            const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
+            CHECK(log_mentions(names[i % 3]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
+            continue;
+        }
+        check_same_end("whole", "part", "after signals");
+        remove_part();
+    }
+    CHECK(stopped > 0, "no signal came in time");
+    check_goes_on("after signals");
+}
+
+static void test_second_signal_ends_at_once(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_us = 500000; // so that the save is under way when it comes
+    pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+    kill(child, SIGTERM);
+    sleep_us(300000);
+    double before = clock_seconds();
+    kill(child, SIGTERM);
+    int code = trainer_wait(child);
+    CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
+    CHECK(clock_seconds() - before < 0.4, "took %.2f s", clock_seconds() - before);
+    check_goes_on("two signals");
+}
+
+static void test_one_run_at_a_time(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_us = 200000;
+    pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
+    kill(child, SIGKILL);
+    trainer_wait(child);
+    check_goes_on("one at a time");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Retention
+
+static void make_checkpoint(int64_t step) {
+    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
+    Manifest manifest = {.count = 0};
+    Error e = {0};
+    CHECK_OK(archive_begin("kept", step, 0, directory, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", directory), &step, sizeof step, NULL, &e), &e);
+    CHECK_OK(archive_commit("kept", step, &manifest, final, &e), &e);
+}
+
+// Whatever is kept, in whatever rhythm, and however many are damaged: the newest good one is never removed.
+static void test_retention(void) {
+    int rounds = trainer.thorough ? 1000 : 60;
+    FILE *notes = fopen("/dev/null", "w");
+    Error e = {0};
+    for (int round = 0; round < rounds; round++) {
+        int64_t keep = draw(5) + 1, step = 0, newest = 0, newest_found = 0; // keep 1 as well: it must hold too
+        int count, damaged = 0;
+        bool found;
+        char directory[ARCHIVE_PATH];
+        remove_tree("kept");
+        CHECK_OK(directory_create("kept", &e), &e);
+        for (int i = 0; i < 6; i++) {
+            step += 1 + draw(1000);
+            make_checkpoint(step);
+            if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
+            else newest = step;
+            CHECK_OK(archive_thin("kept", keep, &e), &e);
+            if (newest) {
+                CHECK_OK(archive_newest("kept", notes, &found, &newest_found, directory, &e), &e);
+                CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);
+            }
+        }
+        CHECK_OK(archive_count("kept", &count, &e), &e);
+        CHECK(count <= keep + damaged, "%d kept with --keep %ld, %d damaged", count, (long)keep, damaged);
+    }
+    fclose(notes);
+}
+
+int main(void) {
+    trainer_setup();
+    faults_setup();
+    RUN(test_undisturbed);
+    RUN(test_killed_at_every_call);
+    RUN(test_killed_at_random_moments);
+    RUN(test_calls_that_fail);
+    RUN(test_interrupted_calls);
+    RUN(test_no_room);
+    RUN(test_flipped_bits_are_noticed);
+    RUN(test_falls_back);
+    RUN(test_signals);
+    RUN(test_second_signal_ends_at_once);
+    RUN(test_one_run_at_a_time);
+    RUN(test_retention);
+    return trainer_end();
+}

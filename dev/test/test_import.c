@@ -1,0 +1,248 @@
+// Models made elsewhere: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value must
+// arrive where it belongs, and a malformed file is refused with a message that names it.
+#define _POSIX_C_SOURCE 200809L
+#include "../../llmc/checkpoint.h"
+#include "../../llmc/safetensors.h"
+#include "small_model.h"
+#include "test.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+static char scratch[PATH_MAX];
+static Model model;
+static float *values;   // (flat_count), what was written
+static float *received; // (flat_count), what came back
+
+static int receive(void *context, Range range, const float *from, Error *e) {
+    (void)context;
+    (void)e;
+    CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
+    memcpy(received + range.begin, from, (range.end - range.begin) * sizeof *from);
+    return 0;
+}
+
+static int give(void *context, Range range, float *to, Error *e) {
+    (void)context;
+    (void)e;
+    memcpy(to, values + range.begin, (range.end - range.begin) * sizeof *to);
+    return 0;
+}
+
+// Values that all three types hold exactly, so that equality is what to test.
+static void make_values(uint64_t seed) {
+    small_params(&model, seed, values);
+    for (size_t i = 0; i < model.flat_count; i++) values[i] = roundf(values[i] * 64) / 64;
+    for (size_t i = 0; i < model.flat_count; i++)
+        values[i] = fabsf(values[i]) > 2 ? copysignf(2, values[i]) : bf16_to_f32(f32_to_bf16(values[i]));
+}
+
+static void check_received(const char *path) {
+    Error e = {0};
+    ModelConfig config;
+    for (size_t i = 0; i < model.flat_count; i++) received[i] = NAN;
+    CHECK(checkpoint_is_model(path), "%s is no model", path);
+    CHECK_OK(checkpoint_read_config(path, &config, &e), &e);
+    CHECK(memcmp(&config, &model.config, sizeof config) == 0, "%s: another shape", path);
+    CHECK_OK(checkpoint_load_model(path, &model, receive, NULL, &e), &e);
+    for (int k = 0; k < model.tensor_count; k++) {
+        const Tensor *t = &model.tensors[k];
+        size_t wrong = 0;
+        for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += !(received[i] == values[i]);
+        CHECK(wrong == 0, "%s: %s: %zu of %zu values", path, t->name, wrong, t->count);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// safetensors
+
+static void write_tensor(SafetensorsWriter *writer, const Tensor *t, SafetensorsType type) {
+    Error e = {0};
+    for (size_t i = 0; i < t->count; i++) {
+        float x = values[t->offset + i];
+        uint16_t half = type == SAFETENSORS_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+        CHECK_OK(type == SAFETENSORS_F32 ? safetensors_write(writer, &x, 4, &e)
+                                         : safetensors_write(writer, &half, 2, &e),
+                 &e);
+    }
+}
+
+// Those tensors whose number leaves `part` when divided by `parts`.
+static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
+    SafetensorsWriter *writer;
+    Error e = {0};
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    for (int k = part; k < model.tensor_count; k += parts) {
+        const Tensor *t = &model.tensors[k];
+        char name[80];
+        uint64_t shape[2] = {t->rows, t->columns};
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        CHECK_OK(safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1), &e), &e);
+    }
+    for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
+    CHECK_OK(safetensors_finish(writer, &e), &e);
+}
+
+static void write_index(const char *path, int parts, const char *prefix, const char *file_format) {
+    FILE *f = fopen(path, "w");
+    fputs("{\"metadata\": {\"total_size\": 1}, \"weight_map\": {", f);
+    for (int k = 0; k < model.tensor_count; k++) {
+        fprintf(f, "%s\"%s%s\": \"", k ? ", " : "", prefix, model.tensors[k].name);
+        fprintf(f, file_format, k % parts);
+        fputs("\"", f);
+    }
+    fputs("}}", f);
+    fclose(f);
+}
+
+static void test_one_file(void) {
+    static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
+    Error e = {0};
+    CHECK_OK(directory_create("one", &e), &e);
+    make_values(1);
+    CHECK_OK(checkpoint_save_model("one", &model, give, NULL, NULL, &e), &e); // config.json too
+    check_received("one");
+    for (int i = 0; i < 3; i++) {
+        make_values(2 + (uint64_t)i);
+        write_part("one/model.safetensors", types[i], 0, 1, i ? "" : "transformer.");
+        check_received("one");
+    }
+}
+
+static void test_several_files(void) {
+    Error e = {0};
+    CHECK_OK(directory_create("many", &e), &e);
+    CHECK_OK(checkpoint_save_model("many", &model, give, NULL, NULL, &e), &e);
+    unlink("many/model.safetensors");
+    make_values(10);
+    static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
+    for (int part = 0; part < 3; part++) {
+        char path[64];
+        snprintf(path, sizeof path, "many/part-%d.safetensors", part);
+        write_part(path, types[part], part, 3, "transformer.");
+    }
+    write_index("many/model.safetensors.index.json", 3, "transformer.", "part-%d.safetensors");
+    check_received("many");
+
+    unlink("many/part-1.safetensors");
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "part-1.safetensors");
+    write_index("many/model.safetensors.index.json", 1, "", "part-%d.safetensors"); // 0 alone
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "no tensor");
+    write_index("many/model.safetensors.index.json", 3, "", "../one/%d.safetensors");
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "not in a file of this");
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\": 3}", 17, NULL, &e), &e);
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, NULL, &e), &e);
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// llm.c's .bin, written here from its description: 16 arrays one after the other, weights as (out, in)
+
+enum { PADDED = 128 };
+
+static void put_value(FILE *f, int version, float x) {
+    uint16_t half = f32_to_bf16(x);
+    if (version == 3) fwrite(&x, 4, 1, f);
+    else fwrite(&half, 2, 1, f);
+}
+
+static void put_rows(FILE *f, int version, const char *name, size_t rows, size_t columns, bool turned) {
+    const Tensor *t = model_find(&model, name);
+    const float *v = values + t->offset;
+    CHECK(t->count == rows * columns, "%s", name);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) put_value(f, version, turned ? v[c * rows + r] : v[r * columns + c]);
+}
+
+static void put_layers(FILE *f, int version, const char *rest, size_t rows, size_t columns, bool turned) {
+    for (int l = 0; l < model.config.layers; l++) {
+        char name[64];
+        snprintf(name, sizeof name, "h.%d.%s", l, rest);
+        put_rows(f, version, name, rows, columns, turned);
+    }
+}
+
+static void write_bin(const char *path, int version) {
+    const ModelConfig *c = &model.config;
+    size_t C = (size_t)c->channels;
+    int32_t header[256] = {20240326, version, c->context, c->vocab, c->layers, c->heads, c->channels, PADDED};
+    FILE *f = fopen(path, "wb");
+    fwrite(header, sizeof header, 1, f);
+    put_rows(f, version, "wte.weight", (size_t)c->vocab, C, false);
+    for (size_t i = 0; i < (size_t)(PADDED - c->vocab) * C; i++) put_value(f, version, NAN);
+    put_rows(f, version, "wpe.weight", (size_t)c->context, C, false);
+    put_layers(f, version, "ln_1.weight", 1, C, false);
+    put_layers(f, version, "ln_1.bias", 1, C, false);
+    put_layers(f, version, "attn.c_attn.weight", 3 * C, C, true);
+    put_layers(f, version, "attn.c_attn.bias", 1, 3 * C, false);
+    put_layers(f, version, "attn.c_proj.weight", C, C, true);
+    put_layers(f, version, "attn.c_proj.bias", 1, C, false);
+    put_layers(f, version, "ln_2.weight", 1, C, false);
+    put_layers(f, version, "ln_2.bias", 1, C, false);
+    put_layers(f, version, "mlp.c_fc.weight", 4 * C, C, true);
+    put_layers(f, version, "mlp.c_fc.bias", 1, 4 * C, false);
+    put_layers(f, version, "mlp.c_proj.weight", C, 4 * C, true);
+    put_layers(f, version, "mlp.c_proj.bias", 1, C, false);
+    put_rows(f, version, "ln_f.weight", 1, C, false);
+    put_rows(f, version, "ln_f.bias", 1, C, false);
+    fclose(f);
+}
+
+static void test_llmc_bin(void) {
+    for (int version = 3; version <= 5; version += 2) {
+        make_values((uint64_t)version);
+        write_bin("model.bin", version);
+        check_received("model.bin");
+    }
+}
+
+static void patch(const char *path, long at, int32_t value) {
+    FILE *f = fopen(path, "r+b");
+    fseek(f, at, SEEK_SET);
+    fwrite(&value, sizeof value, 1, f);
+    fclose(f);
+}
+
+static void test_bad_bin(void) {
+    static const struct {
+        int index, value;
+        const char *said;
+    } cases[] = {{1, 4, "version 4"},     {1, 1, "version 1"},         {1, 5, "its header makes"},
+                 {2, 0, "byte 8"},        {3, -1, "byte 12"},          {4, 4, "its header makes"},
+                 {5, 5, "heads"},         {6, 1 << 30, "byte 24"},     {6, 1 << 20, "makes"},
+                 {7, 12, "padded to 12"}, {7, 256, "its header makes"}};
+    Error e = {0};
+    ModelConfig config;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_bin("bad.bin", 3);
+        patch("bad.bin", 4 * cases[i].index, cases[i].value);
+        CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, cases[i].said);
+        CHECK(strstr(e.what, "bad.bin"), "'%s' does not name the file", e.what);
+    }
+    write_bin("bad.bin", 3);
+    CHECK(truncate("bad.bin", 2000) == 0, "truncate");
+    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "2000 bytes");
+    CHECK(truncate("bad.bin", 700) == 0, "truncate");
+    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "byte 700");
+    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are no model");
+}
+
+int main(void) {
+    Error e = {0};
+    const ModelConfig config = {3, 2, 24, 101, 19};
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    snprintf(scratch, sizeof scratch, "%s/gns_import_XXXXXX", base);
+    if (!mkdtemp(scratch) || chdir(scratch) != 0 || model_create(&model, &config, &e)) return 1;
+    values = malloc(model.flat_count * sizeof *values);
+    received = malloc(model.flat_count * sizeof *received);
+    RUN(test_one_file);
+    RUN(test_several_files);
+    RUN(test_llmc_bin);
+    RUN(test_bad_bin);
+    free(values);
+    free(received);
+    model_destroy(&model);
+    if (chdir("/") == 0) directory_remove(scratch, &e);
+    return test_summary();
+}

@@ -1,0 +1,141 @@
+// Resumption: a run that was interrupted and taken up again is, to the bit, the run that was not; and what may and may
+// not change in between. GNS_LONG=1: from every step rather than from some.
+#define _POSIX_C_SOURCE 200809L
+#include "trainer.h"
+
+// From every step of a run with a growing batch: only that checkpoint is there, and the full metrics.jsonl behind it.
+static void test_from_every_step(void) {
+    CHECK(trainer_run("--train-tokens 5000 --out whole --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
+    long steps = newest_step("whole"), stride = trainer.thorough ? 1 : 7;
+    CHECK(steps > 60, "%ld steps", steps);
+    for (long step = 1; step < steps; step += stride) {
+        const char *name = path_of("step %ld", step);
+        remove_tree("part");
+        copy_tree(path_of("whole/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
+        int code = trainer_run("--train-tokens 5000 --out part --checkpoint-every 0");
+        CHECK(code == 0, "%s: exit code %d: %s", name, code, log_tail());
+        check_same_end("whole", "part", name);
+    }
+}
+
+// metrics.jsonl has every step once and in order, and validations behind theirs.
+static void test_every_step_once(void) {
+    size_t bytes;
+    char *text = read_text("part/metrics.jsonl", &bytes);
+    long last = 0, lines = 0;
+    CHECK(text != NULL && bytes > 0 && text[bytes - 1] == '\n', "no metrics, or no end");
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n"), lines++) {
+        long step = atol(line + strlen("{\"step\": "));
+        if (strstr(line, "\"val_loss\"")) CHECK(step == last, "validation of step %ld behind step %ld", step, last);
+        else CHECK(step == ++last, "step %ld, want %ld", step, last);
+    }
+    CHECK(last == newest_step("part") && lines > last, "%ld steps, %ld lines", last, lines);
+    memory_free(text);
+}
+
+// A finished run is not trained again; a longer one goes on.
+static void test_complete(void) {
+    CHECK(trainer_run("--train-tokens 600 --out done") == 0, "%s", log_tail());
+    long step = newest_step("done");
+    copy_file("done/metrics.jsonl", "before.jsonl");
+    CHECK(trainer_run("--train-tokens 600 --out done") == 0, "%s", log_tail());
+    CHECK(log_mentions("this run is complete"), "%s", log_tail());
+    CHECK(newest_step("done") == step && same_file("done/metrics.jsonl", "before.jsonl"), "something was done");
+    CHECK(trainer_run("--train-tokens 900 --out done") == 0, "%s", log_tail());
+    CHECK(log_mentions("--train-tokens 600 is now 900"), "%s", log_tail());
+    CHECK(newest_step("done") > step, "the longer run did not go on");
+    CHECK(trainer_run("--train-tokens 900 --out done --fresh") == 0, "%s", log_tail());
+    CHECK(log_mentions("done held an earlier run: moved to done.1"), "%s", log_tail());
+    CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
+}
+
+// What a run is made of: options of their own, so that each can be another one.
+#define OWN "train_gpt2 --threads 1 --heads 1 --model d1 --out own --checkpoint-every 5 "
+
+static void test_what_may_change(void) {
+    CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 10 "
+                          "--lr 1e-3 --micro-batch 4 --batch-tokens 32") == 0,
+          "%s", log_tail());
+    CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 20 "
+                          "--lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 --val val.bin --val-every 4") == 0,
+          "%s", log_tail());
+    static const char *const said[] = {"resuming from own/step_00000010: 10 steps, 320 tokens done",
+                                       "--steps 10 is now 20",
+                                       "--lr 0.001 is now 0.002",
+                                       "--micro-batch 4 is now 2",
+                                       "--beta2 0.95 is now 0.99",
+                                       "--val \"\" is now \"val.bin\""};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        CHECK(log_mentions(said[i]), "no '%s' in:\n%s", said[i], log_tail());
+}
+
+static void test_what_may_not_change(void) {
+    static const struct {
+        const char *options, *field;
+    } cases[] = {
+        {"--layers 2 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin", "model.layers"},
+        {"--layers 1 --channels 32 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin", "model.channels"},
+        {"--layers 1 --channels 16 --vocab-size 65 --seq-len 8 --seed 5 --train train.bin", "model.vocab"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 16 --seed 5 --train train.bin", "--seq-len"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 6 --train train.bin", "seed = 5"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train other.bin", "train_data"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train *e*.bin", "train_data"},
+    };
+    copy_file("own/metrics.jsonl", "before.jsonl");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = trainer_run(OWN "%s --steps 30 --batch-tokens 32", cases[i].options);
+        CHECK(code == ERR_INPUT, "%s: exit code %d: %s", cases[i].field, code, log_tail());
+        CHECK(log_mentions(cases[i].field), "no '%s' in: %s", cases[i].field, log_tail());
+    }
+    rename("train.bin", "same.bin"); // another name is another shard
+    int code =
+        trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train same.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
+    rename("same.bin", "train.bin");
+    CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
+}
+
+// Steps that are outliers make no update and say so, and the window that judges them survives a resumption: the run
+// goes on from before and from behind its first skipped step.
+#define OUTLIERS                                                                                                       \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
+    "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 2.2 --skip-grad-z 2.2 "
+
+static void test_outliers_are_skipped(void) {
+    CHECK(trainer_run(OUTLIERS "--out outliers --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
+    CHECK(log_mentions("is an outlier (loss "), "nothing was skipped: %s", log_tail());
+    size_t bytes;
+    char *text = read_text("outliers/metrics.jsonl", &bytes);
+    long skipped = 0, first = 0;
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        long step = atol(line + strlen("{\"step\": "));
+        bool said = strstr(line, "\"skipped\": true") != NULL;
+        skipped += said;
+        if (said && !first) first = step;
+        bool same = same_file(path_of("outliers/step_%08ld/model.safetensors", step),
+                              path_of("outliers/step_%08ld/model.safetensors", step - 1));
+        CHECK(step == 1 || same == said, "step %ld %s, and its weights %s", step, said ? "skipped" : "not skipped",
+              same ? "are the same" : "differ");
+    }
+    memory_free(text);
+    CHECK(first > 128 && skipped < 30, "%ld skipped, the first at step %ld", skipped, first);
+    for (long step = first - 1; step <= first; step++) {
+        remove_tree("part");
+        copy_tree(path_of("outliers/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("outliers/metrics.jsonl", "part/metrics.jsonl");
+        CHECK(trainer_run(OUTLIERS "--out part") == 0, "%s", log_tail());
+        check_same_end("outliers", "part", path_of("outliers, from step %ld", step));
+    }
+}
+
+int main(void) {
+    trainer_setup();
+    RUN(test_from_every_step);
+    RUN(test_every_step_once);
+    RUN(test_complete);
+    RUN(test_what_may_change);
+    RUN(test_what_may_not_change);
+    RUN(test_outliers_are_skipped);
+    return trainer_end();
+}

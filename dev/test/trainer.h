@@ -1,0 +1,214 @@
+// trainer: the whole training program as a child process, on a model and data small enough for thousands of runs, and
+// comparisons of what runs leave behind. For tests of checkpoints and resumption.
+#ifndef GNS_TRAINER_H
+#define GNS_TRAINER_H
+
+#include "../../llmc/data.h"
+#include "../../llmc/files.h"
+#include "../../llmc/rng.h"
+#include "../../llmc/train.h"
+#include "test.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TRAINER_ARGUMENTS = 128 };
+
+static struct {
+    char scratch[PATH_MAX]; // the present directory while the tests run
+    bool thorough;          // GNS_LONG=1: the long forms (make test-crash)
+} trainer;
+
+// Words with some order in them, so that there is something to learn.
+static void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
+    Error e = {0};
+    uint16_t *tokens = malloc(count * sizeof *tokens);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t random = rng_u32(seed, 77, i);
+        tokens[i] = (uint16_t)(i && random % 4 ? (tokens[i - 1] * 5u + 3) % 64 : random / 4 % 64);
+    }
+    CHECK_OK(shard_write(path, tokens, count, &e), &e);
+    free(tokens);
+}
+
+static void trainer_setup(void) {
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *thorough = getenv("GNS_LONG");
+    trainer.thorough = thorough && strcmp(thorough, "1") == 0;
+    snprintf(trainer.scratch, sizeof trainer.scratch, "%s/gns_test_XXXXXX", base);
+    if (!mkdtemp(trainer.scratch) || chdir(trainer.scratch) != 0) exit(1);
+    trainer_make_shard("train.bin", 1, 6000);
+    trainer_make_shard("other.bin", 2, 6000);
+    trainer_make_shard("val.bin", 3, 600);
+}
+
+static int trainer_end(void) {
+    Error e;
+    if (chdir("/") == 0) directory_remove(trainer.scratch, &e);
+    return test_summary();
+}
+
+// A run of some 100 steps whose batch grows three times, with all that a checkpoint must hold: noise averages,
+// calibration, a ramp under way, outlier windows.
+static const char *const trainer_command =
+    "train_gpt2 --train train.bin --val val.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 "
+    "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-exact-every 3 "
+    "--gns-half-life 60 --ramp-kappa 1000 --lr 1e-2 --val-every 7 --val-tokens 128 --skip-loss-z 3 ";
+
+// Starts the program with more options behind those above (or other ones, where `format` begins with "train_gpt2").
+// What it prints goes to the file "log". in_child runs before it.
+static pid_t trainer_start(void (*in_child)(void), const char *format, va_list args) {
+    char line[4096], *argv[TRAINER_ARGUMENTS + 1] = {0};
+    int argc = 0;
+    bool whole = strncmp(format, "train_gpt2", 10) == 0;
+    size_t used = (size_t)snprintf(line, sizeof line, "%s", whole ? "" : trainer_command);
+    vsnprintf(line + used, sizeof line - used, format, args);
+    for (char *word = strtok(line, " "); word && argc < TRAINER_ARGUMENTS; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    fflush(stdout);
+    unlink("log");
+    pid_t child = fork();
+    if (child) return child;
+    if (!freopen("log", "w", stdout)) _exit(1);
+    dup2(1, 2);
+    if (in_child) in_child();
+    int code = train_main(argc, argv);
+    fflush(stdout);
+    _exit(code);
+}
+
+// The exit code, or 1000 + the signal that ended it.
+static int trainer_wait(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+__attribute__((format(printf, 1, 2))) static int trainer_run(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    pid_t child = trainer_start(NULL, format, args);
+    va_end(args);
+    return trainer_wait(child);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files
+
+static char *read_text(const char *path, size_t *bytes) {
+    Error e;
+    char *text;
+    if (file_read(path, 1u << 30, &text, bytes, &e) == 0) return text;
+    *bytes = 0;
+    return NULL;
+}
+
+__attribute__((format(printf, 1, 2))) static const char *path_of(const char *format, ...) {
+    static char buffers[64][PATH_MAX];
+    static int next;
+    char *path = buffers[next++ % 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(path, PATH_MAX, format, args);
+    va_end(args);
+    return path;
+}
+
+static bool log_mentions(const char *text) {
+    size_t bytes;
+    char *log = read_text("log", &bytes);
+    bool found = log && strstr(log, text);
+    memory_free(log);
+    return found;
+}
+
+// The end of the log, for messages.
+static const char *log_tail(void) {
+    static char tail[400];
+    size_t bytes;
+    char *log = read_text("log", &bytes);
+    snprintf(tail, sizeof tail, "%s", log ? log + (bytes > 300 ? bytes - 300 : 0) : "(none)");
+    memory_free(log);
+    return tail;
+}
+
+static void remove_tree(const char *path) {
+    Error e;
+    directory_remove(path, &e);
+}
+
+static void copy_file(const char *from, const char *to) {
+    Error e = {0};
+    size_t bytes;
+    char *text = read_text(from, &bytes);
+    CHECK(text != NULL, "%s cannot be read", from);
+    if (text) CHECK_OK(file_save(to, text, bytes, NULL, &e), &e);
+    memory_free(text);
+}
+
+static void copy_tree(const char *from, const char *to) {
+    Names names;
+    Error e = {0};
+    CHECK_OK(directory_create(to, &e), &e);
+    CHECK_OK(directory_list(from, &names, &e), &e);
+    for (int i = 0; i < names.count; i++)
+        copy_file(path_of("%s/%s", from, names.name[i]), path_of("%s/%s", to, names.name[i]));
+    names_free(&names);
+}
+
+static bool same_file(const char *a, const char *b) {
+    size_t a_bytes, b_bytes;
+    char *a_text = read_text(a, &a_bytes), *b_text = read_text(b, &b_bytes);
+    bool same = a_text && b_text && a_bytes == b_bytes && memcmp(a_text, b_text, a_bytes) == 0;
+    memory_free(a_text);
+    memory_free(b_text);
+    return same;
+}
+
+// metrics.jsonl without what a clock says, in place.
+static void drop_timing(char *text) {
+    char *from;
+    while ((from = strstr(text, ", \"tok_per_s\": "))) {
+        char *to = strstr(from, ", \"mfu\": ");
+        memmove(from, to, strlen(to) + 1);
+        text = from;
+    }
+}
+
+static bool same_metrics(const char *a, const char *b) {
+    size_t bytes;
+    char *a_text = read_text(a, &bytes), *b_text = read_text(b, &bytes);
+    if (a_text) drop_timing(a_text);
+    if (b_text) drop_timing(b_text);
+    bool same = a_text && b_text && strcmp(a_text, b_text) == 0;
+    memory_free(a_text);
+    memory_free(b_text);
+    return same;
+}
+
+// The newest step_NNNNNNNN of a run directory, -1 for none.
+static long newest_step(const char *run) {
+    Names names;
+    Error e;
+    long newest = -1;
+    if (directory_list(run, &names, &e)) return -1;
+    for (int i = 0; i < names.count; i++)
+        if (strncmp(names.name[i], "step_", 5) == 0 && !strchr(names.name[i], '.')) newest = atol(names.name[i] + 5);
+    names_free(&names);
+    return newest;
+}
+
+// Two runs that ended alike: the same weights, moments and numbers, to the bit.
+static void check_same_end(const char *a, const char *b, const char *what) {
+    long step = newest_step(a);
+    CHECK(step > 0 && newest_step(b) == step, "%s: ends at step %ld, not %ld", what, newest_step(b), step);
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors", "config.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        CHECK(same_file(path_of("%s/step_%08ld/%s", a, step, files[i]), path_of("%s/step_%08ld/%s", b, step, files[i])),
+              "%s: %s differs", what, files[i]);
+    CHECK(same_metrics(path_of("%s/metrics.jsonl", a), path_of("%s/metrics.jsonl", b)), "%s: metrics differ", what);
+}
+
+#endif

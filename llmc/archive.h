@@ -1,0 +1,48 @@
+// archive: the checkpoints of a run directory, OUT/step_NNNNNNNN. Each is there as a whole or not at all: it comes to
+// be under another name, is synced, gets its manifest and then, in one rename, its name. Whatever happens in between,
+// the ones before it are as they were.
+#ifndef GNS_ARCHIVE_H
+#define GNS_ARCHIVE_H
+
+#include "manifest.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
+
+// "step_00000120"
+void archive_name(char *out, size_t bytes, int64_t step);
+
+// Prepares an empty directory for the checkpoint of a step, under its temporary name. Fails, before anything is
+// written, where the disk has less than `bytes_needed` left.
+int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char directory[ARCHIVE_PATH], Error *e);
+
+// Completes it: the files that the manifest lacks are added to it, then manifest, syncs, rename, sync of the parent.
+int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+
+// Reads a checkpoint back, every byte of it.
+int archive_verify(const char *directory, Error *e);
+
+// Removes the checkpoints older than the newest `keep` complete ones (0: none is removed). A complete one has its
+// manifest, and all files of it with the right sizes; what is not complete does not count.
+int archive_thin(const char *out, int64_t keep, Error *e);
+
+// The newest checkpoint that is as it was written. *found is false where there is none at all. Damaged ones are passed
+// over with a line each to `notes`; where there are only damaged ones that is an error (65).
+int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, char directory[ARCHIVE_PATH], Error *e);
+
+// Renames the checkpoints of later steps, which would be in the way: "step_00000120.damaged".
+int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e);
+
+// How many there are, whole or damaged.
+int archive_count(const char *out, int *count, Error *e);
+
+// Removes what was left unfinished by a run that was killed.
+int archive_tidy(const char *out, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,84 @@
+// files: writing that lasts. A file written here is on the disk, with a digest of what should be there, before its
+// name counts for anything; and the few things around that: syncing directories, removing trees, room on the disk.
+#ifndef GNS_FILES_H
+#define GNS_FILES_H
+
+#include "common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { HASH_TEXT = 33 }; // bytes of an XXH3-128 in hexadecimal, with its NUL
+
+// What a file holds, in short.
+typedef struct {
+    uint64_t bytes;
+    char hash[HASH_TEXT]; // XXH3-128, its canonical form
+} FileDigest;
+
+FileDigest digest_of(const void *data, size_t bytes);
+bool digest_equal(const FileDigest *a, const FileDigest *b);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing, from first byte to last. The digest is of the bytes handed over, not of what the disk made of them.
+
+typedef struct OutFile OutFile;
+
+// Creates the file, or empties the one that is there.
+int outfile_create(OutFile **out, const char *path, Error *e);
+int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e);
+const char *outfile_path(const OutFile *file);
+
+// fsync and close; frees *file whatever comes out. digest may be NULL.
+int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
+
+// Closes and removes the unfinished file. NULL is fine.
+void outfile_abandon(OutFile *file);
+
+// A whole file at once. digest may be NULL.
+int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+
+// The same under a temporary name that replaces `path` when all of it is on the disk.
+int file_replace(const char *path, const void *data, size_t bytes, Error *e);
+
+// All of the bytes to a descriptor; `path` is for the message.
+int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files and directories that are there
+
+// Reads the file: a file that cannot be read is ERR_INPUT.
+int file_digest(const char *path, FileDigest *digest, Error *e);
+
+// The same over a sample of a file of more than 64 MiB: its size, and 64 blocks of 64 KiB evenly spread over it, the
+// first and the last included.
+int file_digest_sampled(const char *path, FileDigest *digest, Error *e);
+
+bool file_exists(const char *path); // of whatever kind
+bool directory_exists(const char *path);
+int file_sync(const char *path, Error *e);
+int descriptor_sync(int fd, const char *path, Error *e);
+int directory_sync(const char *path, Error *e);
+
+// Renames and syncs the parent, which both share. The new name must be free.
+int path_rename(const char *from, const char *to, const char *parent, Error *e);
+
+// Removes a directory and all that is in it; one that is not there is fine.
+int directory_remove(const char *path, Error *e);
+
+// Names in a directory but . and .., ascending. *out from memory_alloc, one block: names_free.
+typedef struct {
+    char **name;
+    int count;
+} Names;
+int directory_list(const char *path, Names *out, Error *e);
+void names_free(Names *names);
+
+// Bytes that may still be written below the directory.
+int disk_free(const char *directory, uint64_t *bytes, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

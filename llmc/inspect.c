@@ -1,0 +1,105 @@
+#define _POSIX_C_SOURCE 200809L
+#include "inspect.h"
+
+#include "archive.h"
+#include "checkpoint.h"
+#include "data.h"
+#include "run_state.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool holds(const char *directory, const char *name) {
+    char path[ARCHIVE_PATH];
+    Error ignored;
+    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
+}
+
+static int look_at_values(void *worst, Range range, const float *values, Error *e) {
+    (void)e;
+    for (size_t i = 0; i < range.end - range.begin; i++)
+        if (!(values[i] - values[i] == 0)) ++*(size_t *)worst; // not finite
+    return 0;
+}
+
+// Reads all of the weights, and of the optimizer's memory where it is there.
+static int inspect_model(const char *directory, FILE *out, Error *e) {
+    ModelConfig c;
+    Model model;
+    size_t bad = 0;
+    TRY(checkpoint_read_config(directory, &c, e));
+    TRY(model_create(&model, &c, e));
+    int code = checkpoint_load_model(directory, &model, look_at_values, &bad, e);
+    if (!code && holds(directory, "optimizer.safetensors"))
+        code = checkpoint_load_optimizer(directory, &model, look_at_values, look_at_values, &bad, e);
+    if (!code)
+        fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
+                directory, model.parameters, c.layers, c.heads, c.channels, c.vocab, c.context);
+    if (!code && bad) code = FAIL(e, ERR_INPUT, "use another one", "%s: %zu values are not finite", directory, bad);
+    model_destroy(&model);
+    return code;
+}
+
+static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
+    Manifest manifest;
+    RunSummary summary;
+    TRY(manifest_read(&manifest, directory, e));
+    TRY(manifest_verify(&manifest, directory, true, e));
+    for (int i = 0; i < manifest.count; i++)
+        fprintf(out, "  %-24s %12" PRIu64 " bytes  %s\n", manifest.file[i].name, manifest.file[i].digest.bytes,
+                manifest.file[i].digest.hash);
+    TRY(inspect_model(directory, out, e));
+    TRY(run_state_summary(&summary, directory, e));
+    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
+            directory, summary.step, summary.tokens, summary.examples, summary.batch, summary.build);
+    fprintf(out, "%s: as it was written\n", directory);
+    return 0;
+}
+
+// All checkpoints, the good ones and the bad; an error where one is bad.
+static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
+    Names names;
+    Error first = {0};
+    *any = false;
+    TRY(directory_list(directory, &names, e));
+    for (int i = 0; i < names.count; i++) {
+        char path[ARCHIVE_PATH];
+        Error one = {0};
+        if (strncmp(names.name[i], "step_", 5) != 0 || strchr(names.name[i], '.')) continue;
+        *any = true;
+        int code = path_join(path, sizeof path, directory, names.name[i], &one);
+        if (!code) code = inspect_checkpoint(path, out, &one);
+        if (code) fprintf(out, "%s\n", one.what);
+        if (code && !first.code) first = one;
+    }
+    names_free(&names);
+    if (first.code) *e = first;
+    return first.code;
+}
+
+static int inspect_shards(const char *pattern, FILE *out, Error *e) {
+    DataSet *data;
+    const int any_token = 65536;
+    TRY(data_open(&data, pattern, 1, any_token, 0, e));
+    int code = data_check(data, e);
+    DataInfo info = data_describe(data);
+    if (!code)
+        fprintf(out, "%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards,
+                info.shards == 1 ? "" : "s", info.tokens);
+    data_close(data);
+    return code;
+}
+
+int inspect(const char *path, FILE *out, Error *e) {
+    struct stat st;
+    bool any;
+    bool directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    if (!directory) return checkpoint_is_model(path) ? inspect_model(path, out, e) : inspect_shards(path, out, e);
+    if (holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
+    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
+    TRY(inspect_run(path, out, &any, e));
+    if (any) return 0;
+    return FAIL(e, ERR_INPUT, "name a checkpoint, a run directory, a model's directory or token shards",
+                "%s: neither a checkpoint nor a run with checkpoints", path);
+}

@@ -1,0 +1,56 @@
+// manifest: MANIFEST.json, the list of a directory's files with their sizes and XXH3-128 hashes, and a hash of itself:
+//
+//     {
+//       "format": 1,
+//       "files": [
+//         {"name": "config.json", "bytes": 598, "xxh3_128": "..."},
+//         ...
+//       ],
+//       "xxh3_128_above": "..."        of all bytes above this line
+//     }
+//
+// It is written last: a directory with a good manifest is complete, and every bit of it is as it was written.
+#ifndef GNS_MANIFEST_H
+#define GNS_MANIFEST_H
+
+#include "files.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MANIFEST_NAME "MANIFEST.json"
+
+enum { MANIFEST_FILES = 64, MANIFEST_FILE_NAME = 64 }; // at most
+
+typedef struct {
+    struct {
+        char name[MANIFEST_FILE_NAME];
+        FileDigest digest;
+    } file[MANIFEST_FILES];
+    int count;
+} Manifest;
+
+// Adds a file with a digest that its writer gave.
+void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
+
+// Adds all other files that are in the directory, synced and as they read now.
+int manifest_add_rest(Manifest *manifest, const char *directory, Error *e);
+
+// Writes it, and syncs file and directory.
+int manifest_write(const Manifest *manifest, const char *directory, Error *e);
+
+// Reads DIRECTORY/MANIFEST.json, and its own hash must be right.
+int manifest_read(Manifest *manifest, const char *directory, Error *e);
+
+// Are all of the manifest's files there, with the right sizes and, if `hashes`, the right contents? ERR_INPUT names the
+// first one that is not.
+int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e);
+
+// The file's digest; NULL where there is none of that name.
+const FileDigest *manifest_find(const Manifest *manifest, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

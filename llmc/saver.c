@@ -1,0 +1,160 @@
+#define _POSIX_C_SOURCE 200809L
+#include "saver.h"
+
+#include "checkpoint.h"
+#include "run_state.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KINDS = 3 };
+static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+
+struct Saver {
+    SaverConfig config;
+    float *copy[KINDS]; // (flat_count), the snapshot; there from the first saver_start on
+    Parallel *parallel; // to read from instead; NULL: from the copy
+    char *state;        // text of state.json
+    size_t state_bytes;
+    double started;
+    SaveReport report;
+    pthread_t thread;
+    bool threaded, running; // main thread's
+    atomic_bool ended;      // the writing thread's last word
+};
+
+int saver_create(Saver **out, const SaverConfig *config, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
+    (*out)->config = *config;
+    return 0;
+}
+
+void saver_destroy(Saver *saver) {
+    SaveReport *ignored = NULL;
+    if (!saver) return;
+    saver_collect(saver, true, ignored);
+    for (int k = 0; k < KINDS; k++) memory_free(saver->copy[k]);
+    free(saver->state);
+    memory_free(saver);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing it down
+
+static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
+    if (s->parallel) return parallel_store(s->parallel, kinds[k], range, values, e);
+    memcpy(values, s->copy[k] + range.begin, (range.end - range.begin) * sizeof *values);
+    return 0;
+}
+
+static int read_param(void *s, Range range, float *values, Error *e) { return read_state(s, 0, range, values, e); }
+static int read_moment1(void *s, Range range, float *values, Error *e) { return read_state(s, 1, range, values, e); }
+static int read_moment2(void *s, Range range, float *values, Error *e) { return read_state(s, 2, range, values, e); }
+
+static uint64_t bytes_needed(const Saver *s) {
+    const uint64_t rest = 4 << 20; // the tokenizer's files are 1.5 MB, the JSON files far less
+    return (s->config.model->parameters + 2 * s->config.model->flat_count) * sizeof(float) + s->state_bytes + rest;
+}
+
+static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
+    const Model *model = s->config.model;
+    char path[ARCHIVE_PATH];
+    FileDigest digest;
+    TRY(checkpoint_save_model(directory, model, read_param, s, manifest, e));
+    TRY(checkpoint_save_optimizer(directory, "optimizer.safetensors", model, (Range){0, model->flat_count},
+                                  read_moment1, read_moment2, s, manifest, e));
+    TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
+    TRY(file_save(path, s->state, s->state_bytes, &digest, e));
+    manifest_add(manifest, STATE_NAME, digest);
+    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, e) : 0;
+}
+
+static int write_checkpoint(Saver *s, Error *e) {
+    char directory[ARCHIVE_PATH];
+    Manifest manifest = {.count = 0};
+    Error ignored;
+    TRY(archive_begin(s->config.out, s->report.step, bytes_needed(s), directory, e));
+    int code = write_files(s, directory, &manifest, e);
+    if (!code) code = descriptor_sync(s->config.metrics_fd, "metrics.jsonl", e);
+    if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
+    if (code) directory_remove(directory, &ignored); // gives back the room it took
+    return code;
+}
+
+static void *save_all(void *argument) {
+    Saver *s = argument;
+    SaveReport *report = &s->report;
+    int code = write_checkpoint(s, &report->error);
+    report->seconds = clock_seconds() - s->started;
+    // Only a checkpoint that reads back as it was written may replace an older one.
+    if (!code) code = archive_verify(report->directory, &report->error);
+    if (!code) archive_thin(s->config.out, s->config.keep, &report->note);
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The main thread's side
+
+size_t saver_copy_bytes(const Model *model) { return KINDS * model->flat_count * sizeof(float); }
+
+static int take_snapshot(Saver *s, Parallel *parallel, Error *e) {
+    Range all = {0, s->config.model->flat_count};
+    for (int k = 0; k < KINDS; k++) {
+        if (!s->copy[k])
+            TRY(memory_alloc((void **)&s->copy[k], all.end * sizeof(float), "the copy that a checkpoint is made of",
+                             e));
+        TRY(parallel_store(parallel, kinds[k], all, s->copy[k], e));
+    }
+    return 0;
+}
+
+// Signals are the main thread's.
+static bool start_thread(Saver *s) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&s->thread, NULL, save_all, s) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {
+    assert(!s->running);
+    free(s->state);
+    s->state = state;
+    s->state_bytes = state_bytes;
+    s->parallel = parallel;
+    s->report = (SaveReport){.step = step};
+    s->started = clock_seconds();
+    atomic_store(&s->ended, false);
+}
+
+void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
+    begin(s, parallel, step, state, state_bytes);
+    save_all(s);
+    *report = s->report;
+    report->stall_seconds = report->seconds;
+}
+
+int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
+    begin(s, NULL, step, state, state_bytes);
+    TRY(take_snapshot(s, parallel, e));
+    s->report.stall_seconds = clock_seconds() - s->started;
+    s->running = true;
+    s->threaded = start_thread(s);
+    if (!s->threaded) save_all(s); // no thread to be had: training waits
+    return 0;
+}
+
+bool saver_collect(Saver *s, bool wait, SaveReport *report) {
+    if (!s->running || (!wait && !atomic_load(&s->ended))) return false;
+    if (s->threaded) pthread_join(s->thread, NULL);
+    s->running = false;
+    if (report) *report = s->report;
+    return true;
+}

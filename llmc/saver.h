@@ -1,0 +1,57 @@
+// saver: writes checkpoints while training goes on. The state is copied to the host between two steps; a thread of its
+// own writes the copy down, verifies it and thins out the older ones. One save at a time.
+//
+//     step_NNNNNNNN/  model.safetensors, config.json, optimizer.safetensors   (checkpoint)
+//                     the tokenizer's files, where one is known               (tokenizer)
+//                     state.json                                              (run_state)
+//                     MANIFEST.json                                           (manifest)
+#ifndef GNS_SAVER_H
+#define GNS_SAVER_H
+
+#include "archive.h"
+#include "parallel.h"
+#include "tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Saver Saver;
+
+typedef struct {
+    const char *out; // the run directory
+    const Model *model;
+    const Tokenizer *tokenizer; // may be NULL
+    int64_t keep;               // complete checkpoints to leave; 0: all
+    int metrics_fd;             // of metrics.jsonl, to be on the disk as far as the state says
+} SaverConfig;
+
+// What became of a save.
+typedef struct {
+    int64_t step;
+    Error error; // code 0: it is on the disk, under its name, verified
+    Error note;  // code 0, or what went wrong beside it: an older one could not be removed
+    char directory[ARCHIVE_PATH];
+    double seconds;       // from the snapshot to the rename
+    double stall_seconds; // of those, how long training stood still
+} SaveReport;
+
+// Bytes of the copy that saver_start makes.
+size_t saver_copy_bytes(const Model *model);
+
+int saver_create(Saver **out, const SaverConfig *config, Error *e);
+void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
+
+// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes `state` over, from malloc, whatever comes out.
+int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
+
+// Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.
+void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report);
+
+// Has a save ended, since it was asked last? `wait`: waits for one that is under way.
+bool saver_collect(Saver *saver, bool wait, SaveReport *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Everything that wants a GPU, in one call: tests, sanitizers, benchmarks, a run beside the CPU trainer's and one beside
+# PyTorch's. Prints one table at the end; whole logs lie in $OUT.
+#
+#     scripts/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [parity] [twin]      (default: tests bench)
+#
+#     BUILD   where the programs are (build): $BUILD/cuda-BF16, $BUILD/cuda-FP32, $BUILD/cpu. What is not there is built
+#             with `make cuda-programs`, so programs that were built elsewhere need no headers here.
+#     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
+#     OUT     logs and run directories (build/gpu_check)
+#     TEXTS   directories with source text, for parity and twin (/usr /opt)
+set -u
+cd "$(dirname "$0")/.."
+BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
+STEPS=${STEPS:-200} # of parity: 105 million tokens
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$OUT"
+table=$OUT/table.txt
+: > "$table"
+
+row() { printf '%-10s %-44s %s\n' "$1" "$2" "$3" | tee -a "$table"; }
+
+# Runs a program: its log to $OUT/NAME.log, its verdict and the time to the table. FIGURE: a pattern of lines to show.
+check() { # NAME LIMIT_SECONDS COMMAND...
+    local name=$1 limit=$2 start=$EPOCHREALTIME code verdict=PASS
+    shift 2
+    timeout "$limit" "$@" > "$OUT/$name.log" 2>&1
+    code=$?
+    [ $code = 0 ] || verdict="FAIL($code)"
+    [ $code = 77 ] && verdict=SKIP
+    grep -qE '^FAIL' "$OUT/$name.log" && verdict=FAIL
+    row "$verdict" "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
+    grep -E '^FAIL|^error' "$OUT/$name.log" | head -n 5 | sed 's/^/    /'
+    return $code
+}
+
+programs() {
+    [ -x "$BUILD/cuda-BF16/dev/test/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1
+}
+
+tests() {
+    for precision in BF16 FP32; do
+        for program in "$BUILD/cuda-$precision"/dev/test/test_*_cuda; do
+            check "$(basename "$program")-$precision" 300 "$program"
+        done
+    done
+}
+
+sanitize() {
+    local small=7 # cases: all shapes but the large ones
+    for tool in memcheck racecheck initcheck synccheck; do
+        check "$tool-engine" 300 compute-sanitizer --tool $tool --error-exitcode 1 \
+            "$BUILD/cuda-BF16/dev/test/test_engine_cuda" 1 $small
+    done
+}
+
+bench() {
+    for program in "$BUILD"/cuda-BF16/dev/bench/bench_*; do
+        case $program in *bench_engine) continue ;; esac
+        check "$(basename "$program")" 200 "$program"
+    done
+    speed d12 64
+    speed d24 32
+    speed d48 16
+}
+
+speed() { # MODEL MICRO_BATCH
+    check "speed-$1" 120 "$BUILD/cuda-BF16/dev/bench/bench_engine" "$1" "$2" 1024 20
+    grep -E 'tok/s|GiB$' "$OUT/speed-$1.log" | grep -vE '^ ' | sed 's/^/    /' | tee -a "$table"
+}
+
+val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d ' ' -f 2; }
+
+# The recipe of dev/test/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
+shakespeare() {
+    [ -f "$DATA/tinyshakespeare.txt" ] || { row SKIP shakespeare "no tinyshakespeare.txt in DATA"; return; }
+    "$BUILD/cpu/data/tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" > /dev/null
+    for trainer in cpu/train_gpt2 cuda-BF16/train_gpt2cu cuda-FP32/train_gpt2cu; do
+        check "shakespeare-${trainer%/*}" 300 "$BUILD/$trainer" --train "$work/text_train_*.bin" \
+            --val "$work/text_val_*.bin" --out "$work/${trainer%/*}" --vocab-size 256 --layers 4 --heads 4 \
+            --channels 128 --seq-len 64 --micro-batch 12 --steps 500 --lr 1e-3 --final-lr-frac 0.1 \
+            --warmup-tokens 76800 --beta2 0.99 --val-every 500 --val-tokens 1e9
+    done
+    for precision in BF16 FP32; do
+        awk -v a="$(val_loss "$work/cuda-$precision")" -v b="$(val_loss "$work/cpu")" -v p=$precision 'BEGIN {
+            ok = a > 1 && b > 1 && a - b <= 0.02 && b - a <= 0.02
+            printf "%-10s shakespeare val loss %s %.4f, CPU %.4f\n", ok ? "PASS" : "FAIL", p, a, b }' | tee -a "$table"
+    done
+}
+
+# Token shards of the source text that this machine holds.
+source_text() {
+    [ -f "$work/source.list" ] && return
+    # shellcheck disable=SC2086
+    find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' -o -name '*.cuh' \) -size +1k \
+        -size -1000k 2> /dev/null | LC_ALL=C sort > "$work/source.list"
+    check tokenize 300 "$BUILD/cpu/data/tokenize" --tokenizer "$DATA/gpt2" --out "$work/source" --invalid bytes \
+        --files-from "$work/source.list" --format text --val-every-file 50 --max-bytes 450000000
+    tail -n 3 "$OUT/tokenize.log"
+}
+
+# What ours and the twin are both told. A slow warm-up: the first steps of a large learning rate are chaos, in which two
+# runs that differ in rounding part by more than the tolerance for a while.
+recipe() { # MICRO_BATCH MICRO_STEPS STEPS
+    local batch_tokens=$(($1 * $2 * 1024))
+    echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 6e-4 --warmup-tokens \
+        $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
+}
+
+# NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS
+beside_twin() {
+    local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin")
+    # shellcheck disable=SC2046
+    check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" --out "$work/$name" --model "$2" $(recipe "$6" "$7" "$8")
+    cp "$work/$name/metrics.jsonl" "$OUT/$name-ours.jsonl"
+    # shellcheck disable=SC2046
+    check "$name-torch" 500 python3 dev/bench/torch_twin.py train "${data[@]}" --out "$OUT/$name-torch.jsonl" \
+        --layers "$3" --heads "$4" --channels "$5" $(recipe "$6" "$7" "$8")
+    check "$name" 60 python3 dev/bench/torch_twin.py compare "$OUT/$name-ours.jsonl" "$OUT/$name-torch.jsonl"
+    tail -n 40 "$OUT/$name.log"
+    grep -E 'tok/s|largest' "$OUT/$name.log" | sed 's/^/    /' >> "$table"
+}
+
+parity() {
+    source_text
+    beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS"
+}
+
+twin() { # speed only; the curves of so few steps agree or not as they will
+    source_text
+    beside_twin twin-d24 d24 24 16 1024 32 1 30
+    beside_twin twin-d48 d48 48 25 1600 16 1 20
+}
+
+programs
+[ $# -gt 0 ] || set -- tests bench
+for stage in "$@"; do
+    case $stage in
+    tests | sanitize | bench | shakespeare | parity | twin) $stage ;;
+    *) echo "error: no stage is called $stage" >&2; exit 64 ;;
+    esac
+done
+echo
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+cat "$table"
+! grep -q '^FAIL' "$table"
