@@ -150,6 +150,9 @@ static void layout_state(Engine *e, Arena *a) {
     ADD("AdamW moments, fp32", e->moment2, n, FORWARD, BACKWARD);
 }
 
+// Elements from one block's share of an activation to the next: every share begins as aligned as the whole.
+static size_t share_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
+
 // How many blocks' worth of an activation is kept.
 typedef struct {
     size_t x, gelu, rest;
@@ -169,19 +172,19 @@ static void layout_activations(Engine *e, Arena *a) {
     Kept kept = blocks_kept(&e->config);
     const char *what = "activations";
     Block *b = &e->base;
-    ADD(what, b->x, kept.x * N * C, FORWARD, BACKWARD);
-    ADD(what, b->ln1, kept.rest * N * C, FORWARD, BACKWARD);
-    ADD(what, b->mean1, kept.rest * N, FORWARD, BACKWARD);
-    ADD(what, b->rstd1, kept.rest * N, FORWARD, BACKWARD);
-    ADD(what, b->qkv, kept.rest * N * 3 * C, FORWARD, BACKWARD);
-    ADD(what, b->attention, kept.rest * N * C, FORWARD, BACKWARD);
-    ADD(what, b->lse, kept.rest * N * NH, FORWARD, BACKWARD);
-    ADD(what, b->x_mid, kept.rest * N * C, FORWARD, BACKWARD);
-    ADD(what, b->ln2, kept.rest * N * C, FORWARD, BACKWARD);
-    ADD(what, b->mean2, kept.rest * N, FORWARD, BACKWARD);
-    ADD(what, b->rstd2, kept.rest * N, FORWARD, BACKWARD);
-    ADD(what, b->fc, kept.rest * N * 4 * C, FORWARD, BACKWARD);
-    ADD(what, b->gelu, kept.gelu * N * 4 * C, FORWARD, BACKWARD);
+    ADD(what, b->x, kept.x * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln1, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean1, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd1, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->qkv, kept.rest * share_stride(N * 3 * C), FORWARD, BACKWARD);
+    ADD(what, b->attention, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->lse, kept.rest * share_stride(N * NH), FORWARD, BACKWARD);
+    ADD(what, b->x_mid, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln2, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean2, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd2, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->fc, kept.rest * share_stride(N * 4 * C), FORWARD, BACKWARD);
+    ADD(what, b->gelu, kept.gelu * share_stride(N * 4 * C), FORWARD, BACKWARD);
     ADD(what, e->x_final, N * C, FORWARD, BACKWARD);
     ADD(what, e->lnf, N * C, FORWARD, HEAD);
     ADD(what, e->meanf, N, FORWARD, BACKWARD);
@@ -218,7 +221,7 @@ static size_t engine_layout(Engine *e, Arena *a) {
 
 // Where block l finds its part of what the base points to.
 template <typename X> static X *share(X *base, size_t kept, int l, size_t count) {
-    return kept > 1 ? base + l * count : base;
+    return kept > 1 ? base + l * share_stride(count) : base;
 }
 
 static void blocks_place(Engine *e) {

@@ -104,7 +104,7 @@ source_text() {
 # runs that differ in rounding part by more than the tolerance for a while.
 recipe() { # MICRO_BATCH MICRO_STEPS STEPS
     local batch_tokens=$(($1 * $2 * 1024))
-    echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 6e-4 --warmup-tokens \
+    echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 3e-4 --warmup-tokens \
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 

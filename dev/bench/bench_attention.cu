@@ -95,13 +95,15 @@ static int bench_shape(AttentionShape s, bool simple_too, Error *e) {
         TRY(time_launch(&b, "backward mma", mma_backward, 5, e));
     }
 #endif
+    (void)simple_too;
     void *all[] = {b.qkv, b.dqkv, b.out, b.dout, b.lse, b.workspace};
     for (void *p : all) CUDA_TRY(cudaFree(p), e);
     return 0;
 }
 
 int main(void) {
-    static const AttentionShape shapes[] = {{64, 1024, 12, 64}, {32, 1024, 16, 64}, {16, 1024, 25, 64}, {32, 1024, 12, 128}};
+    static const AttentionShape shapes[] = {
+        {64, 1024, 12, 64}, {32, 1024, 16, 64}, {16, 1024, 25, 64}, {32, 1024, 12, 128}};
     Error e = {};
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)

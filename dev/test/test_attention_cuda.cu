@@ -1,5 +1,6 @@
-// Attention on the GPU against a float64 twin on the CPU, every path against every other, and bit for bit against itself.
-// Optional arguments: the seed (printed; 0: from the clock), and `small` to leave out the large shapes, for compute-sanitizer.
+// Attention on the GPU against a float64 twin on the CPU, every path against every other, and bit for bit against
+// itself. Optional arguments: the seed (printed; 0: from the clock), and `small` to leave out the large shapes, for
+// compute-sanitizer.
 #include "../../llmc/cuda/attention_paths.cuh"
 #include "test.h"
 #include <time.h>
@@ -18,7 +19,9 @@ static double random_uniform(void) { // (0, 1]; splitmix64
     return (double)(((z ^ (z >> 31)) >> 11) + 1) * 0x1p-53;
 }
 
-static double random_normal(void) { return sqrt(-2 * log(random_uniform())) * cos(6.283185307179586 * random_uniform()); }
+static double random_normal(void) {
+    return sqrt(-2 * log(random_uniform())) * cos(6.283185307179586 * random_uniform());
+}
 
 static void *checked_alloc(size_t bytes) {
     void *p = malloc(bytes);
@@ -174,6 +177,7 @@ static int run_forward(Path path, real *out, float *lse, const real *qkv, Attent
 #ifndef GNS_FP32
     if (path == MMA) return attention_mma_forward(out, lse, qkv, s, 0, e);
 #endif
+    (void)path;
     return attention_forward(out, lse, qkv, s.B, s.T, s.NH, s.D, 0, e);
 }
 
@@ -186,6 +190,7 @@ static int run_backward(Path path, real *dqkv, const real *dout, const real *qkv
         return attention_mma_backward(dqkv, dout, qkv, rows, s, 0, e);
     }
 #endif
+    (void)path;
     return attention_backward(dqkv, dout, qkv, out, lse, workspace, s.B, s.T, s.NH, s.D, 0, e);
 }
 
@@ -251,7 +256,8 @@ static void compare(Worst *worst, AttentionShape s, const char *name, const real
 }
 
 static void print_worst(const char *name, const Worst *w) {
-    printf("  %s: worst vector out %.2g dq %.2g dk %.2g dv %.2g, lse %.2g\n", name, w->out, w->dq, w->dk, w->dv, w->lse);
+    printf("  %s: worst vector out %.2g dq %.2g dk %.2g dv %.2g, lse %.2g\n", name, w->out, w->dq, w->dk, w->dv,
+           w->lse);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

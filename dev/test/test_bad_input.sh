@@ -2,10 +2,10 @@
 # Bad input, driven through the real program: for every case the exit code, exactly one line on stderr ("error: WHAT.
 # REMEDY") that names the file or flag, and no file written, changed or lost.
 #
-#     dev/test/test_bad_input.sh [PROGRAM]     default: ./train_gpt2
+#     dev/test/test_bad_input.sh [PROGRAM]     default: the one in $GNS_BUILD, or ./train_gpt2
 set -u
 export LC_ALL=C
-program=$(realpath "${1:-./train_gpt2}") || exit 1
+program=$(realpath "${1:-${GNS_BUILD:-.}/train_gpt2}") || exit 1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/here" && cd "$scratch/here" || exit 1

@@ -32,8 +32,8 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
     return sum;
 }
 
-// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring blocks
-// take neighbouring heads of the same rows, which lie side by side in memory.
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring
+// blocks take neighbouring heads of the same rows, which lie side by side in memory.
 __global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                    AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;

@@ -1,9 +1,9 @@
 // attention_mma: attention in bf16 on any GPU from sm_80, for any D <= 128 (zero-padded to 64 or 128 in shared memory).
 //
-// A block of 4 warps owns 64 rows (queries forward and for dQ, keys for dK and dV) and walks over the tiles of the other
-// side. A warp owns 16 rows, so that a row's softmax stays inside 4 lanes and the second product of each pair takes its
-// left operand from the registers in which the first one left it. dQ has its own kernel: 7 products instead of 5, and in
-// exchange no sum over blocks, hence no atomics and no order to enforce.
+// A block of 4 warps owns 64 rows (queries forward and for dQ, keys for dK and dV) and walks over the tiles of the
+// other side. A warp owns 16 rows, so that a row's softmax stays inside 4 lanes and the second product of each pair
+// takes its left operand from the registers in which the first one left it. dQ has its own kernel: 7 products instead
+// of 5, and in exchange no sum over blocks, hence no atomics and no order to enforce.
 #include "attention_paths.cuh"
 #ifndef GNS_FP32
 

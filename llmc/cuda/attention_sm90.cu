@@ -1,11 +1,11 @@
 // attention_sm90: the forward on Hopper.
 //
-// The numbers, at B 64, NH 12, T 1024, D 64: 103 GFLOP under the mask, 0.13 ms at 790 TFLOP/s; 0.4 GB, 0.1 ms; and 4.0e8
-// exponentials, at 16 a clock and multiprocessor another 0.1 ms. All three units must work at once. So: blocks are
-// persistent, one a multiprocessor, of one or two teams; a team's feeder warp brings tiles to shared memory through the
-// copy engine, its two warpgroups own 64 queries each; all drift against each other, one in its softmax while another
-// multiplies, and one team works while the other begins or ends a tile of queries. Inside a warpgroup the scores
-// of the next tile are on their way while the last product runs under this tile's softmax.
+// The numbers, at B 64, NH 12, T 1024, D 64: 103 GFLOP under the mask, 0.13 ms at 790 TFLOP/s; 0.4 GB, 0.1 ms; and
+// 4.0e8 exponentials, at 16 a clock and multiprocessor another 0.1 ms. All three units must work at once. So: blocks
+// are persistent, one a multiprocessor, of one or two teams; a team's feeder warp brings tiles to shared memory
+// through the copy engine, its two warpgroups own 64 queries each; all drift against each other, one in its softmax
+// while another multiplies, and one team works while the other begins or ends a tile of queries. Inside a warpgroup
+// the scores of the next tile are on their way while the last product runs under this tile's softmax.
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
@@ -40,13 +40,13 @@ namespace {
 // Number of key tiles that queries up to `last` see.
 template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
 
-template <class F> __device__ void produce(typename F::Team &shared, int team, const CUtensorMap *qkv,
-                                              AttentionShape s) {
+template <class F>
+__device__ void forward_feed(typename F::Team &shared, int team, const CUtensorMap *qkv, AttentionShape s) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
     for (int round = 0;; round++) {
-        Work work = work_item(round, blockIdx.x + team * gridDim.x, F::TEAMS * gridDim.x, gridDim.x,
-                              s.tiles(F::QUERIES), s);
+        Work work =
+            work_item(round, blockIdx.x + team * gridDim.x, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
         int row = work.tile * F::QUERIES;
         uint64_t *q_full = &shared.q_full[q_ring.stage];
         barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
@@ -118,8 +118,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
 // One warpgroup's 64 queries against the keys they see, from the diagonal back to key 0.
 template <class F>
 __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
-                       const char *q,
-                       int last_tile, int row, float scale2) {
+                       LeftShared q, int last_tile, int row, float scale2) {
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
@@ -148,8 +147,8 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // The compiler would move the softmax below the wait for the product that it is meant to overlap with; this makes
-        // it a condition of passing on. No sum is negative.
+        // The compiler would move the softmax below the wait for the product that it is meant to overlap with; this
+        // makes it a condition of passing on. No sum is negative.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -173,7 +172,8 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
 }
 
 template <class F>
-__device__ void consume(typename F::Team &shared, const CUtensorMap *out, float *lse, AttentionShape s, float scale) {
+__device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, float *lse, AttentionShape s,
+                             float scale) {
     int g = uniform(threadIdx.x / WARPGROUP % F::GROUPS), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
@@ -194,14 +194,14 @@ __device__ void consume(typename F::Team &shared, const CUtensorMap *out, float 
             ring.advance();
         }
         if (own_tiles == 0) {
-            warp_arrive(&shared.q_empty[q_ring.stage]);
+            barrier_arrive(&shared.q_empty[q_ring.stage]);
             q_ring.advance();
             continue;
         }
         float o[F::D / 2];
         Softmax state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
-        attend<F>(shared, ring, o, state, shared.q[q_ring.stage][g], own_tiles - 1, row, scale * LOG2E);
+        attend<F>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, row, scale * LOG2E);
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
         char *stage = shared.out[g] + warp * TILE_BYTES<16, F::D>;
@@ -209,7 +209,7 @@ __device__ void consume(typename F::Team &shared, const CUtensorMap *out, float 
         float *lse_head = lse + (size_t)work.head * s.T;
         if (lane % 4 == 0 && row < s.T) lse_head[row] = state.top[0] * scale + logf(sum0);
         if (lane % 4 == 0 && row + 8 < s.T) lse_head[row + 8] = state.top[1] * scale + logf(sum1);
-        warp_arrive(&shared.q_empty[q_ring.stage]);
+        barrier_arrive(&shared.q_empty[q_ring.stage]);
         q_ring.advance();
     }
     if (lane == 0) copy_out_wait();
@@ -221,13 +221,13 @@ template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                    AttentionShape s, float scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
         typename F::Team &team = shared.team[threadIdx.x];
         for (int i = 0; i < F::Q_STAGES; i++) {
             barrier_init(&team.q_full[i], 1);
-            barrier_init(&team.q_empty[i], 4 * F::GROUPS); // a warp arrives once
+            barrier_init(&team.q_empty[i], WARPGROUP * F::GROUPS);
         }
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(&team.k_full[i], 1);
@@ -241,13 +241,13 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) produce<F>(shared.team[team], team, &qkv, s);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], team, &qkv, s);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
-        consume<F>(shared.team[team], &out, lse, s, scale);
+        forward_work<F>(shared.team[team], &out, lse, s, scale);
     }
-#endif
+#    endif
 }
 
 template <class F>
@@ -258,8 +258,7 @@ int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
     TRY(attention_sm90_blocks(&blocks, e));
     CUDA_TRY(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED_BYTES), e);
-    forward_kernel<F>
-        <<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
+    forward_kernel<F><<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
     CUDA_LAUNCHED(e);
     return 0;
 }

@@ -2,24 +2,25 @@
 // PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor" and "wgmma".
 //
 // A tile in shared memory is cut into panels of 64 columns = 128 bytes a row; a panel has its rows one after another
-// and the 128-byte swizzle: the 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
+// and the 128-byte swizzle: the 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024
+// bytes.
 #ifndef GNS_ATTENTION_SM90_CUH
 #define GNS_ATTENTION_SM90_CUH
 
 #include "attention_paths.cuh"
 #ifndef GNS_FP32
-#include <cuda.h>
-#include <cudaTypedefs.h>
+#    include <cuda.h>
+#    include <cudaTypedefs.h>
 
 typedef __nv_bfloat16 bf16;
 
-// wgmma and setmaxnreg exist in sm_90a code only. Elsewhere the kernels are empty and allow one thread a block, by which
-// attention_sm90_usable knows them.
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-# define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(1, 1)
-#else
-# define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 1)
-#endif
+// wgmma and setmaxnreg exist in sm_90a code only. Elsewhere the kernels are empty and allow one thread a block, by
+// which attention_sm90_usable knows them.
+#    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(1, 1)
+#    else
+#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 1)
+#    endif
 
 enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128, BOX_ROWS = 64, STORE_ROWS = 16 };
 
@@ -106,29 +107,33 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
 
 // (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T come as zeros, and count as bytes.
 template <int ROWS, int D>
-__device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row, int b) {
-#pragma unroll
+__device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row,
+                                      int b) {
+#    pragma unroll
     for (int panel = 0; panel < D / PANEL; panel++)
-#pragma unroll
+#    pragma unroll
         for (int r = 0; r < ROWS; r += BOX_ROWS)
             copy_box_in(tile + (panel * ROWS + r) * PANEL_ROW_BYTES, map, barrier, column + panel * PANEL, row + r, b);
 }
 
-template <int ROWS, int D> constexpr int TILE_BYTES = ROWS * D * (int)sizeof(bf16);
+template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(bf16);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma. A warpgroup computes 64 rows, a warp 16 of them. Of the 8 columns of block n, lane l holds columns
 // 2 (l % 4) + {0, 1} of row l / 4 in [4n + 0..1] and of row l / 4 + 8 in [4n + 2..3].
 
-// Matrix descriptor of a tile: its address, the distance between panels, 1024 bytes between groups of 8 rows, the 128-byte
-// swizzle; addresses and distances in units of 16 bytes. Made once a tile, for adding the offset of step k to it.
+// Matrix descriptor of a tile: its address, the distance between panels, 1024 bytes between groups of 8 rows, the
+// 128-byte swizzle; addresses and distances in units of 16 bytes. Made once a tile, for adding the offset of step k
+// to it.
 __device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
     unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
     return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 // Step k of 16 columns, where the summed dimension runs along the rows, and of 16 rows, where it runs down the columns.
-template <int ROWS> __device__ constexpr int step_along_rows(int k) { return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4; }
+template <int ROWS> __device__ constexpr int step_along_rows(int k) {
+    return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4;
+}
 __device__ constexpr int step_down_columns(int k) { return k * 16 * PANEL_ROW_BYTES >> 4; }
 
 __device__ static inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -141,21 +146,23 @@ template <int PENDING> __device__ static inline void wgmma_wait() {
 
 // Keeps the compiler from moving reads of registers that wgmma writes to before the wait (or writes past the issue).
 template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-#define SM90_LIST_32                                                                                                   \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
-#define SM90_LIST_64                                                                                                   \
-    SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "   \
-                 "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SM90_INOUT_8(d, i)                                                                                             \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define SM90_INOUT_32(d, i)                                                                                            \
-    SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8), SM90_INOUT_8(d, i + 16), SM90_INOUT_8(d, i + 24)
+#    define SM90_LIST_32                                                                                               \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "    \
+        "%23, "                                                                                                        \
+        "%24, %25, %26, %27, %28, %29, %30, %31"
+#    define SM90_LIST_64                                                                                               \
+        SM90_LIST_32                                                                                                   \
+        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "            \
+        "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#    define SM90_INOUT_8(d, i)                                                                                         \
+        "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
+            "+f"(d[i + 7])
+#    define SM90_INOUT_32(d, i)                                                                                        \
+        SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8), SM90_INOUT_8(d, i + 16), SM90_INOUT_8(d, i + 24)
 
 // c (64, N) = a b^T + (accumulate ? c : 0), 16 columns of a and b, both in shared memory.
 __device__ static inline void wgmma_abt(float (&c)[32], uint64_t a, uint64_t b, int accumulate) {
@@ -170,6 +177,15 @@ __device__ static inline void wgmma_abt(float (&c)[64], uint64_t a, uint64_t b, 
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SM90_LIST_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                  : SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32)
                  : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// The same with 16 columns of a in registers.
+__device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SM90_LIST_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+                 : SM90_INOUT_32(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 // c (64, N) += p b, 16 columns of p in registers, 16 rows of b in shared memory.
@@ -187,12 +203,47 @@ __device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
 }
 
-// Issues c (64, N) = a (64, D) b (N, D)^T as one group; a and b are tiles of 64 and N rows.
-template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], const char *a, const char *b) {
-    uint64_t a_operand = operand(a, 0), b_operand = operand(b, 0); // the step goes from panel to panel
-#pragma unroll
+// The left operand of a product, 64 rows of D along which is summed, where wgmma reads it: a tile in shared memory, ...
+struct LeftShared {
+    const char *tile;
+
+    __device__ void load(const char *own_tile) { tile = own_tile; }
+};
+
+// ... or registers, for D = 64, which halves what a product of (64, 64) reads from shared memory: from there it would
+// take all of the 128 bytes a clock that there are.
+struct LeftRegisters {
+    unsigned r[16]; // 4 a step of 16 columns
+
+    __device__ void load(const char *own_tile) {
+        int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16;
+#    pragma unroll
+        for (int k = 0; k < 4; k++) {
+            int piece = 2 * k + threadIdx.x % 32 / 16;
+            unsigned address = shared_address(own_tile) + row * PANEL_ROW_BYTES + (piece ^ row % 8) * 16;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(r[4 * k]), "=r"(r[4 * k + 1]), "=r"(r[4 * k + 2]), "=r"(r[4 * k + 3])
+                         : "r"(address)
+                         : "memory");
+        }
+    }
+};
+
+// Issues c (64, N) = a (64, D) b (N, D)^T as one group; b is a tile of N rows.
+template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], LeftShared a, const char *b) {
+    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // the step goes from panel to panel
+#    pragma unroll
     for (int k = 0; k < D / 16; k++)
         wgmma_abt(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
+    wgmma_commit();
+}
+
+template <int D, int N>
+__device__ static inline void multiply_abt(float (&c)[N / 2], const LeftRegisters &a, const char *b) {
+    static_assert(D == 64 && N == 64, "the one case in use");
+    uint64_t b_operand = operand(b, 0);
+#    pragma unroll
+    for (int k = 0; k < D / 16; k++) wgmma_abt(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
 }
 
@@ -200,14 +251,14 @@ template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N 
 template <int D, int K>
 __device__ static inline void multiply_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
     uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
-#pragma unroll
+#    pragma unroll
     for (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
     wgmma_commit();
 }
 
 // An accumulator as the left operand of the next product: the layouts agree (figure "wgmma.m64k16 A fragment").
 template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], const float (&c)[N]) {
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < N / 2; i++) {
         __nv_bfloat162 pair = __floats2bfloat162_rn(c[2 * i], c[2 * i + 1]);
         p[i] = *(unsigned *)&pair;
@@ -218,7 +269,7 @@ template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], c
 // Registers and shared memory of a block
 
 // A warpgroup hands registers back to its block, or takes some of those; every warp of it must call.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }
@@ -226,7 +277,7 @@ template <int A_THREAD> __device__ static inline void registers_give() {
 template <int A_THREAD> __device__ static inline void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }
-#endif
+#    endif
 
 enum { SHARED_ALIGNMENT = 1024 };
 
@@ -263,7 +314,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     int lane = threadIdx.x % 32;
     if (lane == 0) copy_out_wait_read(); // of the last rows that went this way
     __syncwarp();
-#pragma unroll
+#    pragma unroll
     for (int n = 0; n < D / 8; n++) {
         char *piece = stage + n / 8 * STORE_ROWS * PANEL_ROW_BYTES + lane / 4 * PANEL_ROW_BYTES +
                       ((n % 8) ^ (lane / 4)) * 16 + lane % 4 * 4;
@@ -275,7 +326,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     fence_before_copy_out();
     __syncwarp();
     if (lane == 0) {
-#pragma unroll
+#    pragma unroll
         for (int panel = 0; panel < D / PANEL; panel++)
             copy_box_out(map, stage + panel * STORE_ROWS * PANEL_ROW_BYTES, column + panel * PANEL, row, b);
         copy_out_commit();
@@ -290,13 +341,14 @@ struct Work {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Work item `round` of worker `worker` of `workers`. Heads are taken `at_once` together, one for each multiprocessor, so
-// that a head's keys and values stay in L2 while its tiles are worked on; among those, tiles go from the last to the
-// first, which under the causal mask is from the longest to the shortest for queries. Every other round runs backwards
-// over the workers, which evens out both the lengths and the last, incomplete lot of heads.
+// Work item `round` of worker `worker` of `workers`. Heads are taken `at_once` together, one for each multiprocessor,
+// so that a head's keys and values stay in L2 while its tiles are worked on; among those, tiles go from the last to
+// the first, which under the causal mask is from the longest to the shortest for queries. Every other round runs
+// backwards over the workers, which evens out both the lengths and the last, incomplete lot of heads.
 __device__ static inline Work work_item(int round, int worker, int workers, int at_once, int tiles, AttentionShape s) {
     if (round % 2) worker = workers - 1 - worker;
-    int item = round * workers + worker, lot = item / (at_once * tiles), heads = min(at_once, s.heads() - lot * at_once);
+    int item = round * workers + worker, lot = item / (at_once * tiles),
+        heads = min(at_once, s.heads() - lot * at_once);
     int rest = item - lot * at_once * tiles;
     if (heads <= 0 || rest >= heads * tiles) return {-1, 0, 0, 0};
     int head = lot * at_once + rest % heads;

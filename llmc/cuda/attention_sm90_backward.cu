@@ -1,15 +1,16 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
-// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must then add up
-// dQ across blocks; two kernels need 7, yet every sum stays in the registers of one warpgroup: no atomics, no order to
-// enforce, no fp32 copy of dQ in memory, and no operand that must be written to shared memory first, because P and dS
-// leave one product in the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, to
-// that end). At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 done.
+// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must then
+// add up dQ across blocks; two kernels need 7, yet every sum stays in the registers of one warpgroup: no atomics, no
+// order to enforce, no fp32 copy of dQ in memory, and no operand that must be written to shared memory first, because
+// P and dS leave one product in the layout in which the next one reads them (dK and dV are computed transposed, S^T =
+// K Q^T, to that end). At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 done.
 //
 // Both kernels: one block a multiprocessor, persistent; a feeder warp brings tiles through the copy engine to two
 // warpgroups of 64 rows each, which keep the tensor cores busy in turn. At D = 64 the next tile of own rows is brought
 // while this one is worked on; at D = 128 shared memory has no room for that.
 #include "attention_sm90.cuh"
+#include <type_traits>
 #ifndef GNS_FP32
 
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
@@ -25,6 +26,7 @@ enum { ROWS_BYTES = ROWS * (int)sizeof(float) };
 template <int D_> struct AttentionQueryGradient {
     static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
+    static constexpr int RELEASES = 4 * GROUPS; // arrivals that free a stage: wgmma alone reads it, so one a warp
     struct Shared {
         char q[OWN_STAGES][GROUPS][OWN_BYTES], dout[OWN_STAGES][GROUPS][OWN_BYTES];
         char dq[GROUPS][OWN_BYTES]; // 16 rows a warp
@@ -41,6 +43,8 @@ template <int D_> struct AttentionKeyGradient {
     static constexpr int D = D_, QUERIES = 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
     static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
+    typedef typename std::conditional<D == 64, LeftRegisters, LeftShared>::type Left;
+    static constexpr int RELEASES = WARPGROUP * GROUPS; // threads themselves read lse2 and delta, so one a thread
     struct Shared {
         char k[OWN_STAGES][GROUPS][OWN_BYTES], v[OWN_STAGES][GROUPS][OWN_BYTES];
         char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
@@ -54,17 +58,17 @@ template <int D_> struct AttentionKeyGradient {
 
 namespace {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::OWN_STAGES; i++) {
             barrier_init(&shared.own_full[i], 1);
-            barrier_init(&shared.own_empty[i], 4 * GROUPS); // a warp arrives once
+            barrier_init(&shared.own_empty[i], WARPGROUP * GROUPS);
         }
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(&shared.full[i], 1);
-            barrier_init(&shared.empty[i], 4 * GROUPS);
+            barrier_init(&shared.empty[i], F::RELEASES);
         }
         barriers_publish();
     }
@@ -82,18 +86,25 @@ __device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, i
     return work;
 }
 
+// This thread is done with a stage. (One arrival a warp, behind __syncwarp, would do in every case; racecheck follows
+// only the thread that arrives.)
+template <class F> __device__ void stage_release(uint64_t *empty) {
+    if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
+    else warp_arrive(empty);
+}
+
 // Passes over stages that hold nothing for this warpgroup.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
-#pragma unroll 1
+#        pragma unroll 1
     for (int i = 0; i < count; i++) {
         barrier_wait(&shared.full[ring.stage], ring.parity);
-        warp_arrive(&shared.empty[ring.stage]);
+        stage_release<F>(&shared.empty[ring.stage]);
         ring.advance();
     }
 }
 
 template <int N> __device__ void clear(float (&c)[N]) {
-#pragma unroll
+#        pragma unroll
     for (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
@@ -109,7 +120,7 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
         if (work.tile < 0) return;
         int row = work.tile * ROWS;
         uint64_t *own_full = &shared.own_full[own.stage];
-#pragma unroll 1
+#        pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
             tile_in<64, F::D>(shared.q[own.stage][g], qkv, own_full, work.column, row + 64 * g, work.b);
             tile_in<64, F::D>(shared.dout[own.stage][g], dout, own_full, work.column, row + 64 * g, work.b);
@@ -118,7 +129,7 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
         copy_run_in(shared.lse2[own.stage], rows.lse2 + first, ROWS_BYTES, own_full);
         copy_run_in(shared.delta[own.stage], rows.delta + first, ROWS_BYTES, own_full);
         own.advance();
-#pragma unroll 1
+#        pragma unroll 1
         for (int n = key_tiles<F>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
@@ -132,8 +143,9 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
 
 // dq += dS K over one tile of keys; on return that product is under way, and those of earlier tiles are done.
 template <bool DIAGONAL, class F>
-__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring,
-                        const char *q, const char *dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row, int key0, bool last) {
+__device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, LeftShared q,
+                        LeftShared dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row,
+                        int key0, bool last) {
     int stage = ring.stage;
     ring.advance();
     unsigned packed[F::KEYS / 4];
@@ -144,7 +156,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
-#pragma unroll
+#        pragma unroll
     for (int i = 0; i < F::KEYS / 2; i++) {
         int key = key0 + i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, query = row + i / 2 % 2 * 8;
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
@@ -154,7 +166,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
-#pragma unroll
+#        pragma unroll
     for (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
     pack_rows(packed, dp);
     registers_settle(dq);
@@ -177,13 +189,13 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
         stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
         if (own_tiles == 0) {
-            warp_arrive(&shared.own_empty[own.stage]);
+            barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
         const float *lse2_row = shared.lse2[own.stage] + row - block_row;
         const float *delta_row = shared.delta[own.stage] + row - block_row;
         float dq[F::D / 2], lse2[2] = {lse2_row[0], lse2_row[8]}, delta[2] = {delta_row[0], delta_row[8]};
-        const char *q = shared.q[own.stage][g], *dout = shared.dout[own.stage][g];
+        LeftShared q = {shared.q[own.stage][g]}, dout = {shared.dout[own.stage][g]};
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
@@ -191,15 +203,15 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         while (--n >= 0) {
             int current = ring.stage;
             dq_step<false, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, 0, n == 0);
-            warp_arrive(&shared.empty[previous]);
+            stage_release<F>(&shared.empty[previous]);
             previous = current;
         }
         wgmma_wait<0>();
         registers_settle(dq);
-        warp_arrive(&shared.empty[previous]);
+        stage_release<F>(&shared.empty[previous]);
         char *stage = shared.dq[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
-        warp_arrive(&shared.own_empty[own.stage]);
+        barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
 }
@@ -217,14 +229,14 @@ __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, co
         if (work.tile < 0) return;
         int row = (s.tiles(ROWS) - 1 - work.tile) * ROWS; // the first keys are seen by the most queries
         uint64_t *own_full = &shared.own_full[own.stage];
-#pragma unroll 1
+#        pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
             tile_in<64, F::D>(shared.k[own.stage][g], qkv, own_full, s.C() + work.column, row + 64 * g, work.b);
             tile_in<64, F::D>(shared.v[own.stage][g], qkv, own_full, 2 * s.C() + work.column, row + 64 * g, work.b);
         }
         own.advance();
         size_t first = (size_t)work.head * s.padded_T();
-#pragma unroll 1
+#        pragma unroll 1
         for (int query = row; query < s.T; query += F::QUERIES) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
@@ -241,11 +253,11 @@ __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, co
 __device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
 
 // dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is under way, all earlier ones are done.
-// At D = 128 there are not registers enough for dP before P is packed, nor to keep P in fp32 for dS: the bf16 that dv is
-// summed with serves.
+// At D = 128 there are not registers enough for dP before P is packed, nor to keep P in fp32 for dS: the bf16 that dv
+// is summed with serves.
 template <bool DIAGONAL, class F>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
-                          const char *k, const char *v, float scale2, int key, int query0) {
+                          const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0) {
     constexpr bool EARLY = F::D == 64;
     unsigned packed[F::QUERIES / 4];
     float p[F::QUERIES / 2], dp[F::QUERIES / 2];
@@ -257,10 +269,10 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
-#pragma unroll
+#        pragma unroll
     for (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(lse2 + 8 * n);
-#pragma unroll
+#        pragma unroll
         for (int j = 0; j < 4; j++) {
             float &x = p[4 * n + j];
             x = exp2_fast(fmaf(x, scale2, -(j % 2 ? column.y : column.x)));
@@ -274,10 +286,10 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
     wgmma_wait<1>();
     registers_settle(dp);
-#pragma unroll
+#        pragma unroll
     for (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
-#pragma unroll
+#        pragma unroll
         for (int j = 0; j < 4; j++) {
             int i = 4 * n + j;
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
@@ -305,10 +317,12 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         int tiles = (s.T - block_row + F::QUERIES - 1) / F::QUERIES, own_tiles = tiles - g;
         stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
         if (own_tiles <= 0) {
-            warp_arrive(&shared.own_empty[own.stage]);
+            barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        const char *k = shared.k[own.stage][g], *v = shared.v[own.stage][g];
+        typename F::Left k, v;
+        k.load(shared.k[own.stage][g]);
+        v.load(shared.v[own.stage][g]);
         float dk[F::D / 2], dv[F::D / 2];
         clear(dk);
         clear(dv);
@@ -319,23 +333,23 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         for (int n = 1; n < own_tiles; n++) {
             barrier_wait(&shared.full[ring.stage], ring.parity);
             dkdv_step<false, F>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, 0);
-            warp_arrive(&shared.empty[previous]);
+            stage_release<F>(&shared.empty[previous]);
             previous = ring.stage;
             ring.advance();
         }
         wgmma_wait<0>();
         registers_settle(dk);
         registers_settle(dv);
-        warp_arrive(&shared.empty[previous]);
+        stage_release<F>(&shared.empty[previous]);
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dv, 1.0f, 1.0f, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + work.column, warp_row, work.b);
-        warp_arrive(&shared.own_empty[own.stage]);
+        barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
 }
 
-#endif
+#    endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels and launches
@@ -344,7 +358,7 @@ template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     dq_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
               const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
@@ -354,14 +368,14 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         registers_take<WORKER_REGISTERS>();
         dq_work<F>(shared, &dqkv, s, scale);
     }
-#endif
+#    endif
 }
 
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     dkdv_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
                 const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
@@ -371,7 +385,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         registers_take<WORKER_REGISTERS>();
         dkdv_work<F>(shared, &dqkv, s, scale);
     }
-#endif
+#    endif
 }
 
 template <int D>

@@ -133,16 +133,20 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
     return 0;
 }
 
-// The power of two, at most 16 (all that the fast kernels ask for), that divides every pointer.
-static int common_alignment(const void *out, const void *a, const void *b) {
+// The power of two, at most 16 (all that the fast kernels ask for), that divides the address of every row.
+static int common_alignment(const MatmulShape *s, const void *out, const void *a, const void *b) {
+    size_t out_bytes = s->out_float ? sizeof(float) : sizeof(real);
     uintptr_t bits = (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | 16;
+    bits |= (uintptr_t)(s->n * out_bytes) | (uintptr_t)((s->transpose_a ? s->m : s->k) * sizeof(real)) |
+            (uintptr_t)((s->transpose_b ? s->k : s->n) * sizeof(real));
+    bits |= (uintptr_t)(s->stride_out * out_bytes) | (uintptr_t)((s->stride_a | s->stride_b) * sizeof(real));
     return (int)(bits & (~bits + 1));
 }
 
 int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
                cudaStream_t stream, Error *e) {
     MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, shape, common_alignment(out, a, b), extra, e));
+    TRY(plan_get(mm, &plan, shape, common_alignment(shape, out, a, b), extra, e));
     TRY(plan_point(plan, extra, e));
     const float one = 1.0f, beta = shape->accumulate ? 1.0f : 0.0f;
     CUBLAS_TRY(cublasLtMatmul(mm->handle, plan->operation, &one, b, plan->a, a, plan->b, &beta, out, plan->out, out,

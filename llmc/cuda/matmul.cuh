@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     MatmulShape shape;
-    int align; // bytes that every pointer is a multiple of: 16, or less
+    int align; // bytes that the address of every row is a multiple of: 16, or less
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
