@@ -25,7 +25,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // State
 
-// What the backward pass needs of a block's forward. For inference one block's memory serves all blocks.
+// What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
+// blocks, in part (gelu) or but for x (block).
 typedef struct {
     float *x;                   // (B, T, C)  input of the block
     float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
@@ -39,16 +40,16 @@ typedef struct {
 struct Engine {
     EngineConfig config;
     int threads;
-    float *param, *grad;                     // flat, in the layout of the tensor table
-    float *moment1, *moment2;                // the owned ranges of that layout, one behind the other
-    Block *block;                            // (L)
-    float *x_final;                          // (B, T, C)  output of the last block
-    float *lnf, *meanf, *rstdf;              // (B, T, C), (B, T), (B, T)
-    float *logits;                           // (head_rows, Vp), a chunk of the head
-    float *loss;                             // (B, T)
-    uint16_t *targets;                       // (B, T)
-    float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;                            // (B, T, 4C) gradient of qkv, fc
+    float *param, *grad;        // flat, in the layout of the tensor table
+    float *moment1, *moment2;   // the owned ranges of that layout, one behind the other
+    Block *block;               // (L)
+    float *x_final;             // (B, T, C)  output of the last block
+    float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
+    float *logits;              // (head_rows, Vp), a chunk of the head
+    float *loss;                // (B, T)
+    uint16_t *targets;          // (B, T)
+    float *dx, *dy;             // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;               // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
@@ -108,13 +109,12 @@ static void layout_state(Engine *e, Arena *a) {
 }
 
 static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
-    k->x = TAKE(a, N * C);
     k->ln1 = TAKE(a, N * C), k->mean1 = TAKE(a, N), k->rstd1 = TAKE(a, N);
     k->qkv = TAKE(a, N * 3 * C);
     k->attention = TAKE(a, N * C), k->lse = TAKE(a, N * NH);
     k->x_mid = TAKE(a, N * C);
     k->ln2 = TAKE(a, N * C), k->mean2 = TAKE(a, N), k->rstd2 = TAKE(a, N);
-    k->fc = TAKE(a, N * 4 * C), k->gelu = TAKE(a, N * 4 * C);
+    k->fc = TAKE(a, N * 4 * C);
 }
 
 static void layout_activations(Engine *e, Arena *a) {
@@ -126,8 +126,11 @@ static void layout_activations(Engine *e, Arena *a) {
     Block ignored, *first = e->block ? e->block : &ignored;
     for (int l = 0; l < L; l++) {
         Block *k = e->block ? &e->block[l] : &ignored;
-        if (l > 0 && e->config.inference) *k = *first;
+        bool own = l == 0 || !e->config.inference;
+        if (!own || (l > 0 && e->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
         else layout_block(k, a, N, C, NH);
+        if (own) k->x = TAKE(a, N * C);
+        k->gelu = l > 0 && (!own || e->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
     }
     e->x_final = TAKE(a, N * C);
     e->lnf = TAKE(a, N * C), e->meanf = TAKE(a, N), e->rstdf = TAKE(a, N);
@@ -306,6 +309,7 @@ static void block_forward(Engine *e, Block *k, const float *residual, float *out
     layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, param(e, LN2_W, l), param(e, LN2_B, l), N, C);
     linear(e, k->fc, k->ln2, FC_W, FC_B, l, N);
     gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
+    if (!out) return; // recomputing: the rest is known
     linear(e, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
 }
 
@@ -409,8 +413,10 @@ static void ln_backward(Engine *e, const float *x, const float *mean, const floa
 }
 
 // e->dx: gradient of the block's output on entry, of its input on return.
-static void block_backward(Engine *e, const Block *k, int l, int B, int T, GnsMode mode) {
+static void block_backward(Engine *e, Block *k, int l, int B, int T, GnsMode mode) {
     int C = e->config.model->config.channels, NH = e->config.model->config.heads, N = B * T;
+    if (e->config.recompute == RECOMPUTE_BLOCK) block_forward(e, k, NULL, NULL, l, B, T); // x has its residual already
+    if (e->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
     // MLP
     linear_backward_params(e, k->gelu, e->dx, FCPROJ_W, FCPROJ_B, l, B, T, mode);
     linear_backward_input(e, e->dwide, e->dx, FCPROJ_W, l, N);

@@ -48,6 +48,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "entries of the vocabulary: 256 for bytes; otherwise 50257, or what the model's files say")                      \
     X(INT,    micro_batch,     "-b", AS_IS,         "4",         "[1, 65536]",     "rows",   BATCH,                    \
       "rows of one forward and backward pass: as many as fit in memory; changes nothing else")                         \
+    X(CHOICE, recompute,       "-r", AS_IS,         "none",      "none|gelu|block", "",      BATCH,                    \
+      "activations to compute again in the backward pass rather than to keep: GELU's output, or all but one tensor a " \
+      "layer. Saves memory, costs time, changes no bit")                                                               \
     X(INT,    seq_len,         "-t", AS_IS,         "1024",      "[1, 65536]",     "tokens", BATCH,                    \
       "tokens of a row (T)")                                                                                           \
     X(INT,    batch_tokens,    "-d", AS_IS,         "0",         "[0, 1e12]",      "tokens", BATCH,                    \

@@ -59,6 +59,10 @@ micro_batch_does_not_matter() { # beyond rounding
     paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
         awk '{ d = $2 - $4; if (d < 0) d = -d; if (!($2 > 0) || d > 1e-5 * $2) { print "losses " $2 " and " $4; exit 1 } }'
 }
+recomputing_changes_no_bit() {
+    run r0 --steps 5 --micro-batch 6 --threads 2 && run r1 --steps 5 --micro-batch 6 --threads 2 --recompute gelu &&
+        run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
+}
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
     small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
@@ -94,7 +98,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter a_model_is_read_back samples_from_a_model \
+    replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
     greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line dry_run_knows_the_memory; do
     check $test
 done

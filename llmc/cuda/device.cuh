@@ -6,7 +6,7 @@
 
 typedef struct {
     char name[256];
-    int major, minor;       // compute capability
+    int major, minor; // compute capability
     int multiprocessors;
     size_t memory_bytes;
 } Device;

@@ -1,0 +1,90 @@
+// run: one run of the program: what it is made of, and how that is put together. The training loop (train.c) and the
+// step (step.c) work on it; nothing below them sees it.
+#ifndef GNS_RUN_H
+#define GNS_RUN_H
+
+#include "archive.h"
+#include "batch_ramp.h"
+#include "comm.h"
+#include "data.h"
+#include "engine.h"
+#include "guard.h"
+#include "loader.h"
+#include "metrics.h"
+#include "noise.h"
+#include "options.h"
+#include "parallel.h"
+#include "progress.h"
+#include "run_state.h"
+#include "saver.h"
+#include "schedule.h"
+#include "tokenizer.h"
+
+#include <math.h>
+#include <string.h>
+
+#ifndef GNS_VERSION
+#    define GNS_VERSION "0.1"
+#endif
+
+typedef struct {
+    Comm *comm;
+    Options options;
+    Model model;
+    EngineConfig shape;
+    Parallel parallel;
+    Engine *engine;
+    Tokenizer *tokenizer; // NULL: none known for this vocabulary
+    DataSet *train, *val; // val may be NULL
+    Schedule schedule;
+    Ramp ramp;
+    Noise noise;
+    Metrics *metrics; // NULL but on rank 0, which alone writes and prints
+    Progress progress;
+    Loader *loader; // of `train`
+    uint16_t *rows; // (micro_batch, T + 1), for validation
+    float *losses;  // (micro_batch, T)
+    StepResult result;
+    int64_t step, tokens, examples; // done
+    int64_t batch;                  // rows of the last step
+    int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
+    double val_loss;                // the latest; NaN before the first
+    bool uneven;                    // the shares of some step differed, and that has been said
+    bool stop;                      // a signal asked some rank to; all know
+    Outliers loss_window, grad_window;
+    ShardList shards; // of `train`
+    Saver *saver;
+    char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
+    int64_t saved_step;       // its step; -1 before the first
+} Run;
+
+static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up (setup.c), in this order. All undone by run_destroy, however far it came.
+
+int setup_model(Run *r, Error *e);                  // shape, tokenizer
+int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is none
+int setup_data(Run *r, Error *e);
+int setup_schedule(Run *r, Error *e);
+int setup_resume(Run *r, Error *e); // where an earlier part of this run stopped, if there is one
+int setup_buffers(Run *r, Error *e);
+int setup_engine(Run *r, Error *e); // with weights
+int setup_output(Run *r, Error *e); // the run directory, on rank 0
+void say_setup(const Run *r);
+void run_destroy(Run *r);
+
+// May a checkpoint be taken before the run's end, of a copy?
+bool may_save_aside(const Options *o);
+
+// The program and the machine in one line, and what state.json says of this run, with that line in it.
+void describe_build(const Run *r, char *out, size_t bytes);
+RunState run_state(Run *r, const char *build);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One optimizer step (step.c)
+
+// Takes the next step and writes its line of metrics.jsonl. *mode: what it measured.
+int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e);
+
+#endif

@@ -1,0 +1,366 @@
+#define _POSIX_C_SOURCE 200809L
+#include "run.h"
+
+#include "checkpoint.h"
+#include "files.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: the model
+
+static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
+    static const char *const settled[] = {"--layers", "--heads", "--channels"};
+    for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
+        if (options_given(o, settled[i]))
+            return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled[i], o->model);
+    TRY(checkpoint_read_config(o->model, config, e));
+    if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
+        return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
+                    o->model, config->vocab);
+    bool shorten = o->sample_only && !options_given(o, "--seq-len"); // to what the model can see
+    if (o->seq_len > config->context && !shorten)
+        return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
+                    (long long)o->seq_len, o->model, config->context);
+    return 0;
+}
+
+static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
+    if (!model_preset(config, o->model)) {
+        FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
+             "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
+        return error_hint(e, "presets: %s", model_preset_help);
+    }
+    if (options_given(o, "--layers")) config->layers = (int)o->layers;
+    if (options_given(o, "--heads")) config->heads = (int)o->heads;
+    if (options_given(o, "--channels")) config->channels = (int)o->channels;
+    config->vocab = options_given(o, "--vocab-size") ? (int)o->vocab_size : 50257; // GPT-2's
+    config->context = (int)o->seq_len;
+    return 0;
+}
+
+int setup_model(Run *r, Error *e) {
+    const Options *o = &r->options;
+    ModelConfig config = {0};
+    bool from_file = checkpoint_is_model(o->model);
+    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
+    if (model_create(&r->model, &config, e)) {
+        if (!from_file) return e->code;
+        e->code = ERR_INPUT; // the file's fault, not the command line's
+        return error_prefix(e, "%s%s", o->model, directory_exists(o->model) ? "/config.json" : "");
+    }
+    r->shape = (EngineConfig){
+        .model = &r->model,
+        .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
+        .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
+        .threads = o->threads ? (int)o->threads : comm_threads(r->comm),
+        .gns = (GnsMode)o->gns,
+        .recompute = (Recompute)o->recompute,
+        .inference = o->sample_only,
+    };
+    if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
+    if (from_file && tokenizer_exists(o->model)) return tokenizer_load(&r->tokenizer, o->model, e);
+    if (config.vocab == 256) return tokenizer_create_bytes(&r->tokenizer, e);
+    return 0;
+}
+
+int setup_tokenizer_needed(const Run *r, Error *e) {
+    if (r->tokenizer) return 0;
+    const char *flag = r->options.sample_only ? "--sample-only" : r->options.prompt[0] ? "--prompt" : "--sample-every";
+    return FAIL(e, ERR_USAGE, "use --vocab-size 256 for bytes, or a --model directory with the tokenizer's files",
+                "%s: no tokenizer for a vocabulary of %d", flag, r->model.config.vocab);
+}
+
+static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_PARAM, range, values, e);
+}
+
+static int init_parameters(Run *r, Error *e) {
+    enum { CHUNK = 1 << 20 };
+    float *buffer;
+    int code = 0;
+    TRY(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "initial weights", e));
+    for (int i = 0; i < r->model.tensor_count; i++) {
+        const Tensor *t = &r->model.tensors[i];
+        for (size_t first = 0; first < t->count; first += CHUNK) {
+            size_t n = size_min(CHUNK, t->count - first);
+            model_init_values(&r->model, t, (uint64_t)r->options.seed, first, n, buffer);
+            TRY_GOTO(engine_load(r->engine, STATE_PARAM, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+        }
+    }
+done:
+    memory_free(buffer);
+    return code;
+}
+
+static int moment1_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT1, range, values, e);
+}
+
+static int moment2_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT2, range, values, e);
+}
+
+int setup_engine(Run *r, Error *e) {
+    TRY(parallel_create(&r->parallel, r->comm, &r->model, (ZeroStage)r->options.zero, e));
+    parallel_shard(&r->parallel, &r->shape);
+    TRY(engine_create(&r->engine, &r->shape, e));
+    if (r->saved[0]) {
+        TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
+        return checkpoint_load_optimizer(r->saved, &r->model, moment1_to_engine, moment2_to_engine, r->engine, e);
+    }
+    if (checkpoint_is_model(r->options.model))
+        return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
+    return init_parameters(r, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: what training needs besides
+
+int setup_data(Run *r, Error *e) {
+    const Options *o = &r->options;
+    int T = r->shape.seq_len, V = r->model.config.vocab;
+    TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
+    return shard_list_create(&r->shards, r->train, e);
+}
+
+int setup_schedule(Run *r, Error *e) {
+    const Options *o = &r->options;
+    r->schedule = (Schedule){
+        .kind = (ScheduleKind)o->lr_schedule,
+        .lr = o->lr,
+        .warmup_tokens = (double)o->warmup_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .final_frac = o->final_lr_frac,
+    };
+    RampConfig ramp = {
+        .mode = o->run.ramp_mode,
+        .batch_min = o->run.batch_min_rows,
+        .batch_max = o->run.batch_max_rows,
+        .batch_ref = o->run.batch_ref_rows,
+        .seq_len = o->seq_len,
+        .kappa = o->ramp_kappa,
+        .lr_power = o->ramp_lr_power,
+        .half_life_tokens = o->run.gns_half_life_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .schedule = r->schedule,
+    };
+    TRY(ramp_create(&r->ramp, &ramp, o->run.ramp_replay, e));
+    return noise_create(&r->noise, &r->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
+}
+
+int setup_buffers(Run *r, Error *e) {
+    size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len, n = (size_t)r->model.tensor_count;
+    TRY(loader_create(&r->loader, r->train, r->shape.micro_batch, r->shape.seq_len, e));
+    TRY(memory_alloc((void **)&r->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    TRY(memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e));
+    TRY(memory_alloc((void **)&r->result.rank_sq, n * sizeof(double), "norms", e));
+    TRY(memory_alloc((void **)&r->result.grad_sq, n * sizeof(double), "norms", e));
+    return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
+}
+
+// What state.json says of this run. `build` and its text belong to the caller.
+RunState run_state(Run *r, const char *build) {
+    return (RunState){
+        .model = r->model.config,
+        .start = checkpoint_is_model(r->options.model) ? r->options.model : "scratch",
+        .seq_len = r->shape.seq_len,
+        .seed = (uint64_t)r->options.seed,
+        .train = &r->shards,
+        .step = r->step,
+        .tokens = r->tokens,
+        .examples = r->examples,
+        .batch = r->batch,
+        .metrics_bytes = r->metrics ? metrics_bytes(r->metrics) : 0,
+        .val_loss = r->val_loss,
+        .ramp = &r->ramp.state,
+        .noise = &r->noise,
+        .loss_window = &r->loss_window,
+        .grad_window = &r->grad_window,
+        .build = build,
+        .options = &r->options,
+    };
+}
+
+// Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
+int setup_resume(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool found;
+    char *changes;
+    r->saved_step = -1;
+    if (r->options.fresh || !directory_exists(out)) return 0;
+    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
+    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
+    int code = archive_newest(out, notes, &found, &r->saved_step, r->saved, e);
+    if (notes != stderr) fclose(notes);
+    TRY(code);
+    if (!found) {
+        r->saved[0] = 0, r->saved_step = -1;
+        return 0;
+    }
+    RunState state = run_state(r, "");
+    TRY(run_state_read(&state, r->saved, &changes, e));
+    r->step = state.step;
+    r->tokens = state.tokens;
+    r->examples = state.examples;
+    r->batch = state.batch;
+    r->log_bytes = state.metrics_bytes;
+    r->val_loss = state.val_loss;
+    ramp_settle(&r->ramp);
+    if (is_first(r))
+        printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
+    if (is_first(r)) fputs(changes, stdout);
+    free(changes);
+    return 0;
+}
+
+// An earlier run in the same place is never overwritten: it is moved aside.
+static int move_old_run(const char *out, Error *e) {
+    char aside[ARCHIVE_PATH];
+    for (int i = 1; i < 100000; i++) {
+        int n = snprintf(aside, sizeof aside, "%s.%d", out, i);
+        if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
+        if (file_exists(aside)) continue;
+        if (rename(out, aside) != 0)
+            return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
+                        out, strerror(errno));
+        fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
+        return 0;
+    }
+    return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
+}
+
+// Is there a run that this one does not go on from? One that was stopped before its first step is none.
+static int holds_other_run(const Run *r, bool *holds, Error *e) {
+    char path[ARCHIVE_PATH];
+    int checkpoints;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    TRY(archive_count(r->options.out, &checkpoints, e));
+    *holds = !r->saved[0] && (checkpoints > 0 || (file_exists(path) && metrics_bytes(r->metrics) > 0));
+    return 0;
+}
+
+// From here on the run directory is ours.
+static int setup_directory(Run *r, Error *e) {
+    const char *out = r->options.out;
+    bool holds;
+    TRY(directory_create(out, e));
+    TRY(metrics_open(&r->metrics, out, e));
+    TRY(holds_other_run(r, &holds, e));
+    if (holds) {
+        metrics_close(r->metrics, e);
+        r->metrics = NULL;
+        TRY(move_old_run(out, e));
+        TRY(directory_create(out, e));
+        TRY(metrics_open(&r->metrics, out, e));
+    }
+    if (metrics_bytes(r->metrics) < r->log_bytes)
+        fprintf(stderr,
+                "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
+    TRY(archive_tidy(out, e));
+    TRY(archive_set_aside_after(out, r->step, stderr, e));
+    return metrics_cut(r->metrics, r->log_bytes, e);
+}
+
+static void put_data_json(FILE *f, const char *name, const DataSet *data) {
+    if (!data) return;
+    DataInfo info = data_describe(data);
+    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
+            (unsigned long long)info.tokens, (unsigned long long)info.windows);
+}
+
+void describe_build(const Run *r, char *out, size_t bytes) {
+    char engine[256];
+    engine_describe(r->engine, engine, sizeof engine);
+    snprintf(out, bytes, "gns.c " GNS_VERSION ", %s", engine);
+}
+
+static void put_run_json(FILE *f, const Run *r) {
+    char engine[256];
+    engine_describe(r->engine, engine, sizeof engine);
+    const ModelConfig *c = &r->model.config;
+    fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
+    fprintf(f,
+            "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
+            "\"parameters\": %zu, \"flops_per_token\": %.17g},\n",
+            c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
+            model_flops_per_token(&r->model, r->shape.seq_len));
+    put_data_json(f, "train_data", r->train);
+    put_data_json(f, "val_data", r->val);
+    fprintf(f, "  \"options\": ");
+    options_write_json(f, &r->options, 2);
+    fprintf(f, "\n}\n");
+}
+
+static int write_run_json(const Run *r, Error *e) {
+    char path[ARCHIVE_PATH], *text;
+    size_t bytes;
+    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
+    put_run_json(f, r);
+    fclose(f);
+    int code = file_replace(path, text, bytes, e);
+    free(text);
+    return code;
+}
+
+// Can the run be long enough for a checkpoint before its end?
+bool may_save_aside(const Options *o) {
+    int64_t smallest = o->run.batch_min_rows * o->seq_len;
+    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
+}
+
+int setup_output(Run *r, Error *e) {
+    if (!is_first(r)) return 0;
+    const Options *o = &r->options;
+    TRY(setup_directory(r, e));
+    TRY(write_run_json(r, e));
+    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
+    TRY(saver_create(&r->saver, &saver, e));
+    if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
+    TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
+    r->progress.val_loss = r->val_loss;
+    if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
+    return 0;
+}
+
+void say_setup(const Run *r) {
+    char engine[256];
+    MemoryPlan plan;
+    const ModelConfig *c = &r->model.config;
+    DataInfo data = data_describe(r->train);
+    engine_describe(r->engine, engine, sizeof engine);
+    engine_plan_memory(&r->shape, &plan);
+    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
+           1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
+    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
+           (unsigned long long)data.windows);
+    printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
+    fflush(stdout);
+}
+
+void run_destroy(Run *r) {
+    progress_destroy(&r->progress);
+    saver_destroy(r->saver);
+    parallel_destroy(&r->parallel);
+    engine_destroy(r->engine);
+    memory_free(r->result.rank_sq);
+    memory_free(r->result.example_sq);
+    memory_free(r->result.grad_sq);
+    memory_free(r->losses);
+    memory_free(r->rows);
+    loader_destroy(r->loader);
+    noise_destroy(&r->noise);
+    ramp_destroy(&r->ramp);
+    shard_list_destroy(&r->shards);
+    data_close(r->val);
+    data_close(r->train);
+    tokenizer_destroy(r->tokenizer);
+    model_destroy(&r->model);
+}
