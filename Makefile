@@ -107,8 +107,10 @@ NVCC_FLAGS := -O3 -std=c++17 -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas
 train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 	@ln -sf $< $@
 
+CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
+
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
-	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
+	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
 # ptxas says what every kernel uses; the report is kept, and a kernel that spills registers to memory fails the build.
 $(CUDA_BUILD)/%.o: %.cu
@@ -121,6 +123,38 @@ $(CUDA_BUILD)/%.o: %.cu
 $(CUDA_BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+
+# GPU tests and benchmarks.
+CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(CUDA_BUILD)/dev/bench/bench_engine
+
+$(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
+$(CUDA_BUILD)/engine.o: train_gpt2.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+
+# The CPU engine with its functions renamed, cpu_engine_create and so on, to be compared with.
+$(CUDA_BUILD)/cpu_engine.o: $(BUILD)/engine.o $(patsubst %.c,$(BUILD)/%.o,$(filter-out %/transport_mpi.c,$(wildcard llmc/cpu/*.c)))
+	@mkdir -p $(@D)
+	ld -r -o $@.all $^
+	nm -g --defined-only $@.all | awk '$$3 ~ /^engine_/ { print $$3 }' > $@.names
+	sed 's/.*/& cpu_&/' $@.names > $@.renames
+	objcopy --keep-global-symbols=$@.names $@.all
+	objcopy --redefine-syms=$@.renames $@.all $@
+
+$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/engine.o $(CUDA_BUILD)/cpu_engine.o $(CUDA_OBJECTS) $(LIBRARY)
+	$(NVCC) -o $@ $^ $(CUDA_LINK)
+
+cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
+
+cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+	$(MAKE) PRECISION=BF16 cuda-programs-one
+	$(MAKE) PRECISION=FP32 cuda-programs-one
+
+test-gpu: cuda-programs ## every test that needs a GPU, in both precisions
+	@scripts/gpu_check.sh tests
+
+bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
+	@scripts/gpu_check.sh bench
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The demo and the tests: the two commands of the README. Both install what is missing first, or say what to install.
@@ -197,6 +231,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long test-crash test-faults fuzz fuzz-coverage bench help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-programs test-long test-crash test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)
