@@ -4,6 +4,7 @@
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; BF16 otherwise
 #   CUDA_ARCH=...   for example 90a or "80 90a"; by itself: the GPU that is there, else 80 and 90a
+#   NO_MPI=1        one process only; otherwise Open MPI is used where it is installed
 
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
@@ -12,7 +13,27 @@ comma := ,
 
 SAN ?= 0
 NATIVE ?= 1
-VARIANT := cpu$(if $(filter 1,$(SAN)),-san)$(if $(filter 0,$(NATIVE)),-generic)
+NO_MPI ?= 0
+
+# Several GPUs need NCCL beside MPI; without it the CUDA trainer is one process.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
+NCCL := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
+CUDA_GOALS := $(filter train_gpt2cu cuda-% %-gpu build/cuda-%,$(MAKECMDGOALS))
+ifneq ($(CUDA_GOALS),)
+ifeq ($(NCCL),)
+NO_MPI := 1
+endif
+endif
+
+# Open MPI, by its own compiler's account of itself or by pkg-config; without either there is one process.
+ifneq ($(NO_MPI),1)
+MPI_LIBS := $(shell mpicc --showme:link 2> /dev/null || pkg-config --libs ompi 2> /dev/null)
+endif
+ifneq ($(MPI_LIBS),)
+MPI_LIBS := -Wl,--as-needed $(MPI_LIBS)
+MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
+endif
+VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 1,$(SAN)),-san)$(if $(filter 0,$(NATIVE)),-generic)
 BUILD := build/$(VARIANT)
 
 CFLAGS ?= -O3
@@ -37,7 +58,10 @@ data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 	@ln -sf ../$< $@
 
 $(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIBRARY)
-	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
+
+# Only these see MPI.
+$(BUILD)/llmc/comm.o $(BUILD)/llmc/cpu/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
 $(BUILD)/data/tokenize: $(BUILD)/data/tokenize.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
@@ -59,7 +83,7 @@ $(BUILD)/engine.o: train_gpt2.c
 	$(CC) $(ALL_CFLAGS) -DGNS_NO_MAIN -c -o $@ $<
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
-	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Calls that this test makes fail (dev/test/faults.h).
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
@@ -68,11 +92,13 @@ $(BUILD)/dev/test/test_crash: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fs
 # The CUDA trainer
 
 PRECISION ?= BF16
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
 CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu)) $(patsubst %.c,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.c))
-ifneq ($(filter train_gpt2cu cuda-% %-gpu,$(MAKECMDGOALS)),)
+ifeq ($(MPI_LIBS),)
+CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
+endif
+ifneq ($(CUDA_GOALS),)
 CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | sed 's/^90$$/90a/'),80 90a)
 endif
 NVCC_FLAGS := -O3 -std=c++17 -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) \
@@ -82,7 +108,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 	@ln -sf $< $@
 
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
-	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(LDLIBS)
+	$(NVCC) -o $@ $^ -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
 # ptxas says what every kernel uses; the report is kept, and a kernel that spills registers to memory fails the build.
 $(CUDA_BUILD)/%.o: %.cu
@@ -126,6 +152,11 @@ test-long: ## the Shakespeare recipe with three seeds
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
+test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
+
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about an hour
 	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/dev/test/test_crash $(BUILD)/dev/test/test_resume
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(BUILD)/dev/test/test_resume $(BUILD)/dev/test/test_crash
@@ -166,6 +197,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long test-crash fuzz fuzz-coverage bench help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-programs test-long test-crash test-faults fuzz fuzz-coverage bench help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

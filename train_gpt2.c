@@ -39,7 +39,8 @@ typedef struct {
 struct Engine {
     EngineConfig config;
     int threads;
-    float *param, *grad, *moment1, *moment2; // flat, in the layout of the tensor table
+    float *param, *grad;                     // flat, in the layout of the tensor table
+    float *moment1, *moment2;                // the owned ranges of that layout, one behind the other
     Block *block;                            // (L)
     float *x_final;                          // (B, T, C)  output of the last block
     float *lnf, *meanf, *rstdf;              // (B, T, C), (B, T), (B, T)
@@ -52,7 +53,9 @@ struct Engine {
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
-    double *grad_sq, *example_sq;            // one a tensor
+    double *grad_sq, *rank_sq, *example_sq;  // one a tensor
+    GradientFinal final;                     // for the next micro-step; NULL: nobody asked
+    void *final_context;
     double loss_sum;
     Matmul *matmul;
     Attention *attention_scratch;
@@ -86,13 +89,22 @@ static void *arena_take(Arena *a, size_t bytes) {
 }
 #define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
 
+// What this rank updates: everything, or the ranges that its share of the work names.
+static int owned_count(const EngineConfig *config) { return config->owned_count ? config->owned_count : 1; }
+
+static Range owned_range(const EngineConfig *config, int i) {
+    return config->owned_count ? config->owned[i] : (Range){0, config->model->flat_count};
+}
+
 static void layout_state(Engine *e, Arena *a) {
-    size_t n = e->config.model->flat_count;
+    size_t n = e->config.model->flat_count, owned = 0;
+    for (int i = 0; i < owned_count(&e->config); i++)
+        owned += owned_range(&e->config, i).end - owned_range(&e->config, i).begin;
     e->param = TAKE(a, n);
     if (e->config.inference) return;
     e->grad = TAKE(a, n);
-    e->moment1 = TAKE(a, n);
-    e->moment2 = TAKE(a, n);
+    e->moment1 = TAKE(a, owned);
+    e->moment2 = TAKE(a, owned);
 }
 
 static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
@@ -128,6 +140,7 @@ static void layout_activations(Engine *e, Arena *a) {
     e->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
     e->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
     e->grad_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
+    e->rank_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
     e->example_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
 }
 
@@ -215,17 +228,51 @@ static float *state_array(Engine *e, StateKind kind) {
     return arrays[kind];
 }
 
+static Range range_intersect(Range a, Range b) {
+    Range both = {size_max(a.begin, b.begin), size_min(a.end, b.end)};
+    if (both.begin > both.end) both.end = both.begin;
+    return both;
+}
+
+// A state array holds one range, or as many as this rank owns. The i-th of them, and where it lies.
+static int held_count(const Engine *e, StateKind kind) {
+    return kind == STATE_MOMENT1 || kind == STATE_MOMENT2 ? owned_count(&e->config) : 1;
+}
+
+static float *held_range(Engine *e, StateKind kind, int i, Range *range) {
+    float *values = state_array(e, kind);
+    *range = (Range){0, e->config.model->flat_count};
+    if (kind != STATE_MOMENT1 && kind != STATE_MOMENT2) return values;
+    for (int k = 0; k < i; k++) values += owned_range(&e->config, k).end - owned_range(&e->config, k).begin;
+    *range = owned_range(&e->config, i);
+    return values;
+}
+
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    memcpy(state_array(engine, kind) + range.begin, values, sizeof(float) * (range.end - range.begin));
+    for (int i = 0; i < held_count(engine, kind); i++) {
+        Range held;
+        float *there = held_range(engine, kind, i, &held);
+        Range both = range_intersect(range, held);
+        if (both.begin < both.end)
+            memcpy(there + (both.begin - held.begin), values + (both.begin - range.begin),
+                   sizeof(float) * (both.end - both.begin));
+    }
     return 0;
 }
 
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    memcpy(values, state_array(engine, kind) + range.begin, sizeof(float) * (range.end - range.begin));
+    for (int i = 0; i < held_count(engine, kind); i++) {
+        Range held;
+        const float *there = held_range(engine, kind, i, &held);
+        Range both = range_intersect(range, held);
+        if (both.begin < both.end)
+            memcpy(values + (both.begin - range.begin), there + (both.begin - held.begin),
+                   sizeof(float) * (both.end - both.begin));
+    }
     return 0;
 }
 
@@ -392,13 +439,26 @@ static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
     }
 }
 
-static void backward(Engine *e, const uint16_t *tokens, int B, int T, GnsMode mode) {
-    int C = e->config.model->config.channels;
-    memset(e->dx, 0, sizeof(float) * (size_t)B * (size_t)T * (size_t)C);
-    ln_backward(e, e->x_final, e->meanf, e->rstdf, LNF_W, LNF_B, 0, B, T, mode);
-    for (int l = e->config.model->config.layers - 1; l >= 0; l--) block_backward(e, &e->block[l], l, B, T, mode);
-    if (mode == GNS_EXACT) embedding_norms(e, tokens, B, T);
-    embedding_backward(grad(e, WTE, 0), grad(e, WPE, 0), e->dx, tokens, (size_t)T + 1, B, T, C);
+// Tells whoever asked that all gradients from flat element `begin` up to *end are final.
+static int gradient_final(Engine *engine, size_t begin, size_t *end, Error *e) {
+    Range range = {begin, *end};
+    *end = begin;
+    return engine->final ? engine->final(engine->final_context, range, e) : 0;
+}
+
+static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode, Error *e) {
+    const Model *model = engine->config.model;
+    int C = model->config.channels;
+    size_t end = model->flat_count;
+    memset(engine->dx, 0, sizeof(float) * (size_t)B * (size_t)T * (size_t)C);
+    ln_backward(engine, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, B, T, mode);
+    for (int l = model->config.layers - 1; l >= 0; l--) {
+        block_backward(engine, &engine->block[l], l, B, T, mode);
+        TRY(gradient_final(engine, model_tensor(model, LN1_W, l)->offset, &end, e));
+    }
+    if (mode == GNS_EXACT) embedding_norms(engine, tokens, B, T);
+    embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
+    return gradient_final(engine, 0, &end, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -413,13 +473,20 @@ int engine_begin_step(Engine *engine, Error *e) {
     size_t n = engine->config.model->flat_count;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) engine->grad[i] = 0;
-    for (int i = 0; i < engine->config.model->tensor_count; i++) engine->example_sq[i] = 0;
+    size_t tensors = (size_t)engine->config.model->tensor_count;
+    memset(engine->grad_sq, 0, tensors * sizeof(double));
+    memset(engine->rank_sq, 0, tensors * sizeof(double));
+    memset(engine->example_sq, 0, tensors * sizeof(double));
     engine->loss_sum = 0;
     return 0;
 }
 
+void engine_call_when_final(Engine *engine, GradientFinal final, void *context) {
+    engine->final = final;
+    engine->final_context = context;
+}
+
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    (void)e;
     const Model *model = engine->config.model;
     int T = engine->config.seq_len;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
@@ -428,7 +495,8 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     if (mode == GNS_EXACT)
         for (int b = 0; b < n; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
     else head_rows_run(engine, 0, (size_t)n * (size_t)T, grad(engine, WTE, 0));
-    backward(engine, tokens, n, T, mode);
+    TRY(backward(engine, tokens, n, T, mode, e));
+    engine_call_when_final(engine, NULL, NULL);
     for (int b = 0; b < n; b++) {
         double sum = 0;
         for (int t = 0; t < T; t++) sum += engine->loss[(size_t)b * (size_t)T + (size_t)t];
@@ -441,25 +509,55 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
 
 // The part of a tensor that lies in a range, as a range.
 static Range tensor_in_range(const Tensor *t, Range range) {
-    Range part = {size_max(t->offset, range.begin), size_min(t->offset + t->count, range.end)};
-    if (part.begin > part.end) part.end = part.begin;
-    return part;
+    return range_intersect((Range){t->offset, t->offset + t->count}, range);
+}
+
+static void norms(const Engine *engine, Range range, double *sq) {
+    const Model *model = engine->config.model;
+    for (int i = 0; i < model->tensor_count; i++) {
+        Range part = tensor_in_range(&model->tensors[i], range);
+        if (part.begin < part.end) sq[i] = sum_squares(engine->grad + part.begin, part.end - part.begin);
+    }
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
     (void)e;
-    const Model *model = engine->config.model;
-    for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], range);
-        engine->grad_sq[i] = sum_squares(engine->grad + part.begin, part.end - part.begin);
-    }
+    norms(engine, range, engine->grad_sq);
     return 0;
 }
 
-static void adamw_range(Engine *e, Range part, const AdamWStep *step, bool decay) {
-    float *p = e->param, *g = e->grad, *m = e->moment1, *v = e->moment2;
-#pragma omp parallel for simd schedule(static) if (part.end - part.begin > 8192)
-    for (size_t i = part.begin; i < part.end; i++) p[i] = adamw_update(p[i], g[i], &m[i], &v[i], step, decay);
+int engine_rank_norms(Engine *engine, Range range, Error *e) {
+    (void)e;
+    norms(engine, range, engine->rank_sq);
+    return 0;
+}
+
+void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+    switch (buffer) {
+    case BUFFER_GRAD: return engine->grad + element;
+    case BUFFER_WEIGHT: return engine->param + element;
+    case BUFFER_NORMS: return engine->grad_sq + element;
+    }
+    assert(0);
+    return NULL;
+}
+
+size_t engine_weight_bytes(const Engine *engine) {
+    (void)engine;
+    return sizeof(float);
+}
+
+void *engine_stream(Engine *engine) {
+    (void)engine;
+    return NULL;
+}
+
+// m, v: the moments of the part's first element and those behind it.
+static void adamw_range(Engine *e, Range part, float *m, float *v, const AdamWStep *step, bool decay) {
+    float *p = e->param + part.begin, *g = e->grad + part.begin;
+    size_t n = part.end - part.begin;
+#pragma omp parallel for simd schedule(static) if (n > 8192)
+    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], g[i], &m[i], &v[i], step, decay);
 }
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
@@ -471,9 +569,17 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
     if (!isfinite(norm)) return 0;
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
                                 adamw_clip(norm, u->grad_clip) / (double)u->batch);
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        adamw_range(engine, tensor_in_range(t, range), &step, t->dimensions > 1);
+    for (int k = 0; k < held_count(engine, STATE_MOMENT1); k++) {
+        Range held;
+        float *m = held_range(engine, STATE_MOMENT1, k, &held), *v = held_range(engine, STATE_MOMENT2, k, &held);
+        Range both = range_intersect(range, held);
+        for (int i = 0; i < model->tensor_count; i++) {
+            const Tensor *t = &model->tensors[i];
+            Range part = tensor_in_range(t, both);
+            if (part.begin == part.end) continue;
+            size_t at = part.begin - held.begin;
+            adamw_range(engine, part, m + at, v + at, &step, t->dimensions > 1);
+        }
     }
     return 0;
 }
@@ -484,6 +590,7 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
     result->loss_sum = engine->loss_sum;
     memcpy(result->grad_sq, engine->grad_sq, n * sizeof(double));
     memcpy(result->example_sq, engine->example_sq, n * sizeof(double));
+    if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, n * sizeof(double));
     return 0;
 }
 

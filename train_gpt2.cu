@@ -55,6 +55,8 @@ struct Engine {
     ReduceSegment *segment;                  // (tensors) the table's places, for norms
     ReduceSegment *segment_part;             // (tensors) of which this much lies in a range
     double *stats;                           // numbers of the step, see stats_count
+    GradientFinal final;                     // for the next micro-step; NULL: nobody asked
+    void *final_context;
     float *grad_scale;                       // (1) optimizer_scale
 
     Block *block;         // (L)
@@ -84,10 +86,13 @@ struct Engine {
 
 // Numbers of a step, summed on the device: loss, <E, U>, then |g|^2 and sum_b |g_b|^2 of every tensor.
 enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
-static size_t stats_count(const Model *model) { return STAT_TENSORS + 2 * (size_t)model->tensor_count; }
+static size_t stats_count(const Model *model) { return STAT_TENSORS + 3 * (size_t)model->tensor_count; }
 static double *stats_grad_sq(double *stats) { return stats + STAT_TENSORS; }
 static double *stats_example_sq(double *stats, const Model *model) {
     return stats + STAT_TENSORS + model->tensor_count;
+}
+static double *stats_rank_sq(double *stats, const Model *model) {
+    return stats + STAT_TENSORS + 2 * model->tensor_count;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -614,8 +619,8 @@ static int ln_backward(Engine *engine, bool first, const real *x, const float *m
                               engine->stream, e);
 }
 
-// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can, it takes the
-// slope along with the product, which saves two passes over dwide.
+// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can,
+// it takes the slope along with the product, which saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, N = B * T;
     ColumnGradient dbias = column_gradient(engine, FC_B, l, mode);
@@ -680,15 +685,26 @@ static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error
                                      engine->stream, e);
 }
 
+// Tells whoever asked that all gradients from flat element `begin` up to *end are final, in the stream's order.
+static int gradient_final(Engine *engine, size_t begin, size_t *end, Error *e) {
+    Range range = {begin, *end};
+    *end = begin;
+    return engine->final ? engine->final(engine->final_context, range, e) : 0;
+}
+
 static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
-    int L = engine->config.model->config.layers;
+    const Model *model = engine->config.model;
+    int L = model->config.layers;
+    size_t end = model->flat_count;
     TRY(ln_backward(engine, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, FCPROJ_B, L - 1, B, T,
                     mode, e));
     for (int l = L - 1; l >= 0; l--) {
         TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
         TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
+        TRY(gradient_final(engine, model_tensor(model, LN1_W, l)->offset, &end, e));
     }
-    return embeddings_backward(engine, B, T, mode, e);
+    TRY(embeddings_backward(engine, B, T, mode, e));
+    return gradient_final(engine, 0, &end, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -703,6 +719,11 @@ int engine_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
+void engine_call_when_final(Engine *engine, GradientFinal final, void *context) {
+    engine->final = final;
+    engine->final_context = context;
+}
+
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     int T = engine->config.seq_len, chunk = head_examples(&engine->config);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
@@ -710,31 +731,84 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     TRY(forward(engine, n, T, e));
     for (int b = 0; b < n; b += chunk) TRY(head_train(engine, b, n - b < chunk ? n - b : chunk, mode, e));
     TRY(backward(engine, n, T, mode, e));
+    engine_call_when_final(engine, NULL, NULL);
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
     engine->micro_steps++;
     return 0;
 }
 
+// Times the algorithms on offer for every matrix product of a whole micro-step and keeps the fastest. What it computes
+// on the way is of no account: gradients are cleared again. Not between begin_step and result.
+extern "C" int engine_tune(Engine *engine, Error *e) {
+    const EngineConfig *c = &engine->config;
+    size_t count = (size_t)c->micro_batch * (c->seq_len + 1);
+    uint16_t *tokens;
+    TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
+    const size_t stride = 7919; // a prime: all sorts of tokens
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
+    matmul_tune(engine->matmul, true);
+    int code = engine_begin_step(engine, e);
+    if (!code) code = engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e);
+    matmul_tune(engine->matmul, false);
+    memory_free(tokens);
+    TRY(code);
+    return engine_begin_step(engine, e);
+}
+
+// What tuning chose, a line of text for run.json and checkpoints ("": nothing); and the same back, so that a run that
+// goes on computes the same bits.
+extern "C" const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
+extern "C" int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+    return matmul_choices_load(engine->matmul, tuning, e);
+}
+
+// What of each segment lies in the range, counted from the range's beginning.
 __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     size_t begin = segment[i].offset, end = begin + segment[i].count;
     begin = min(max(begin, range.begin), range.end);
     end = min(max(end, range.begin), range.end);
-    part[i] = {begin, end - begin};
+    part[i] = {begin - range.begin, end - begin};
+}
+
+// Squares of the tensors that have elements in the range, which follow one another in the table, into sq[tensor].
+static int norms(Engine *engine, Range range, double *sq, Error *e) {
+    const unsigned threads = 128;
+    const Model *model = engine->config.model;
+    int first = 0, end = model->tensor_count;
+    while (first < end && model->tensors[first].offset + model->tensors[first].count <= range.begin) first++;
+    while (end > first && model->tensors[end - 1].offset >= range.end) end--;
+    if (first == end) return 0;
+    clip_segments_kernel<<<(end - first + threads - 1) / threads, threads, 0, engine->stream>>>(
+        engine->segment_part, engine->segment + first, end - first, range);
+    CUDA_LAUNCHED(e);
+    return reduce_squares(sq + first, engine->grad + range.begin, range.end - range.begin, engine->segment_part,
+                          end - first, engine->scratch, engine->stream, e);
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
-    const unsigned threads = 128;
-    const Model *model = engine->config.model;
-    int count = model->tensor_count;
-    clip_segments_kernel<<<(count + threads - 1) / threads, threads, 0, engine->stream>>>(
-        engine->segment_part, engine->segment, count, range);
-    CUDA_LAUNCHED(e);
-    return reduce_squares(stats_grad_sq(engine->stats), engine->grad, model->flat_count, engine->segment_part, count,
-                          engine->scratch, engine->stream, e);
+    return norms(engine, range, stats_grad_sq(engine->stats), e);
 }
+
+int engine_rank_norms(Engine *engine, Range range, Error *e) {
+    return norms(engine, range, stats_rank_sq(engine->stats, engine->config.model), e);
+}
+
+void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+    switch (buffer) {
+    case BUFFER_GRAD: return engine->grad + element;
+    case BUFFER_WEIGHT: return engine->weight + element;
+    case BUFFER_NORMS: return stats_grad_sq(engine->stats) + element;
+    }
+    assert(0);
+    return NULL;
+}
+
+size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
+
+void *engine_stream(Engine *engine) { return engine->stream; }
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     OptimizerArrays arrays = {engine->param,   (float *)engine->weight == engine->param ? NULL : engine->weight,
@@ -755,6 +829,7 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     result->loss_sum = stats[STAT_LOSS] / engine->config.seq_len;
     memcpy(result->grad_sq, stats_grad_sq(stats), model->tensor_count * sizeof(double));
+    if (result->rank_sq) memcpy(result->rank_sq, stats_rank_sq(stats, model), model->tensor_count * sizeof(double));
     for (int i = 0; i < model->tensor_count; i++)
         result->example_sq[i] = measured(&model->tensors[i], engine->mode) ? stats_example_sq(stats, model)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];

@@ -38,6 +38,8 @@ typedef struct {
     GnsMode gns;        // the most a step will measure
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
+    const Range *owned; // what this rank updates, in ascending order: moments (and what else only the update needs)
+    int owned_count;    // exist for these ranges alone. 0: for everything
 } EngineConfig;
 
 // Memory the engine will take, by category, known before it is taken (--dry-run).
@@ -61,7 +63,8 @@ void engine_describe(const Engine *engine, char *out, size_t bytes);
 // Peak of the engine's matmul arithmetic in FLOP/s from a table of known devices; 0 where it is not known.
 double engine_peak_flops(const Engine *engine);
 
-// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32.
+// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. Moments outside the owned
+// ranges are not there: storing leaves values alone, loading passes over them.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
@@ -74,8 +77,30 @@ int engine_begin_step(Engine *engine, Error *e);
 // return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-// Squared norms of the gradient, by tensor, of all that lies in the range.
+// With several ranks: the next micro-step calls `final` whenever all that lies in a range has got its gradient of that
+// micro-step, which is the step's last of this rank. The ranges follow one another from the end of the flat arrays to
+// their beginning. `final` may queue work on the engine's stream and returns an error code, which ends the micro-step.
+typedef int (*GradientFinal)(void *context, Range range, Error *e);
+void engine_call_when_final(Engine *engine, GradientFinal final, void *context);
+
+// Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps what
+// it had: engine_begin_step clears them all.
 int engine_norms(Engine *engine, Range range, Error *e);
+
+// The same of this rank's own gradient, before any other's is added: into StepResult's rank_sq.
+int engine_rank_norms(Engine *engine, Range range, Error *e);
+
+// The engine's own memory, for what travels between ranks: on the device where there is one, and in the order of the
+// stream on which the engine queues its work (a cudaStream_t; NULL on the CPU, where a call has done its work when it
+// returns).
+typedef enum {
+    BUFFER_GRAD,   // float, the flat layout
+    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy
+    BUFFER_NORMS   // double, one a tensor: what engine_norms leaves and engine_update and engine_result read
+} EngineBuffer;
+void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
+size_t engine_weight_bytes(const Engine *engine);                         // of one element of BUFFER_WEIGHT
+void *engine_stream(Engine *engine);
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
@@ -84,8 +109,8 @@ typedef struct {
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
-// AdamW over the range, with the gradient divided by B and clipped by the norm that engine_norms left. Leaves
-// everything as it is where that norm is not finite.
+// AdamW over the owned part of the range, with the gradient divided by B and clipped by the norm that engine_norms left.
+// Leaves everything as it is where that norm is not finite.
 int engine_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
 // What came out of the step. Waits for the device. Arrays have one entry a tensor of the model's table.
@@ -93,6 +118,7 @@ typedef struct {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
+    double *rank_sq;    // |sum over this rank's b of g_b|^2 as engine_rank_norms left it, else 0; NULL: not asked for
 } StepResult;
 int engine_result(Engine *engine, StepResult *result, Error *e);
 

@@ -110,6 +110,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
     put_number(f, "", "mfu", "", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
     if (mode != GNS_OFF) put_estimate(f, "gns_", "ln", &noise->ln);
+    if (noise->ranks.steps > 0) put_estimate(f, "gns_", "ranks", &noise->ranks);
     if (mode == GNS_EXACT) put_sampled(f, noise);
     return end_line(m, e);
 }

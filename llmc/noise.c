@@ -7,6 +7,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     // Sampled averages see one step in many, so they get the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     gns_init(&noise->ln, half_life);
+    gns_init(&noise->ranks, half_life);
     gns_calibration_init(&noise->calibration, half_life);
     for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
     for (int l = 0; l < noise->layers; l++) gns_init(&noise->layer[l], sampled);
@@ -55,6 +56,21 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     for (int l = 0; l < noise->layers; l++) observe_layer(noise, model, result, l, B, tokens);
     gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens);
     noise->tokens_since_sample = 0;
+}
+
+// With m_r rows on rank r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
+// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and put as the n and q that stand for them.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int ranks, double rank_sq, double batch_sq,
+                         double step_tokens) {
+    double B = 0, rows_sq = 0;
+    for (int r = 0; r < ranks; r++) {
+        B += (double)rows[r];
+        rows_sq += (double)rows[r] * (double)rows[r];
+    }
+    if (rows_sq >= B * B) return;
+    double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
+    double s = (rank_sq - g2 * rows_sq) / B;
+    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, step_tokens);
 }
 
 double noise_ratio(const Noise *noise) {

@@ -15,6 +15,7 @@ typedef struct {
     GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
+    GnsTracker ranks;             // the whole model, every step, from the ranks' gradients: a cross-check of the others
     int layers;
     double tokens_since_sample; // tokens since the last exact step
     double fixed_ratio;         // 0: measured
@@ -27,6 +28,12 @@ void noise_destroy(Noise *noise);
 // One step of B examples and step_tokens tokens, measured as mode says.
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    GnsMode mode);
+
+// The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares as the
+// small batches. rows: (ranks) examples of each; rank_sq: sum over ranks of |s_r|^2, s_r the sum of the rank's
+// gradients; batch_sq: |sum_r s_r|^2. Nothing is learnt from a step that fewer than two ranks had rows of.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int ranks, double rank_sq, double batch_sq,
+                         double step_tokens);
 
 // c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
 double noise_ratio(const Noise *noise);

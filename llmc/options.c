@@ -25,6 +25,7 @@ typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES } AliasUnit;
     S(CHECKPOINT, "Checkpoints and safety")                                                                            \
     S(GNS, "Gradient noise scale")                                                                                     \
     S(RAMP, "Batch ramp")                                                                                              \
+    S(RANKS, "Several processes (mpirun -np N ...)")                                                                   \
     S(PROGRAM, "Program")
 
 #define S(id, title) SECTION_##id,
@@ -59,7 +60,6 @@ static const struct {
 } foreign_flags[] = {
     {"-nm", "major checkpoints"},
     {"-r", "recomputation"},
-    {"-z", "ZeRO stage"},
     {"-f", "TF32"},
     {"-w", "fp32 master weights, which are always kept"},
     {"-ge", "GELU fusion"},

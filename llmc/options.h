@@ -126,6 +126,16 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "batch that --ramp gns aims at, in noise scales")                                                                \
     X(REAL,   ramp_lr_power,   "",   AS_IS,         "0.5",       "[0, 1]",         "",       RAMP,                     \
       "p: the learning rate is multiplied by (batch / --batch-tokens)^p")                                              \
+    X(CHOICE, zero,            "-z", AS_IS,         "0",         "0|1",            "",       RANKS,                    \
+      "ZeRO: what each rank keeps of the optimizer's state: all of it, or its share. Changes no bit of any result")    \
+    X(CHOICE, comm_dtype,      "",   AS_IS,         "fp32",      "fp32|bf16",      "",       RANKS,                    \
+      "what gradients are rounded to on their way between ranks")                                                      \
+    X(REAL,   deadline_setup,  "",   AS_IS,         "1800",      "(0, 1e9]",       "seconds",RANKS,                    \
+      "that set-up may take without getting on before the run is ended (exit code 78)")                                \
+    X(REAL,   deadline_step,   "",   AS_IS,         "300",       "(0, 1e9]",       "seconds",RANKS,                    \
+      "the same for a micro-batch, or for waiting for another rank")                                                   \
+    X(REAL,   deadline_checkpoint,"",AS_IS,         "900",       "(0, 1e9]",       "seconds",RANKS,                    \
+      "the same for saving and sampling")                                                                              \
     X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
       "of the CPU; 0: one a core. The results do not depend on it")                                                    \
     X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \

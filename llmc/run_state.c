@@ -130,6 +130,7 @@ static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     StateIO in, types, layers;
     TRY(io_object(io, "noise", &in, e));
     TRY(io_tracker(&in, "ln", &noise->ln, e));
+    TRY(io_tracker(&in, "ranks", &noise->ranks, e));
     TRY(io_tracker(&in, "sampled_total", &noise->calibration.total, e));
     TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
     TRY(io_real(&in, "ratio", &noise->calibration.ratio, e));

@@ -17,7 +17,7 @@ static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2
 struct Saver {
     SaverConfig config;
     float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
-    Engine *engine;     // to read from instead; NULL: from the copy
+    Parallel *parallel; // to read from instead; NULL: from the copy
     char *state;        // text of state.json
     size_t state_bytes;
     double started;
@@ -47,7 +47,7 @@ void saver_destroy(Saver *saver) {
 // Writing it down
 
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
-    if (s->engine) return engine_store(s->engine, kinds[k], range, values, e);
+    if (s->parallel) return parallel_store(s->parallel, kinds[k], range, values, e);
     memcpy(values, s->copy[k] + range.begin, (range.end - range.begin) * sizeof *values);
     return 0;
 }
@@ -129,36 +129,36 @@ int saver_prepare(Saver *s, Error *e) {
     return 0;
 }
 
-static int take_snapshot(Saver *s, Engine *engine, Error *e) {
+static int take_snapshot(Saver *s, Parallel *parallel, Error *e) {
     if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, e));
     if (s->touching) pthread_join(s->thread, NULL);
     s->touching = false;
     for (int k = 0; k < KINDS; k++)
-        TRY(engine_store(engine, kinds[k], (Range){0, s->config.model->flat_count}, s->copy[k], e));
+        TRY(parallel_store(parallel, kinds[k], (Range){0, s->config.model->flat_count}, s->copy[k], e));
     return 0;
 }
 
-static void begin(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes) {
+static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {
     assert(!s->running);
     free(s->state);
     s->state = state;
     s->state_bytes = state_bytes;
-    s->engine = engine;
+    s->parallel = parallel;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
     atomic_store(&s->ended, false);
 }
 
-void saver_run(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
-    begin(s, engine, step, state, state_bytes);
+void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
+    begin(s, parallel, step, state, state_bytes);
     save_all(s);
     *report = s->report;
     report->stall_seconds = report->seconds;
 }
 
-int saver_start(Saver *s, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e) {
+int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
     begin(s, NULL, step, state, state_bytes);
-    TRY(take_snapshot(s, engine, e));
+    TRY(take_snapshot(s, parallel, e));
     s->report.stall_seconds = clock_seconds() - s->started;
     s->running = true;
     s->threaded = start_thread(s, save_all);

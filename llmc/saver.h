@@ -9,7 +9,7 @@
 #define GNS_SAVER_H
 
 #include "archive.h"
-#include "engine.h"
+#include "parallel.h"
 #include "tokenizer.h"
 
 #ifdef __cplusplus
@@ -47,11 +47,12 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Without it the first save does so.
 int saver_prepare(Saver *saver, Error *e);
 
-// Takes the snapshot and returns; none may be under way. Takes `state` over, from malloc, whatever comes out.
-int saver_start(Saver *saver, Engine *engine, int64_t step, char *state, size_t state_bytes, Error *e);
+// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way.
+// Takes `state` over, from malloc, whatever comes out.
+int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
 
-// Saves and waits, straight from the engine: takes no memory for a copy. None may be under way.
-void saver_run(Saver *saver, Engine *engine, int64_t step, char *state, size_t state_bytes, SaveReport *report);
+// Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.
+void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);

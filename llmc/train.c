@@ -4,6 +4,7 @@
 #include "archive.h"
 #include "batch_ramp.h"
 #include "checkpoint.h"
+#include "comm.h"
 #include "data.h"
 #include "engine.h"
 #include "files.h"
@@ -12,6 +13,7 @@
 #include "metrics.h"
 #include "noise.h"
 #include "options.h"
+#include "parallel.h"
 #include "progress.h"
 #include "run_state.h"
 #include "sample.h"
@@ -32,16 +34,18 @@
 #endif
 
 typedef struct {
+    Comm *comm;
     Options options;
     Model model;
     EngineConfig shape;
+    Parallel parallel;
     Engine *engine;
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     DataSet *train, *val; // val may be NULL
     Schedule schedule;
     Ramp ramp;
     Noise noise;
-    Metrics *metrics;
+    Metrics *metrics; // NULL but on rank 0, which alone writes and prints
     Progress progress;
     uint16_t *rows; // (micro_batch, T + 1)
     float *losses;  // (micro_batch, T)
@@ -50,12 +54,16 @@ typedef struct {
     int64_t batch;                  // rows of the last step
     int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
     double val_loss;                // the latest; NaN before the first
+    bool uneven;                    // the shares of some step differed, and that has been said
+    bool stop;                      // a signal asked some rank to; all know
     Outliers loss_window, grad_window;
     ShardList shards; // of `train`
     Saver *saver;
     char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
     int64_t saved_step;       // its step; -1 before the first
 } Run;
+
+static bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
@@ -104,7 +112,7 @@ static int setup_model(Run *r, Error *e) {
         .model = &r->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
-        .threads = (int)o->threads,
+        .threads = o->threads ? (int)o->threads : comm_threads(r->comm),
         .gns = (GnsMode)o->gns,
         .inference = o->sample_only,
     };
@@ -152,6 +160,8 @@ static int moment2_to_engine(void *engine, Range range, const float *values, Err
 }
 
 static int setup_engine(Run *r, Error *e) {
+    TRY(parallel_create(&r->parallel, r->comm, &r->model, (ZeroStage)r->options.zero, e));
+    parallel_shard(&r->parallel, &r->shape);
     TRY(engine_create(&r->engine, &r->shape, e));
     if (r->saved[0]) {
         TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
@@ -202,6 +212,7 @@ static int setup_buffers(Run *r, Error *e) {
     size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len, n = (size_t)r->model.tensor_count;
     TRY(memory_alloc((void **)&r->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
     TRY(memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e));
+    TRY(memory_alloc((void **)&r->result.rank_sq, n * sizeof(double), "norms", e));
     TRY(memory_alloc((void **)&r->result.grad_sq, n * sizeof(double), "norms", e));
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
 }
@@ -242,7 +253,11 @@ static int setup_resume(Run *r, Error *e) {
     char *changes;
     r->saved_step = -1;
     if (r->options.fresh || !directory_exists(out)) return 0;
-    TRY(archive_newest(out, stderr, &found, &r->saved_step, r->saved, e));
+    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
+    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
+    int code = archive_newest(out, notes, &found, &r->saved_step, r->saved, e);
+    if (notes != stderr) fclose(notes);
+    TRY(code);
     if (!found) {
         r->saved[0] = 0, r->saved_step = -1;
         return 0;
@@ -256,8 +271,8 @@ static int setup_resume(Run *r, Error *e) {
     r->log_bytes = state.metrics_bytes;
     r->val_loss = state.val_loss;
     ramp_settle(&r->ramp);
-    printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
-    fputs(changes, stdout);
+    if (is_first(r)) printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
+    if (is_first(r)) fputs(changes, stdout);
     free(changes);
     return 0;
 }
@@ -360,6 +375,7 @@ static bool may_save_aside(const Options *o) {
 }
 
 static int setup_output(Run *r, Error *e) {
+    if (!is_first(r)) return 0;
     const Options *o = &r->options;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
@@ -368,6 +384,7 @@ static int setup_output(Run *r, Error *e) {
     if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->val_loss;
+    if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
 }
 
@@ -383,6 +400,7 @@ static void say_setup(const Run *r) {
     printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
            (unsigned long long)data.windows);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     fflush(stdout);
 }
 
@@ -403,12 +421,17 @@ static int64_t step_batch(const Run *r) {
     return batch < left ? batch : left;
 }
 
+// This rank's share of the step's rows.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
-    TRY(engine_begin_step(r->engine, e));
-    for (int64_t done = 0; done < B;) {
-        int n = (int)(B - done < r->shape.micro_batch ? B - done : r->shape.micro_batch);
-        TRY(data_rows(r->train, (uint64_t)(r->examples + done), n, r->rows, e));
+    Share share = parallel_share(B, r->comm->rank, r->comm->ranks);
+    int64_t first = r->examples + share.first;
+    TRY(parallel_begin_step(&r->parallel, mode != GNS_OFF, e));
+    for (int64_t done = 0; done < share.count;) {
+        int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
+        TRY(data_rows(r->train, (uint64_t)(first + done), n, r->rows, e));
+        if (done + n == share.count) parallel_last(&r->parallel);
         TRY(engine_micro_step(r->engine, r->rows, n, mode, e));
+        comm_progress(r->comm);
         done += n;
     }
     return 0;
@@ -420,7 +443,8 @@ static double grad_norm(const Run *r, int64_t B) {
     return sqrt(sq) / (double)B;
 }
 
-static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
+static int fail_nonfinite(Run *r, int64_t B, Error *e) {
+    comm_settle(r->comm); // the numbers are those of all ranks
     char tensors[256] = "";
     for (int i = 0, n = 0; i < r->model.tensor_count && n < 4; i++) {
         if (isfinite(r->result.grad_sq[i])) continue;
@@ -448,6 +472,18 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     };
 }
 
+static int observe_ranks(Run *r, int64_t B, double rank_sq, double step_tokens, Error *e) {
+    int64_t *rows;
+    double batch_sq = 0;
+    if (r->comm->ranks == 1) return 0;
+    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)r->comm->ranks, "shares", e));
+    for (int i = 0; i < r->comm->ranks; i++) rows[i] = parallel_share(B, i, r->comm->ranks).count;
+    for (int i = 0; i < r->model.tensor_count; i++) batch_sq += r->result.grad_sq[i];
+    noise_observe_ranks(&r->noise, rows, r->comm->ranks, rank_sq, batch_sq, step_tokens);
+    memory_free(rows);
+    return 0;
+}
+
 static void observe_noise(Run *r, int64_t B, double step_tokens, GnsMode mode) {
     noise_observe(&r->noise, &r->model, &r->result, B, step_tokens, mode);
     if (mode == GNS_OFF) return;
@@ -470,6 +506,27 @@ static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double secon
     };
 }
 
+// Rank 0 decides, all follow.
+static int agree_batch(Run *r, int64_t *B, Error *e) {
+    *B = step_batch(r);
+    TRY(comm_broadcast(r->comm, B, sizeof *B, e));
+    if (*B % r->comm->ranks == 0 || r->uneven || !is_first(r)) return 0;
+    r->uneven = true;
+    progress_break(&r->progress);
+    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for those that have one more\n",
+            (long long)r->step + 1, (long long)*B, r->comm->ranks);
+    return 0;
+}
+
+// The step's numbers, over all ranks.
+static int step_result(Run *r, StepSums *sums, Error *e) {
+    *sums = (StepSums){.result = &r->result, .stop = signals_requested() != NULL};
+    TRY(engine_result(r->engine, &r->result, e));
+    TRY(parallel_sums(&r->parallel, sums, e));
+    r->stop = sums->stop;
+    return 0;
+}
+
 // Is this step to be left out? Asking means waiting for the device before the update, so it is not done unasked.
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->options;
@@ -478,6 +535,7 @@ static bool is_outlier(Run *r, int64_t B) {
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
+    if (!is_first(r)) return true;
     progress_break(&r->progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
             (long long)r->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
@@ -486,37 +544,40 @@ static bool is_outlier(Run *r, int64_t B) {
 
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->options;
-    Range all = {0, r->model.flat_count};
+    StepSums sums;
     *skipped = false;
     if (o->skip_loss_z > 0 || o->skip_grad_z > 0) {
-        TRY(engine_result(r->engine, &r->result, e));
+        TRY(step_result(r, &sums, e));
         if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
         *skipped = is_outlier(r, B);
     }
-    return *skipped ? 0 : engine_update(r->engine, all, update, e);
+    return *skipped ? 0 : parallel_update(&r->parallel, update, e);
 }
 
 static int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
-    int64_t B = step_batch(r);
-    Range all = {0, r->model.flat_count};
+    int64_t B;
+    comm_phase(r->comm, PHASE_STEP, r->step + 1);
+    TRY(agree_batch(r, &B, e));
     UpdateConfig update = update_config(r, B);
     bool skipped;
     *mode = step_mode(r);
     double start = clock_seconds();
     TRY(run_micro_steps(r, B, *mode, e));
-    TRY(engine_norms(r->engine, all, e));
+    TRY(parallel_norms(&r->parallel, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
-    TRY(engine_result(r->engine, &r->result, e));
+    StepSums sums;
+    TRY(step_result(r, &sums, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     double step_tokens = (double)(B * r->shape.seq_len);
     observe_noise(r, B, step_tokens, *mode);
+    if (*mode != GNS_OFF) TRY(observe_ranks(r, B, sums.rank_sq, step_tokens, e));
     r->step++;
     r->batch = B;
     r->examples += B;
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
     metrics->skipped = skipped;
-    return metrics_step(r->metrics, metrics, &r->noise, *mode, e);
+    return is_first(r) ? metrics_step(r->metrics, metrics, &r->noise, *mode, e) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -533,20 +594,24 @@ static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
 }
 
 // Mean loss over --val-tokens of the validation set, in whole rows: the same ones every time. They are spread over the
-// whole set, because its beginning may be a single document.
+// whole set, because its beginning may be a single document, and shared out to the ranks.
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
     int64_t windows = (int64_t)data_windows(r->val);
     if (rows > windows) rows = windows;
     double sum = 0;
-    for (int64_t done = 0; done < rows;) {
-        int n = (int)(rows - done < r->shape.micro_batch ? rows - done : r->shape.micro_batch);
-        TRY(read_val_rows(r, done, n, rows, e));
+    Share share = parallel_share(rows, r->comm->rank, r->comm->ranks);
+    for (int64_t done = 0; done < share.count;) {
+        int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
+        TRY(read_val_rows(r, share.first + done, n, rows, e));
         TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
         for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
+        comm_progress(r->comm);
         done += n;
     }
+    TRY(comm_sum(r->comm, &sum, 1, e));
     r->val_loss = sum / (double)(rows * T);
+    if (!is_first(r)) return 0;
     progress_val(&r->progress, last, r->val_loss);
     return metrics_val(r->metrics, last->step, last->tokens, r->val_loss, e);
 }
@@ -564,6 +629,8 @@ static int print_sample(Run *r, Error *e) {
 }
 
 static int sample_during(Run *r, Error *e) {
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
     printf("\nsample after step %lld:\n", (long long)r->step);
     TRY(print_sample(r, e));
@@ -600,42 +667,62 @@ static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
     return run_state_write(&state, text, bytes, e);
 }
 
-// While training goes on. What goes wrong is said, and training goes on.
-static void save_aside(Run *r) {
+static void save_aside_first(Run *r) {
     SaveReport report;
     Error e = {0};
     char *text;
     size_t bytes;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
     int code = state_text(r, &text, &bytes, &e);
-    if (!code) code = saver_start(r->saver, r->engine, r->step, text, bytes, &e);
+    if (!code) code = saver_start(r->saver, &r->parallel, r->step, text, bytes, &e);
     if (!code) return;
     progress_break(&r->progress);
     save_failed(r, r->step, &e);
 }
 
-// Before the end.
-static int save_now(Run *r, Error *e) {
+// While training goes on. What goes wrong is said, and training goes on.
+static int save_aside(Run *r, Error *e) {
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e);
+    save_aside_first(r);
+    return parallel_served(&r->parallel, e);
+}
+
+static int save_now_first(Run *r, Error *e) {
     SaveReport report;
     char *text;
     size_t bytes;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
     if (r->saved_step == r->step) return 0;
     TRY(state_text(r, &text, &bytes, e));
-    saver_run(r->saver, r->engine, r->step, text, bytes, &report);
+    saver_run(r->saver, &r->parallel, r->step, text, bytes, &report);
     if (report.error.code) return *e = report.error, e->code;
     tell_save(r, &report);
     return 0;
 }
 
-static int stop(Run *r, const char *signal_name, Error *e) {
-    progress_break(&r->progress);
+// Before the end.
+static int save_now(Run *r, Error *e) {
+    Error ending = {0};
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e);
+    int code = save_now_first(r, e), ended = parallel_served(&r->parallel, &ending);
+    if (!code && ended) *e = ending;
+    return code ? code : ended;
+}
+
+// All ranks come here after the same step.
+static int stop(Run *r, Error *e) {
+    const char *signal_name = signals_requested();
+    if (is_first(r)) progress_break(&r->progress);
     TRY(save_now(r, e));
+    comm_settle(r->comm);
     return FAIL(e, ERR_STOPPED, "run the same command again to go on", "%s: stopped after step %lld, saved in %s",
-                signal_name, (long long)r->step, r->saved);
+                signal_name ? signal_name : "a signal to another rank", (long long)r->step, r->saved);
 }
 
 static int finish(Run *r, Error *e) {
+    if (!is_first(r)) return save_now(r, e);
     progress_break(&r->progress);
     progress_curve(&r->progress);
     if (r->options.sample_every > 0) TRY(sample_during(r, e));
@@ -657,14 +744,15 @@ static int train_loop(Run *r, Error *e) {
     while (r->tokens < o->run.horizon_tokens) {
         StepMetrics metrics;
         GnsMode mode;
-        if (signals_requested()) return stop(r, signals_requested(), e);
+        if (r->comm->ranks == 1) r->stop = signals_requested() != NULL;
+        if (r->stop) return stop(r, e);
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
-        progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
+        if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
-        if (saver_collect(r->saver, false, &report)) tell_save(r, &report);
-        if (!last && is_due(r->step, o->checkpoint_every)) save_aside(r);
+        if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
+        if (!last && is_due(r->step, o->checkpoint_every)) TRY(save_aside(r, e));
     }
     return finish(r, e);
 }
@@ -673,24 +761,50 @@ static int train_loop(Run *r, Error *e) {
 // The things the program does
 
 static void say_complete(const Run *r) {
+    if (!is_first(r)) return;
     printf("this run is complete: model in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
            r->options.steps ? "steps" : "train-tokens");
 }
 
-static int run_training(Run *r, Error *e) {
-    signals_install();
+// What this run is to go on from, on all ranks alike.
+static int setup_start(Run *r, Error *e) {
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
     TRY(setup_data(r, e));
     TRY(setup_schedule(r, e));
     TRY(setup_resume(r, e));
     if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
     TRY(setup_buffers(r, e));
-    TRY(setup_engine(r, e));
-    TRY(setup_output(r, e));
-    say_setup(r);
+    return 0;
+}
+
+static int setup_training(Run *r, Error *e) {
+    TRY(setup_buffers(r, e));
+    return setup_engine(r, e);
+}
+
+static int check_same_data(const Run *r, Error *e) {
+    const DataSet *sets[] = {r->train, r->val};
+    uint64_t counts[7] = {[6] = (uint64_t)r->step};
+    for (int i = 0; i < 2 && sets[i]; i++) {
+        DataInfo info = data_describe(sets[i]);
+        memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
+    }
+    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data or another checkpoint",
+                     "all ranks must find the same files under --train, --val and --out", e);
+}
+
+static int run_training(Run *r, Error *e) {
+    signals_install();
+    TRY(comm_agree(r->comm, setup_start(r, e), e));
+    TRY(check_same_data(r, e));
+    if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
+    TRY(comm_agree(r->comm, setup_training(r, e), e));
+    TRY(comm_agree(r->comm, setup_output(r, e), e));
+    TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
+    if (is_first(r)) say_setup(r);
     int code = train_loop(r, e);
     SaveReport report;
-    if (saver_collect(r->saver, true, &report)) tell_save(r, &report); // one that was under way when the loop failed
+    if (r->saver && saver_collect(r->saver, true, &report)) tell_save(r, &report); // under way when the loop failed
     return code;
 }
 
@@ -722,7 +836,9 @@ static int run_dry(Run *r, Error *e) {
 static void run_destroy(Run *r) {
     progress_destroy(&r->progress);
     saver_destroy(r->saver);
+    parallel_destroy(&r->parallel);
     engine_destroy(r->engine);
+    memory_free(r->result.rank_sq);
     memory_free(r->result.example_sq);
     memory_free(r->result.grad_sq);
     memory_free(r->losses);
@@ -736,27 +852,64 @@ static void run_destroy(Run *r) {
     model_destroy(&r->model);
 }
 
-static int run_program(Run *r, int argc, char **argv, Error *e) {
+// A run of 8 ranks is one run: the same command line, the same program, the same data.
+static int check_same_options(Run *r, Error *e) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, NULL, "out of memory: options as text");
+    options_write_json(f, &r->options, 0);
+    fclose(f);
+    int code = comm_same(r->comm, comm_hash(text, bytes), ERR_USAGE, "other options",
+                         "start all ranks with one command line, and the same --config file", e);
+    free(text);
+    return code ? code : comm_same_build(r->comm, e);
+}
+
+static int check_shares(const Run *r, Error *e) {
+    int64_t rows = r->options.run.batch_min_rows;
+    if (r->options.sample_only || r->options.dry_run || rows >= r->comm->ranks) return 0;
+    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows has none for some of %d ranks", (long long)rows, r->comm->ranks);
+    return error_hint(e, "use a larger %s, or mpirun -np %lld",
+                      r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
+}
+
+static int setup_options(Run *r, Error *e) {
     Options *o = &r->options;
-    TRY(options_parse(o, argc, argv, e));
-    if (o->help || o->version) {
-        if (o->help) options_print_help(stdout, argv[0]);
-        else printf("gns.c " GNS_VERSION "\n");
-        return 0;
-    }
-    fputs(o->notes, stderr);
+    if (o->help || o->version) return 0;
+    if (is_first(r)) fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
-    if (*o->check) return inspect(o->check, stdout, e);
-    TRY(setup_model(r, e));
-    if (o->dry_run) return run_dry(r, e);
-    return o->sample_only ? run_sampling(r, e) : run_training(r, e);
+    if (*o->check) return 0;
+    TRY(check_shares(r, e));
+    return setup_model(r, e);
+}
+
+static int run_program(Run *r, int argc, char **argv, Error *e) {
+    const Options *o = &r->options;
+    Error unread;
+    int code = options_parse(&r->options, argc, argv, &unread); // which says how long to wait for the others
+    CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
+    TRY(comm_create(r->comm, &deadlines, e));
+    if (code) *e = unread;
+    TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
+    TRY(check_same_options(r, e));
+    bool trains = !(o->help || o->version || o->dry_run || o->sample_only || *o->check);
+    if (trains) return run_training(r, e);
+    if (!is_first(r)) return 0;
+    if (o->help) options_print_help(stdout, argv[0]);
+    else if (o->version) printf("gns.c " GNS_VERSION "\n");
+    else if (*o->check) return inspect(o->check, stdout, e);
+    else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
+    return 0;
 }
 
 int train_main(int argc, char **argv) {
     Error e = {0}, closing = {0};
+    Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
     if (!code) {
+        r->comm = &comm;
         r->val_loss = NAN;
         code = run_program(r, argc, argv, &e);
         if (code && r->metrics) progress_break(&r->progress);
@@ -766,6 +919,6 @@ int train_main(int argc, char **argv) {
     }
     if (!code && (fflush(stdout) != 0 || ferror(stdout)))
         code = FAIL(&e, ERR_WRITE, "where does standard output go?", "standard output: %s", strerror(errno));
-    if (code) error_print(&e, 0, 1);
-    return code;
+    e.code = code;
+    return comm_finish(&comm, &e);
 }

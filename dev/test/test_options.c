@@ -193,7 +193,7 @@ static void test_aliases(void) {
     Options o;
     Error e;
     const char *llmc = "-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 "
-                       "-s 9 -g 12";
+                       "-s 9 -g 12 -z 1";
     CHECK_OK(resolve(&o, llmc, &e), &e);
     CHECK(strcmp(o.train, "a") == 0 && strcmp(o.val, "b") == 0 && strcmp(o.out, "c") == 0, "texts");
     CHECK(strcmp(o.model, "d12") == 0 && o.micro_batch == 8 && o.seq_len == 64 && o.batch_tokens == 2048, "shape");
@@ -201,6 +201,7 @@ static void test_aliases(void) {
     CHECK(o.warmup_tokens == 7 * 2048, "warm-up %lld", (long long)o.warmup_tokens);
     CHECK(o.final_lr_frac == 0.25 && o.weight_decay == 0.2 && o.val_every == 5, "rates");
     CHECK(o.val_tokens == 3 * 8 * 64, "validation %lld", (long long)o.val_tokens);
+    CHECK(o.zero == 1, "ZeRO stage");
     CHECK(o.sample_every == 9 && o.sample_tokens == 12 && !*o.notes, "samples");
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(o.warmup_tokens == 7 * 2048, "resolving twice changes nothing");
@@ -218,12 +219,12 @@ static void test_aliases(void) {
     CHECK_ERROR(resolve(&o, "-i a -x 1 --keep 1", &e), &e, ERR_USAGE, "--keep 1");
     CHECK_ERROR(parse(&o, "-y 2", &e), &e, ERR_USAGE, "-y (--fresh)");
 
-    const char *foreign = "-nm 1 -r 0 -z 1 -f 0 -w 1 -ge 2 -a 1 -h 1 -lg 5 -pn 8 -pr 0 "
+    const char *foreign = "-nm 1 -r 0 -f 0 -w 1 -ge 2 -a 1 -h 1 -lg 5 -pn 8 -pr 0 "
                           "-pg 8 -ps host -pp /tmp -pf /tmp -pi mpi --lr 1";
     CHECK_OK(parse(&o, foreign, &e), &e);
     int lines = 0;
     for (const char *c = o.notes; *c; c++) lines += *c == '\n';
-    CHECK(lines == 15 && strstr(o.notes, "-ge") && strstr(o.notes, "-h "), "%d lines: %s", lines, o.notes);
+    CHECK(lines == 14 && strstr(o.notes, "-ge") && strstr(o.notes, "-h "), "%d lines: %s", lines, o.notes);
     CHECK(o.lr == 1, "values of foreign flags are passed over");
     CHECK_ERROR(parse(&o, "-pi tcp", &e), &e, ERR_USAGE, "-pi 'tcp'");
     CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);

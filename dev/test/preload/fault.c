@@ -1,0 +1,25 @@
+// fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
+// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds. For test_faults.sh.
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static void *strike(void *action) {
+    double after = atof(getenv("FAULT_AFTER"));
+    struct timespec wait = {(time_t)after, (long)(1e9 * (after - (double)(time_t)after))};
+    nanosleep(&wait, NULL);
+    if (strcmp(action, "kill") == 0) kill(getpid(), SIGKILL);
+    else if (strcmp(action, "stop") == 0) kill(getpid(), SIGSTOP);
+    else _exit(atoi(strchr(action, ':') + 1));
+    return NULL;
+}
+
+__attribute__((constructor)) static void arm(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *victim = getenv("FAULT_RANK");
+    pthread_t thread;
+    if (rank && victim && strcmp(rank, victim) == 0) pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+}

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
+#
+#     dev/test/test_faults.sh          each fault once or twice: what make test runs
+#     dev/test/test_faults.sh ROUNDS   at random times, so many rounds (make test-faults)
+#
+# Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s; a run may take 15 s more to end.
+set -u
+rounds=${1:-0}
+train=$PWD/$GNS_BUILD/train_gpt2
+if ! command -v mpirun > /dev/null || ! grep -q MPI_Init_thread "$train"; then
+    echo "SKIP faults: no Open MPI here, or a build without it"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread || exit 1
+cd "$work" || exit 1
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
+export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
+limit=17 # seconds: deadline and 15
+
+# A shard of 400 tokens below 127: 100 are enough for a window of 16.
+le32() { printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
+shard() { # MAGIC COUNT
+    le32 "$1"; le32 1; le32 "$2"
+    head -c 1012 /dev/zero
+    for ((i = 0; i < 400; i++)); do printf '%b' "\\x$(printf %02x $((1 + i * 37 % 126)))\\0"; done
+}
+shard 20240520 400 > t.bin
+
+options="--train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 --batch-tokens 192
+    --threads 1 --val-every 0 --deadline-setup 2 --deadline-step 2 --deadline-checkpoint 2"
+
+launch() { # RANKS COMMAND...: into `log`; the exit code
+    local ranks=$1
+    shift
+    timeout -s KILL $limit mpirun -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
+}
+
+# How it ended: CODES (a pattern) and what some line must say.
+ended() { # CODE CODES TEXT
+    # shellcheck disable=SC2254
+    case $1 in $2) ;; 137) [ $SECONDS -lt $limit ] || { echo "did not end within $limit s"; return 1; }
+        echo "exit code $1, not $2"; return 1 ;; *) echo "exit code $1, not $2"; tail -n 5 log; return 1 ;; esac
+    grep -qE "$3" log || { echo "nobody says '$3':"; grep -vE '^(step|-|$)' log | tail -n 5; return 1; }
+}
+
+harm() { # RANKS RANK ACTION AFTER CODES TEXT
+    SECONDS=0
+    # shellcheck disable=SC2086
+    launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
+        "$train" $options --steps 100000000 --out "run$RANDOM"
+    ended $? "$5" "$6"
+}
+killed() { harm "$1" "$2" kill "$3" 137 "mpirun noticed that process rank $2 .* exited on signal 9"; }
+exits() { harm "$1" "$2" "exit:$4" "$3" "$4" "Process name: \[\[[0-9]*,1\],$2\]"; }
+exits_with_0() { harm "$1" "$2" exit:0 "$3" 1 "process rank $2 .*exiting improperly|process rank $2"; }
+stopped() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): step .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
+
+# What is wrong with one rank before the first step: rank 1 runs in a directory of its own.
+apart() { # CODE TEXT PREPARATION: of the directory of rank 1
+    rm -rf d0 d1
+    mkdir d0 d1
+    shard 20240520 400 | tee d0/t.bin > d1/t.bin
+    (cd d1 && eval "$3") || return 1
+    SECONDS=0
+    # shellcheck disable=SC2016,SC2086
+    launch 2 sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $options --steps 100000000 --out out
+    ended $? "$1" "$2"
+}
+broken_shard() { apart 65 '^error \(rank 1\): t.bin.*magic' 'shard 20240521 400 > t.bin'; }
+missing_shard() { apart 65 '^error \(rank 1\): .*t.bin' 'rm t.bin'; }
+token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none'; }
+other_data() { apart 65 '^error \(rank 0\): rank 1 has other data' 'shard 20240520 390 | head -c 1804 > t.bin'; }
+shard_that_shrinks() { # while it is read
+    rm -rf d0 d1
+    mkdir d0 d1
+    shard 20240520 400 | tee d0/t.bin > d1/t.bin
+    (sleep 1.2; : > d1/t.bin) &
+    SECONDS=0
+    # shellcheck disable=SC2016,SC2086
+    launch 3 sh -c 'cd d$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"' sh "$train" $options --steps 100000000 --out out
+    ended $? 65 '^error \(rank 1\): t.bin'
+}
+
+other_options() {
+    SECONDS=0
+    # shellcheck disable=SC2086
+    launch 1 "$train" $options --steps 9 --out a : -np 2 --oversubscribe "$train" $options --steps 9 --out a --lr 1
+    ended $? 64 '^error \(rank 0\): rank 1 has other options than rank 0'
+}
+bad_options_on_one_rank() {
+    SECONDS=0
+    # shellcheck disable=SC2086
+    launch 2 "$train" $options --steps 9 --out a : -np 1 --oversubscribe "$train" $options --steps 9 --out a --lr x
+    ended $? 64 '^error \(rank 2\): --lr'
+}
+another_build() {
+    SECONDS=0
+    { cat "$train"; echo; } > other && chmod +x other
+    # shellcheck disable=SC2086
+    launch 2 "$train" $options --steps 9 --out a : -np 1 --oversubscribe ./other $options --steps 9 --out a
+    ended $? 65 '^error \(rank 0\): rank 2 has another build than rank 0'
+}
+nowhere_to_write() {
+    SECONDS=0
+    : > file
+    # shellcheck disable=SC2086
+    launch 3 "$train" $options --steps 9 --out file/out
+    ended $? 74 '^error \(rank 0\): file' && [ "$(grep -c '^error' log)" = 1 ]
+}
+not_finite() { # known to all: one of them says it
+    SECONDS=0
+    # shellcheck disable=SC2086
+    launch 3 "$train" $options --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
+    ended $? 76 '^error \(rank 0\): step .* not finite' && [ "$(grep -c '^error' log)" = 1 ]
+}
+asked_to_stop() { # SIGUSR1 goes through mpirun to all
+    SECONDS=0
+    # shellcheck disable=SC2086
+    launch 3 "$train" $options --steps 100000000 --out stop &
+    local job=$! mpirun
+    sleep 1.5
+    mpirun=$(pgrep -P "$(pgrep -P $job timeout)")
+    kill -USR1 "$mpirun"
+    wait $job
+    ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && [ "$(grep -c '^error' log)" = 1 ]
+}
+
+# Faults are mostly waited for, so some run at a time, each in a directory of its own.
+one() { # NUMBER NAME ARGUMENTS...
+    local start=$EPOCHREALTIME out status number=$1
+    shift
+    mkdir "$work/$number" && cd "$work/$number" && cp ../t.bin . || exit 1
+    out=$("$@" 2>&1) && status=PASS || status=FAIL
+    {
+        printf '%s faults/%s %.2fs\n' "$status" "$(tr ' ' _ <<< "$*")" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+        [ $status = PASS ] || echo "$out" | tail -n 8 | sed 's/^/  /'
+    } > "$work/$number.result"
+}
+tests=0
+check() { # NAME ARGUMENTS...
+    [ "$(jobs -rp | wc -l)" -lt 3 ] || wait -n
+    tests=$((tests + 1))
+    one $tests "$@" &
+}
+finish() {
+    wait
+    for ((i = 1; i <= tests; i++)); do cat "$work/$i.result"; done
+    ! cat "$work"/*.result | grep -q '^FAIL'
+    exit $?
+}
+
+between() { awk -v a="$1" -v b="$2" -v r=$RANDOM 'BEGIN { printf "%.2f", a + (b - a) * r / 32768 }'; }
+for ((round = 0; round < rounds; round++)); do
+    ranks=$((2 + RANDOM % 3))
+    check killed $ranks $((RANDOM % ranks)) "$(between 0 3)"
+    check exits $ranks $((RANDOM % ranks)) "$(between 0 3)" 3
+    check exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
+    check stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
+done
+[ "$rounds" = 0 ] || finish
+
+check killed 2 0 1
+check killed 2 1 0.05
+check killed 3 2 1.2
+check killed 4 1 0.8
+check exits 2 1 1 3
+check exits 3 0 1.1 1
+check exits 3 2 0.1 9
+check exits_with_0 3 1 1
+check stopped 2 0 1
+check stopped 2 1 1.3
+check stopped 3 2 0.9
+check stopped 4 3 1.1
+for test in broken_shard missing_shard token_out_of_range other_data shard_that_shrinks other_options \
+    bad_options_on_one_rank another_build nowhere_to_write not_finite asked_to_stop; do
+    check $test
+done
+finish

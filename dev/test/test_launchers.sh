@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# The launchers in scripts/: what they refuse, that they start a run again until it is done, and how they stop.
+# Uses $GNS_BUILD (dev/test/run.sh sets it); no GPU is needed.
+set -u
+root=$PWD
+train=$PWD/$GNS_BUILD/train_gpt2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
+
+check() { # NAME: runs the function of that name; its output is the reason of a failure
+    local start=$EPOCHREALTIME out status
+    out=$("$1" 2>&1) && status=PASS || status=FAIL
+    printf '%s launchers/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
+}
+
+# A launcher of our own, and a program that stands for the trainer: it ends with the codes in the file `codes`, one a
+# start, and leaves a checkpoint where the code has a + behind it.
+mkdir "$work/bin" "$work/data"
+for tool in bash cat dirname env grep head id mkdir printf sed setsid sort tail; do
+    path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
+done
+cat > "$work/launcher.sh" <<END
+#!/usr/bin/env bash
+NAME=test
+OPTIONS=(--lr 1)
+. "$root/scripts/launch.sh"
+launch "\$@"
+END
+cat > "$work/fake_cu" <<'END'
+#!/usr/bin/env bash
+# MPI_Init_thread
+cd "$(dirname "$0")"
+echo "$*" >> starts
+code=$(head -n 1 codes)
+sed -i 1d codes
+case $code in *+) mkdir -p "out/step_$(printf %08d "$(grep -c . starts)")" ;; esac
+exit "${code%+}"
+END
+printf '#!/usr/bin/env bash\necho "GPU 0: none"\necho "GPU 1: none"\n' > "$work/nvidia-smi"
+chmod +x "$work"/launcher.sh "$work"/fake_cu "$work"/nvidia-smi
+touch "$work"/data/x_{train,val}_0.bin
+data=(TRAIN="$work/data/x_train_*.bin" VAL="$work/data/x_val_*.bin" OUT="$work/out" PROGRAM="$work/fake_cu")
+
+refuses() { # CODE TEXT VARIABLE=VALUE...
+    local code=$1 text=$2 got
+    shift 2
+    env PATH="$work/bin" "${data[@]}" "$@" bash "$work/launcher.sh" > "$work/log" 2>&1
+    got=$?
+    [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
+    grep -q "^error: .*$text" "$work/log" && [ "$(wc -l < "$work/log")" = 1 ] || { cat "$work/log"; return 1; }
+}
+no_program() { refuses 64 "not there" PROGRAM=./no_such_cu; }
+no_data() { refuses 65 "no training shards" TRAIN="$work/none_*.bin" && refuses 65 "no validation shards" VAL="$work/none_*.bin"; }
+no_gpu() { refuses 69 "no NVIDIA GPU"; }
+too_many_ranks() { refuses 69 "RANKS=9, and 2 GPUs" PATH="$work/bin:$work" RANKS=9; }
+no_mpirun() { refuses 64 "no mpirun" PATH="$work/bin:$work"; }
+no_mpi_in_it() {
+    sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
+    refuses 64 "built without MPI" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
+}
+no_slurm() {
+    env -u SLURM_JOB_ID bash "$root/scripts/slurm/run_gpt2_124M.sbatch" > "$work/log" 2>&1
+    [ $? = 64 ] && grep -q '^error: no Slurm job here' "$work/log"
+}
+
+goes() { # CODE STARTS CODES...: of the launcher, when the program ends with these
+    local code=$1 starts=$2 got
+    shift 2
+    rm -rf "$work/out" "$work/starts"
+    printf '%s\n' "$@" > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" RANKS=1 bash "$work/launcher.sh" --seed 2 > "$work/log" 2>&1
+    got=$?
+    [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
+    [ "$(wc -l < "$work/starts")" = "$starts" ] || { echo "starts:"; cat "$work/starts"; return 1; }
+    grep -q -- '--train .*x_train.* --lr 1 --seed 2$' "$work/starts"
+}
+done_at_once() { goes 0 1 0; }
+again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
+not_without_getting_on() { goes 78 2 75+ 78 0; }
+not_what_will_fail_again() { goes 76 2 75+ 76+ 0; }
+
+stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
+    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    cat "$root"/llmc/*.c > "$work/text"
+    "$root/$GNS_BUILD/data/tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > /dev/null 2>&1 || return 1
+    cat > "$work/small.sh" <<END
+NAME=small
+OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 30000 --threads 1 --val-every 0)
+. "$root/scripts/launch.sh"
+launch "\$@"
+END
+    local run=(env TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/small" PROGRAM="$train" RANKS=2
+        bash "$work/small.sh") launcher code
+    "${run[@]}" > "$work/log" 2>&1 &
+    launcher=$!
+    sleep 1.5
+    kill -USR1 $launcher
+    wait $launcher
+    code=$?
+    [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    "${run[@]}" > "$work/log" 2>&1 &
+    launcher=$!
+    sleep 1
+    kill -TERM $launcher
+    wait $launcher
+    code=$?
+    [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+}
+
+for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm done_at_once again_until_done \
+    not_without_getting_on not_what_will_fail_again stops_and_goes_on; do
+    check $test
+done
+exit $failed

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Several ranks train what one trains: mpirun with 1 to 4 of them on this machine. Uses $GNS_BUILD (dev/test/run.sh sets
+# it). A run is small enough that the machine's cores do not matter; each rank takes one thread.
+set -u
+train=$PWD/$GNS_BUILD/train_gpt2
+tokenize=$PWD/$GNS_BUILD/data/tokenize
+state=$PWD/$GNS_BUILD/dev/test/ranks_state
+if ! command -v mpirun > /dev/null || ! grep -q MPI_Init_thread "$train"; then
+    echo "SKIP ranks: no Open MPI here, or a build without it"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failed=0
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
+export ASAN_OPTIONS=detect_leaks=0                            # of Open MPI's own
+
+check() { # NAME: runs the function of that name; its output is the reason of a failure
+    local start=$EPOCHREALTIME out status
+    out=$("$1" 2>&1) && status=PASS || status=FAIL
+    printf '%s ranks/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
+}
+
+# The same text whenever this is run: words with a tendency to follow one another.
+awk 'BEGIN {
+    n = split("to be or not that is the question whether it nobler in mind suffer slings and arrows of outrageous fortune", w)
+    for (i = 0; i < 16000; i++) {
+        x = (x * 1103515245 + 12345) % 2147483648
+        k = int(x / 65536) % 4 == 0 ? int(x / 262144) % n : (k * 3 + int(x / 524288) % 2) % n
+        printf "%s%s", w[k + 1], i % 12 == 11 ? ".\n" : " "
+    } }' > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 16
+    --val-every 10 --val-tokens 1040 --warmup-tokens 4000 --micro-batch 3 --threads 1"
+
+mpi() { # RANKS COMMAND...
+    local ranks=$1
+    shift
+    mpirun -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@"
+}
+
+run() { # RANKS OUT OPTIONS...
+    local ranks=$1 out=$2
+    shift 2
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' mpi "$ranks" "$train" $small --lr "${lr:-1e-3}" --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+}
+
+# close A B NAME TOLERANCE: the values of NAME in two metrics files, one by one; a null equals only a null.
+close() {
+    paste <(grep -oE "\"$3\": [^,}]*" "$1/metrics.jsonl") <(grep -oE "\"$3\": [^,}]*" "$2/metrics.jsonl") |
+        awk -v what="$1 and $2: $3" -v tolerance="$4" '
+            { n++; d = $2 - $4; if (d < 0) d = -d; m = $2 < 0 ? -$2 : $2; if (m < 1e-6) m = 1e-6 }
+            NF != 4 || ($2 == "null") != ($4 == "null") || !(d <= tolerance * m) {
+                print what ", value " n ": " $2 " and " $4; bad = 1; exit 1 }
+            END { if (!bad && !n) { print what ": no values"; exit 1 } }'
+}
+
+exact_run="--gns exact --steps 50"
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 3000 --ramp-kappa 4"
+
+agree() { # A B
+    close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
+        close "$1" "$2" grad_norm 1e-4 && close "$1" "$2" gns_ln_s 1e-4 && close "$1" "$2" gns_ln_g2 1e-4
+}
+exact_agrees() { # RANKS BATCH_TOKENS
+    run "$1" "e$1_$2" $exact_run --batch-tokens "$2" && agree "e1_$2" "e$1_$2" && close "e1_$2" "e$1_$2" gns_total_s 1e-4 &&
+        close "e1_$2" "e$1_$2" gns_total_g2 1e-4 && close "e1_$2" "e$1_$2" gns_ratio 1e-4
+}
+one_rank() { run 1 e1_192 $exact_run --batch-tokens 192 && run 1 e1_176 $exact_run --batch-tokens 176 && run 1 r1 $ramp_run; }
+two_ranks() { exact_agrees 2 192; }
+three_ranks() { exact_agrees 3 192; }
+four_ranks() { exact_agrees 4 192; }
+two_ranks_uneven() { exact_agrees 2 176 && grep -q '^note: step 1 has 11 rows for 2 ranks' e2_176.log; }
+four_ranks_uneven() { exact_agrees 4 176 && grep -q '^note: step 1 has 11 rows for 4 ranks' e4_176.log; }
+ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; }
+the_ramp_grew() {
+    [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
+}
+ramp_with_two_ranks() { ramp_agrees 2; }
+ramp_with_three_ranks() { ramp_agrees 3; }
+ramp_with_four_ranks() { ramp_agrees 4; }
+newest() { ls -d "$1"/step_* | tail -n 1; }
+same_weights() { cmp "$(newest "$1")/model.safetensors" "$(newest "$2")/model.safetensors"; }
+runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
+zero_1_is_zero_0() { # bit for bit, also where the last part of a bucket is the longest
+    run 3 z1 $ramp_run --zero 1 && same_weights r3 z1 && run 4 y1 $ramp_run --zero 1 && same_weights r4 y1
+}
+resumes_in_another_mode() { # from a checkpoint of three ranks that shared the state out, as if nothing had happened
+    run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 || return 1
+    cp -r z2 z3
+    rm -r "$(newest z3)"
+    run 3 z3 $ramp_run && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && close r3 z3 loss 0
+}
+resumes_with_other_ranks() {
+    cp -r z2 z4
+    rm -r "$(newest z4)"
+    run 2 z4 $ramp_run --zero 1 && grep -q '^resuming from z4/step_' z4.log && agree r3 z4
+}
+state_is_collected() {
+    for ranks in 1 2 3 4; do
+        [ "$(mpi $ranks "$state" 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+    done
+}
+bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by
+    run 3 bf16 $exact_run --batch-tokens 192 --comm-dtype bf16 && ! same_weights e3_192 bf16 > /dev/null &&
+        close e3_192 bf16 loss 0.02
+}
+the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-example norms: near the exact one at the end
+    lr=0 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 || return 1
+    paste <(grep -o '"gns_ranks_s": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_s": [^,}]*' long/metrics.jsonl | tail -n 1) \
+        <(grep -o '"gns_ranks_g2": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_g2": [^,}]*' long/metrics.jsonl | tail -n 1) |
+        awk 'function off(a, b) { return a / b < 0.9 || a / b > 1.1 }
+            NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
+}
+too_small_a_batch() {
+    run 4 tiny --steps 1 --batch-tokens 48 > tiny.out && { echo "accepted"; return 1; }
+    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks' tiny.log
+}
+alone_without_mpirun() { # and the same bits as mpirun -np 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --lr "${lr:-1e-3}" --out alone $exact_run --batch-tokens 192 > alone.log 2>&1 && same_weights e1_192 alone
+}
+
+for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_1_is_zero_0 resumes_in_another_mode resumes_with_other_ranks \
+    state_is_collected bf16_on_the_wire the_ranks_own_estimate \
+    too_small_a_batch alone_without_mpirun; do
+    check $test
+done
+exit $failed

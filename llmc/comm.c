@@ -1,0 +1,296 @@
+#define _GNU_SOURCE // sched_getaffinity
+#include "comm.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifdef GNS_MPI
+#    include "mpi_check.h"
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who started us
+
+static int environment_int(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+// Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
+static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
+
+// Several processes that know nothing of each other would all write the same run.
+static int refuse_strangers(Error *e) {
+    static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int processes = environment_int(counts[i], 1);
+        if (processes < 2) continue;
+        return FAIL(e, ERR_USAGE, "use mpirun of Open MPI, or srun --mpi=pmix",
+                    "started as one of %d processes (%s), but not in a way that Open MPI understands", processes,
+                    counts[i]);
+    }
+    return 0;
+}
+
+#ifdef GNS_MPI
+
+// ---------------------------------------------------------------------------------------------------------------------
+// MPI
+
+static bool mpi_runs(void) {
+    int started = 0, ended = 0;
+    MPI_Initialized(&started);
+    MPI_Finalized(&ended);
+    return started && !ended;
+}
+
+static void end_job(int code) {
+    if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code); // mpirun and srun --kill-on-bad-exit end the others
+}
+
+// Shared memory for the watchdogs of this machine's ranks. The first creates it; when all have it, its name goes away.
+// Where there is none (*board NULL) the watchdogs do their work without.
+static int board_create(MPI_Comm local, const Comm *comm, WatchdogEntry **board, Error *e) {
+    char name[64];
+    int process = (int)getpid(), flags = comm->local_rank == 0 ? O_CREAT | O_EXCL : 0;
+    size_t bytes = watchdog_board_bytes(comm->local_ranks);
+    *board = NULL;
+    MPI_TRY(MPI_Bcast(&process, 1, MPI_INT, 0, local), e);
+    snprintf(name, sizeof name, "/gns_ranks_%d", process);
+    if (comm->local_rank > 0) MPI_TRY(MPI_Barrier(local), e); // until it is there
+    int fd = shm_open(name, flags | O_RDWR, 0600);
+    if (fd >= 0 && (comm->local_rank > 0 || ftruncate(fd, (off_t)bytes) == 0)) {
+        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory != MAP_FAILED) *board = memory;
+    }
+    if (fd >= 0) close(fd);
+    if (comm->local_rank == 0) MPI_TRY(MPI_Barrier(local), e);
+    return 0;
+}
+
+static int join_machine(Comm *comm, Error *e) {
+    MPI_Comm local;
+    WatchdogEntry *board;
+    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
+    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
+    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
+    TRY(board_create(local, comm, &board, e));
+    watchdog_join(comm->watchdog, comm->rank, comm->ranks, board, comm->local_ranks, comm->local_rank);
+    MPI_TRY(MPI_Barrier(local), e);
+    if (comm->local_rank == 0) {
+        char name[64];
+        snprintf(name, sizeof name, "/gns_ranks_%d", (int)getpid());
+        shm_unlink(name);
+    }
+    MPI_TRY(MPI_Comm_free(&local), e);
+    return 0;
+}
+
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    WatchdogConfig watchdog = {
+        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
+        .ranks = 2, // or more: as soon as MPI says
+        .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
+        .end = end_job,
+    };
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    if (!started_for_mpi()) return refuse_strangers(e);
+    TRY(watchdog_create(&comm->watchdog, &watchdog, e));
+    int got;
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog ends the job from its thread
+    MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
+    MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
+    MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
+    return join_machine(comm, e);
+}
+
+int comm_finish(Comm *comm, const Error *e) {
+    bool tells = e->code && (!comm->settled || comm->speaker == comm->rank);
+    if (tells) error_print(e, comm->rank, comm->ranks);
+    if (!mpi_runs()) return e->code;
+    if (e->code && !comm->settled) end_job(e->code);
+    // The line is out before any rank ends: mpirun ends the others as soon as one returns a code.
+    watchdog_begin(comm->watchdog, "the end");
+    int bad = MPI_Barrier(MPI_COMM_WORLD) != MPI_SUCCESS || MPI_Finalize() != MPI_SUCCESS;
+    watchdog_destroy(comm->watchdog);
+    return e->code ? e->code : bad ? ERR_RANK : 0;
+}
+
+// MPI counts in int.
+enum { MPI_PIECE = 1 << 30 }; // bytes
+
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "broadcast");
+    for (size_t at = 0; comm->ranks > 1 && at < bytes; at += MPI_PIECE)
+        MPI_TRY(MPI_Bcast((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, 0, MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "gathering of sums");
+    assert(bytes <= MPI_PIECE);
+    if (comm->ranks == 1) memcpy(all, mine, bytes);
+    else MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_barrier(Comm *comm, Error *e) {
+    watchdog_begin(comm->watchdog, "barrier");
+    if (comm->ranks > 1) MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "sending of state");
+    assert(to != comm->rank);
+    for (size_t at = 0; at < bytes; at += MPI_PIECE)
+        MPI_TRY(
+            MPI_Send((const char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, to, 0, MPI_COMM_WORLD),
+            e);
+    return 0;
+}
+
+int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "collecting of state");
+    assert(from != comm->rank);
+    for (size_t at = 0; at < bytes; at += MPI_PIECE)
+        MPI_TRY(MPI_Recv((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, from, 0, MPI_COMM_WORLD,
+                         MPI_STATUS_IGNORE),
+                e);
+    return 0;
+}
+
+#else
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Without MPI there is one process
+
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    (void)deadlines;
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    if (started_for_mpi())
+        return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
+                    "started as one of several processes, but this program was built without MPI");
+    return refuse_strangers(e);
+}
+
+int comm_finish(Comm *comm, const Error *e) {
+    if (e->code) error_print(e, comm->rank, comm->ranks);
+    return e->code;
+}
+
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
+    (void)comm, (void)data, (void)bytes, (void)e;
+    return 0;
+}
+
+int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
+    (void)comm, (void)e;
+    memcpy(all, mine, bytes);
+    return 0;
+}
+
+int comm_barrier(Comm *comm, Error *e) {
+    (void)comm, (void)e;
+    return 0;
+}
+
+int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
+    (void)comm, (void)data, (void)bytes;
+    return FAIL(e, ERR_INTERNAL, NULL, "nothing can be sent to rank %d: there is one process", to);
+}
+
+int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
+    (void)comm, (void)data, (void)bytes;
+    return FAIL(e, ERR_INTERNAL, NULL, "nothing can come from rank %d: there is one process", from);
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What follows from these
+
+int comm_sum(Comm *comm, double *values, int count, Error *e) {
+    if (comm->ranks == 1) return 0;
+    double *all; // (ranks, count)
+    size_t n = (size_t)count;
+    TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
+    int code = comm_gather(comm, values, all, n * sizeof(double), e);
+    for (size_t i = 0; !code && i < n; i++) {
+        values[i] = all[i];
+        for (size_t r = 1; r < (size_t)comm->ranks; r++) values[i] += all[r * n + i];
+    }
+    memory_free(all);
+    return code;
+}
+
+void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
+
+void comm_progress(Comm *comm) { watchdog_progress(comm->watchdog); }
+
+void comm_settle(Comm *comm) {
+    comm->settled = true;
+    comm->speaker = 0;
+}
+
+int comm_agree(Comm *comm, int code, Error *e) {
+    if (comm->ranks == 1 || comm->settled) return code;
+    int *codes;
+    TRY(memory_alloc((void **)&codes, sizeof(int) * (size_t)comm->ranks, "the ranks' exit codes", e));
+    int failed = comm_gather(comm, &code, codes, sizeof code, e);
+    for (int r = 0; !failed && r < comm->ranks; r++) {
+        if (!codes[r]) continue;
+        comm->settled = true;
+        comm->speaker = r;
+        failed = r == comm->rank ? code : FAIL(e, codes[r], NULL, "rank %d ended the run", r);
+        break;
+    }
+    memory_free(codes);
+    return failed;
+}
+
+int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
+    if (comm->ranks == 1) return 0;
+    uint64_t *hashes;
+    TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
+    int failed = comm_gather(comm, &hash, hashes, sizeof hash, e);
+    for (int r = 1; !failed && r < comm->ranks; r++) {
+        if (hashes[r] == hashes[0]) continue;
+        comm_settle(comm);
+        failed = FAIL(e, code, hint, "rank %d has %s than rank 0", r, what);
+    }
+    memory_free(hashes);
+    return failed;
+}
+
+uint64_t comm_hash(const void *data, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * 0x100000001b3;
+    return hash;
+}
+
+int comm_same_build(Comm *comm, Error *e) {
+    const size_t max_bytes = (size_t)1 << 32;
+    char *program;
+    size_t bytes;
+    if (comm->ranks == 1) return 0;
+    int code = file_read("/proc/self/exe", max_bytes, &program, &bytes, e);
+    uint64_t hash = code ? 0 : comm_hash(program, bytes);
+    memory_free(program);
+    TRY(comm_agree(comm, code, e));
+    return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);
+}
+
+int comm_threads(const Comm *comm) {
+    if (comm->local_ranks == 1) return 0;
+    cpu_set_t allowed; // mpirun may have bound this rank to some of the cores
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), share = cores / comm->local_ranks;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < share) share = CPU_COUNT(&allowed);
+    return share > 1 ? share : 1;
+}

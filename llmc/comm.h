@@ -1,0 +1,77 @@
+// comm: the processes (ranks) that train one model together. One process alone, or as many as mpirun or srun started,
+// talking through MPI. What is here is control: small, in host memory, and it waits. Gradients and weights travel by
+// transport.h.
+//
+// All ranks call the collective functions below in the same order. They return an error of MPI as ERR_RANK; sums are
+// taken in the order of the ranks, in double, so that every rank has the same bits.
+#ifndef GNS_COMM_H
+#define GNS_COMM_H
+
+#include "watchdog.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int rank, ranks;
+    int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
+    bool settled;                // the error under way is known to all ranks, and `speaker` tells it
+    int speaker;
+    Watchdog *watchdog; // NULL: one process
+} Comm;
+
+// What may pass without anything getting on.
+typedef struct {
+    double setup, step, checkpoint; // seconds
+} CommDeadlines;
+
+// Joins the other processes where mpirun or srun started several; otherwise MPI is not even touched. ERR_USAGE where
+// there are several processes that cannot talk: no MPI in this build, or a launcher that is none of Open MPI's kind.
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
+
+// The end of the program: tells e's line where there is one, and returns the exit code. An error that the other ranks
+// know of (settled) ends all alike; with any other the whole job is ended from here, and this does not return.
+int comm_finish(Comm *comm, const Error *e);
+
+// From here on the deadline of this phase counts; and every micro-batch, collective and the like starts it anew.
+void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
+void comm_progress(Comm *comm);
+
+// From rank 0 to all.
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
+
+// Every rank's `bytes` bytes, in rank order. all: (ranks, bytes)
+int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
+
+// values[i] = sum over ranks.
+int comm_sum(Comm *comm, double *values, int count, Error *e);
+
+int comm_barrier(Comm *comm, Error *e);
+
+// Between two ranks.
+int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);
+int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
+
+// Did all ranks get here with code 0? Otherwise the error becomes settled: the lowest rank that has one tells it.
+int comm_agree(Comm *comm, int code, Error *e);
+
+// Have all ranks the same hash? Otherwise a settled error that names the first rank that differs from rank 0.
+int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
+
+// For comm_same: FNV-1a, 64 bits (Fowler, Noll and Vo).
+uint64_t comm_hash(const void *data, size_t bytes);
+
+// Do all ranks run the same program, byte for byte?
+int comm_same_build(Comm *comm, Error *e);
+
+// CPU threads for each of the ranks on this machine, where nobody says how many; 0 for a single process: as it likes.
+int comm_threads(const Comm *comm);
+
+// An error that every rank runs into alike, and with the same words (a loss that is not finite): rank 0 tells it.
+void comm_settle(Comm *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

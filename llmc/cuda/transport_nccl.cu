@@ -1,0 +1,224 @@
+// transport between GPUs: NCCL, on a stream of its own so that it overlaps with the engine's. NCCL is set up over MPI.
+// This file takes the place of cpu/transport_mpi.c in the CUDA trainer.
+#include "../transport.h"
+#include "cuda_common.cuh"
+
+#include <assert.h>
+#include <nccl.h>
+#include <string.h>
+#include <unistd.h>
+
+struct Transport {
+    Comm *comm;
+    WireType wire;
+    ncclComm_t nccl;
+    cudaStream_t engine, stream;     // the engine's, and ours
+    cudaEvent_t engine_done, we_are; // marks on the two
+    __nv_bfloat16 *rounded;          // a bucket's gradients in bf16
+    size_t rounded_capacity;         // elements
+};
+
+static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
+    return error_set(e, file, line, ERR_RANK, "NCCL_DEBUG=INFO says more; look for the rank that failed first",
+                     "%.*s: %s (%s)", (int)strcspn(call, "("), call, ncclGetErrorString(result),
+                     ncclGetLastError(comm));
+}
+
+#define NCCL_TRY(call, t, e)                                                                                           \
+    do {                                                                                                               \
+        ncclResult_t nccl_try_ = (call);                                                                               \
+        if (nccl_try_ != ncclSuccess) return nccl_fail(nccl_try_, (t)->nccl, #call, __FILE__, __LINE__, (e));          \
+    } while (0)
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which GPU
+
+int transport_device(const Comm *comm, Error *e) {
+    int count = 0;
+    if (comm->ranks == 1) return 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 0; // the engine says so, and says it better
+    if (count == 1) return 0; // its own, where a batch system shows each rank one; otherwise check_apart finds out
+    if (comm->local_rank >= count) {
+        FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
+        return error_hint(e, "use mpirun -np %d, or more machines", count);
+    }
+    CUDA_TRY(cudaSetDevice(comm->local_rank), e);
+    return 0;
+}
+
+// Two ranks on one GPU would hang in NCCL or crawl.
+static int check_apart(Comm *comm, Error *e) {
+    enum { BYTES = 128 };
+    char mine[BYTES] = "", *all;
+    int device, same = -1;
+    gethostname(mine, BYTES / 2 - 1);
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaDeviceGetPCIBusId(mine + BYTES / 2, BYTES / 2, device), e);
+    TRY(memory_alloc((void **)&all, BYTES * (size_t)comm->ranks, "the ranks' GPUs", e));
+    int code = comm_gather(comm, mine, all, BYTES, e);
+    for (int r = 0; !code && r < comm->ranks; r++)
+        if (r != comm->rank && memcmp(all + r * BYTES, mine, BYTES) == 0) same = r;
+    memory_free(all);
+    if (!code && same >= 0)
+        code = FAIL(e, ERR_NO_GPU, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
+                    same, mine + BYTES / 2, mine);
+    return comm_agree(comm, code, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up and end
+
+// Asked by the watchdog's thread.
+static int check_nccl(void *context, Error *e) {
+    Transport *t = (Transport *)context;
+    ncclResult_t state = ncclSuccess;
+    NCCL_TRY(ncclCommGetAsyncError(t->nccl, &state), t, e);
+    if (state == ncclSuccess || state == ncclInProgress) return 0;
+    return nccl_fail(state, t->nccl, "NCCL", __FILE__, __LINE__, e);
+}
+
+static void abort_nccl(void *context) { ncclCommAbort(((Transport *)context)->nccl); }
+
+static int start_nccl(Transport *t, Error *e) {
+    ncclUniqueId id;
+    if (t->comm->rank == 0) NCCL_TRY(ncclGetUniqueId(&id), t, e);
+    TRY(comm_broadcast(t->comm, &id, sizeof id, e));
+    NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, t->comm->rank), t, e);
+    WatchdogDevice device = {check_nccl, abort_nccl, t};
+    watchdog_device(t->comm->watchdog, &device);
+    return 0;
+}
+
+int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
+    Transport *t = *out;
+    int least, most; // priorities: the journey goes first where both have work, since it needs few multiprocessors
+    t->comm = comm;
+    t->wire = wire;
+    t->engine = (cudaStream_t)stream;
+    TRY(check_apart(comm, e));
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
+    CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&t->we_are, cudaEventDisableTiming), e);
+    return start_nccl(t, e);
+}
+
+void transport_destroy(Transport *t) {
+    if (!t) return;
+    watchdog_device(t->comm->watchdog, NULL);
+    if (t->nccl) ncclCommAbort(t->nccl); // waits for nobody: after an error the others may be gone
+    if (t->rounded) cudaFree(t->rounded);
+    if (t->we_are) cudaEventDestroy(t->we_are);
+    if (t->engine_done) cudaEventDestroy(t->engine_done);
+    if (t->stream) cudaStreamDestroy(t->stream);
+    memory_free(t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The order of the two streams
+
+static int after_engine(Transport *t, Error *e) {
+    CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
+    CUDA_TRY(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
+    return 0;
+}
+
+int transport_wait(Transport *t, Error *e) {
+    watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
+    CUDA_TRY(cudaEventRecord(t->we_are, t->stream), e);
+    CUDA_TRY(cudaStreamWaitEvent(t->engine, t->we_are, 0), e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Buckets: `each` elements a rank by the collectives for equal parts, in place, and the remainder, which is short, to or
+// from the last rank.
+
+typedef struct {
+    size_t each, rest, begin; // elements: of a part, of the remainder, before this rank's part
+} Parts;
+
+static Parts parts_of(const Comm *comm, Range bucket) {
+    Range first = transport_part(bucket, 0, comm->ranks), mine = transport_part(bucket, comm->rank, comm->ranks);
+    size_t all = bucket.end - bucket.begin, each = first.end - first.begin;
+    return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
+}
+
+static int reduce_scatter(Transport *t, void *values, size_t bytes, ncclDataType_t type, Parts parts, Error *e) {
+    int last = t->comm->ranks - 1;
+    char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)(last + 1) * bytes;
+    NCCL_TRY(ncclGroupStart(), t, e);
+    if (parts.each) NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
+    if (parts.rest) NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
+    NCCL_TRY(ncclGroupEnd(), t, e);
+    return 0;
+}
+
+__global__ static void round_kernel(__nv_bfloat16 *out, const float *in, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        out[i] = __float2bfloat16_rn(in[i]);
+}
+
+__global__ static void widen_kernel(float *out, const __nv_bfloat16 *in, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        out[i] = __bfloat162float(in[i]);
+}
+
+// Few and small blocks: the backward pass goes on beside them.
+static unsigned blocks_for(size_t n) {
+    const size_t threads = 256, most = 64;
+    return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
+}
+
+// The buffer is used by one bucket after the other, in the stream's order. It grows in the first step only.
+static int reserve_rounded(Transport *t, size_t n, Error *e) {
+    if (n <= t->rounded_capacity) return 0;
+    CUDA_TRY(cudaStreamSynchronize(t->stream), e);
+    CUDA_TRY(cudaFree(t->rounded), e);
+    t->rounded = NULL;
+    CUDA_TRY(cudaMalloc((void **)&t->rounded, n * sizeof *t->rounded), e);
+    t->rounded_capacity = n;
+    return 0;
+}
+
+static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts parts, Error *e) {
+    size_t all = bucket.end - bucket.begin;
+    Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
+    TRY(reserve_rounded(t, all, e));
+    round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
+    CUDA_LAUNCHED(e);
+    TRY(reduce_scatter(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
+    size_t own = mine.end - mine.begin;
+    widen_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+    Parts parts = parts_of(t->comm, bucket);
+    TRY(after_engine(t, e));
+    if (t->wire == WIRE_BF16) return reduce_scatter_bf16(t, values, bucket, parts, e);
+    return reduce_scatter(t, values, sizeof(float), ncclFloat32, parts, e);
+}
+
+int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+    int last = t->comm->ranks - 1;
+    Parts parts = parts_of(t->comm, bucket);
+    const char *own = (const char *)values + parts.begin * element_bytes;
+    char *rest = (char *)values + parts.each * (size_t)(last + 1) * element_bytes;
+    TRY(after_engine(t, e));
+    NCCL_TRY(ncclGroupStart(), t, e);
+    if (parts.each)
+        NCCL_TRY(ncclAllGather(own, values, parts.each * element_bytes, ncclInt8, t->nccl, t->stream), t, e);
+    if (parts.rest)
+        NCCL_TRY(ncclBroadcast(rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+    NCCL_TRY(ncclGroupEnd(), t, e);
+    return 0;
+}
+
+int transport_sum(Transport *t, double *values, int count, Error *e) {
+    TRY(after_engine(t, e));
+    NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
+    return transport_wait(t, e);
+}

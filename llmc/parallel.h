@@ -1,0 +1,80 @@
+// parallel: data parallelism. What a step does when several ranks share it, and plainly itself when there is one.
+//
+// Rows. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
+//
+// Gradients. The flat array is cut into buckets, a layer each: the last layer with ln_f behind it, the others, and the
+// embeddings, in the order in which the backward pass finishes them. Each bucket is cut into one part a rank; rank r
+// owns part r of every bucket. As soon as a bucket is final on a rank its reduction begins, so that it travels while
+// the layers before it are computed. Each rank takes the norms of what it owns; their sums, by tensor, are the batch's.
+//
+// Every mode reduces the same buckets in the same order, and the same norms of the same parts, so that all give the
+// same bits. The mode (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) only says who keeps what:
+//   0  everybody gets all gradients back and updates all weights: moments everywhere
+//   1  everybody updates what it owns, and the weights are gathered: moments, and what else only the update needs, are
+//      kept for the owned ranges alone
+#ifndef GNS_PARALLEL_H
+#define GNS_PARALLEL_H
+
+#include "comm.h"
+#include "engine.h"
+#include "transport.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int64_t first, count; // rows
+} Share;
+Share parallel_share(int64_t rows, int rank, int ranks);
+
+typedef enum { ZERO_0, ZERO_1 } ZeroStage; // --zero
+
+typedef struct {
+    Comm *comm;
+    const Model *model;
+    ZeroStage zero;
+    int buckets;
+    Range *bucket;        // (buckets) in the order of the backward pass
+    Range *owned;         // (buckets) this rank's parts, in ascending order
+    Engine *engine;       // from parallel_start on
+    Transport *transport; // NULL: one rank
+    bool rank_norms;      // of this step
+    int started;          // buckets of this step that are on their way
+} Parallel;
+
+// This rank's device, buckets and parts; before the engine, which is told what it owns (parallel_shard).
+int parallel_create(Parallel *p, Comm *comm, const Model *model, ZeroStage zero, Error *e);
+void parallel_destroy(Parallel *p);
+
+// What an engine of this rank shall keep.
+void parallel_shard(const Parallel *p, EngineConfig *config);
+
+int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
+
+// A step: begin; micro-steps over this rank's rows, with parallel_last before the last one; norms; update.
+// rank_norms: measure |sum of this rank's gradients| too.
+int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
+void parallel_last(Parallel *p);
+
+int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
+int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
+
+// The step's numbers, over all ranks: any time after the norms.
+typedef struct {
+    StepResult *result; // engine_result's; summed over the ranks but for grad_sq, which is the whole batch's already
+    double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients
+    bool stop;          // in: asked of this rank; out: of any
+} StepSums;
+int parallel_sums(Parallel *p, StepSums *sums, Error *e);
+
+// The engine's state as a whole, wherever it is kept: engine_store for rank 0, while the others serve it. In between
+// rank 0 may store whatever it likes, in any order; parallel_served lets the others go on.
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
+int parallel_served(Parallel *p, Error *e);                                            // on rank 0
+int parallel_serve(Parallel *p, Error *e);                                             // on the others
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,53 @@
+// transport: how gradients and weights travel between ranks, in the engine's own memory. Two implementations, one a
+// trainer: cpu/transport_mpi.c (nonblocking MPI), cuda/transport_nccl.cu (NCCL on a stream of its own).
+//
+// A bucket is a range of the flat arrays, cut into one part a rank (transport_part). Calls start the work and return;
+// what is started is ordered behind the engine's work so far, and transport_wait orders the engine's later work behind
+// all that was started. All ranks start the same work in the same order, and the sums' order is fixed: same bits, run
+// after run.
+#ifndef GNS_TRANSPORT_H
+#define GNS_TRANSPORT_H
+
+#include "comm.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Transport Transport;
+
+typedef enum { WIRE_FP32, WIRE_BF16 } WireType; // what gradients are rounded to for the journey (--comm-dtype)
+
+enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
+
+// Part r of a bucket cut for `ranks`. All parts are equal but the last, which takes the remainder too.
+static inline Range transport_part(Range bucket, int r, int ranks) {
+    size_t each = (bucket.end - bucket.begin) / (size_t)ranks / PART_UNIT * PART_UNIT;
+    size_t begin = bucket.begin + (size_t)r * each;
+    return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
+}
+
+// Chooses this rank's device, by its number on this machine. Before the engine is created; talks to nobody.
+int transport_device(const Comm *comm, Error *e);
+
+// stream: engine_stream's. All ranks together.
+int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e);
+void transport_destroy(Transport *t); // NULL is fine
+
+// values: the bucket's gradients on this rank, left alone but for what follows. The sum over ranks of this rank's part
+// goes to its place among them.
+int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e);
+
+// values: the bucket's elements of which this rank's part is right; after it, all of them.
+int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e);
+
+// values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
+int transport_sum(Transport *t, double *values, int count, Error *e);
+
+int transport_wait(Transport *t, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

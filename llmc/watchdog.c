@@ -1,0 +1,228 @@
+#define _POSIX_C_SOURCE 200809L
+#include "watchdog.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 100 }; // from one look at the clock to the next
+
+// Ranks that run into the same deadline do not speak all at once: each waits for those before it to end the job.
+static const double seconds_between_speakers = 0.3;
+// A watchdog that has not stirred for so long belongs to a process that does not run.
+static const double seconds_until_still = 1.5;
+// What MPI's own way of ending a job may take before this process just ends.
+enum { SECONDS_TO_END = 5 };
+
+struct WatchdogEntry {
+    atomic_int rank, process; // process id
+    atomic_llong begun;       // collectives
+    atomic_llong stirred;     // microseconds of the machine's monotonic clock
+};
+
+size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
+
+struct Watchdog {
+    WatchdogConfig config;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;
+    // Below: under the lock.
+    WatchdogPhase phase;
+    int64_t step;
+    double since; // seconds of the clock: the last sign of progress
+    double looked;
+    const char *collective;
+    WatchdogEntry *board;
+    int count, mine;
+    WatchdogDevice device;
+};
+
+static const char *const phase_names[PHASE_COUNT] = {"set-up", "step", "checkpoint"};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What to say
+
+static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void append(char *text, size_t bytes, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+static bool is_still(const WatchdogEntry *entry, double now) {
+    return now - 1e-6 * (double)atomic_load(&entry->stirred) > seconds_until_still;
+}
+
+// Whom this rank is waiting for, as far as the board tells. Says nothing where it does not.
+static void name_culprits(const Watchdog *w, char *text, size_t bytes) {
+    double now = clock_seconds();
+    for (int i = 0; w->board && i < w->count; i++) {
+        const WatchdogEntry *entry = &w->board[i];
+        if (i == w->mine) continue;
+        int rank = atomic_load(&entry->rank), process = atomic_load(&entry->process);
+        if (is_still(entry, now)) append(text, bytes, "; rank %d (process %d) is stopped or gone", rank, process);
+        else if (atomic_load(&entry->begun) < atomic_load(&w->board[w->mine].begun))
+            append(text, bytes, "; rank %d (process %d) has not come to it", rank, process);
+    }
+}
+
+static void describe(const Watchdog *w, Error *e) {
+    static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
+    char where[96] = "set-up";
+    if (w->phase != PHASE_SETUP)
+        snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
+    FAIL(e, ERR_RANK, "look for the rank that hangs; start the same command again", "%s: nothing has got on for %g s (%s)",
+         where, w->config.deadline[w->phase], options[w->phase]);
+    if (w->collective) append(e->what, sizeof e->what, "; last collective: %s", w->collective);
+    name_culprits(w, e->what, sizeof e->what);
+}
+
+// How many ranks of this machine speak before this one: those before it that run and are not behind.
+static int speakers_before(const Watchdog *w) {
+    int n = 0;
+    double now = clock_seconds();
+    for (int i = 0; w->board && i < w->mine; i++) {
+        const WatchdogEntry *entry = &w->board[i];
+        n += !is_still(entry, now) && atomic_load(&entry->begun) >= atomic_load(&w->board[w->mine].begun);
+    }
+    return n;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The thread
+
+static void end_job(const Watchdog *w, const Error *e) {
+    error_print(e, w->config.rank, w->config.ranks);
+    signal(SIGALRM, SIG_DFL);
+    alarm(SECONDS_TO_END);
+    if (w->device.abort) w->device.abort(w->device.context);
+    w->config.end(e->code);
+}
+
+static void sleep_until_next_look(Watchdog *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(&w->changed, &w->lock, &until);
+}
+
+static void look(Watchdog *w) {
+    Error e = {0};
+    double now = clock_seconds();
+    if (now - w->looked > seconds_until_still) w->since = now; // it is this process that was stopped
+    w->looked = now;
+    if (w->board) atomic_store(&w->board[w->mine].stirred, (long long)(1e6 * now));
+    if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e);
+    double over = now - w->since - w->config.deadline[w->phase];
+    if (over < 0 || over < seconds_between_speakers * speakers_before(w)) return;
+    describe(w, &e);
+    end_job(w, &e);
+}
+
+static void *watch(void *context) {
+    Watchdog *w = context;
+    pthread_mutex_lock(&w->lock);
+    while (!w->done) {
+        sleep_until_next_look(w);
+        if (!w->done) look(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof(Watchdog), "watchdog", e));
+    Watchdog *w = *out;
+    pthread_condattr_t attributes;
+    sigset_t all, before;
+    w->config = *config;
+    w->since = w->looked = clock_seconds();
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    sigfillset(&all); // signals are for the main thread
+    sigdelset(&all, SIGALRM);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&w->thread, NULL, watch, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failed) return 0;
+    memory_free(w);
+    *out = NULL;
+    return FAIL(e, ERR_INTERNAL, NULL, "no thread for the watchdog: %s", strerror(failed));
+}
+
+void watchdog_destroy(Watchdog *w) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->done = true;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    memory_free(w);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From the main thread
+
+void watchdog_join(Watchdog *w, int rank, int ranks, WatchdogEntry *board, int count, int mine) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->config.rank = rank;
+    w->config.ranks = ranks;
+    w->board = board;
+    w->count = count;
+    w->mine = mine;
+    if (board) {
+        atomic_store(&board[mine].rank, rank);
+        atomic_store(&board[mine].process, (int)getpid());
+        atomic_store(&board[mine].stirred, (long long)(1e6 * clock_seconds()));
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->phase = phase;
+    w->step = step;
+    w->since = clock_seconds();
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_progress(Watchdog *w) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->since = clock_seconds();
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_begin(Watchdog *w, const char *collective) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->collective = collective;
+    w->since = clock_seconds();
+    if (w->board) atomic_fetch_add(&w->board[w->mine].begun, 1);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_device(Watchdog *w, const WatchdogDevice *device) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->device = device ? *device : (WatchdogDevice){0};
+    pthread_mutex_unlock(&w->lock);
+}

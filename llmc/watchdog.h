@@ -1,0 +1,53 @@
+// watchdog: no run of several ranks hangs. A thread of each rank looks at the clock: when nothing has got on for longer
+// than the phase's deadline, it says which rank, step and collective, and which other rank is to blame as far as can be
+// told, and ends the job with ERR_RANK.
+//
+// Ranks of one machine see each other on a board in shared memory: how many collectives each has begun (all begin the
+// same ones in the same order, so the one that is behind has not come), and when its watchdog last stirred (a stopped
+// process has none).
+#ifndef GNS_WATCHDOG_H
+#define GNS_WATCHDOG_H
+
+#include "common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { PHASE_SETUP, PHASE_STEP, PHASE_CHECKPOINT, PHASE_COUNT } WatchdogPhase;
+
+typedef struct WatchdogEntry WatchdogEntry; // one rank's line on the board
+size_t watchdog_board_bytes(int count);     // of `count` lines; they start out as zeros
+
+typedef struct Watchdog Watchdog;
+
+typedef struct {
+    int rank, ranks;
+    double deadline[PHASE_COUNT]; // seconds
+    void (*end)(int code);        // ends the whole job; does not return
+} WatchdogConfig;
+
+int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);
+void watchdog_destroy(Watchdog *w); // NULL is fine, here and below
+
+// Who and where this rank is, once that is known. board: (count) entries, of which this rank's is number `mine`.
+void watchdog_join(Watchdog *w, int rank, int ranks, WatchdogEntry *board, int count, int mine);
+
+void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step); // restarts the clock, as do the next two
+void watchdog_progress(Watchdog *w);
+void watchdog_begin(Watchdog *w, const char *collective); // a string that stays
+
+// A device's communication: `check` is asked, every now and then and from the watchdog's thread, whether it has failed;
+// `abort` is called before the job is ended.
+typedef struct {
+    int (*check)(void *context, Error *e);
+    void (*abort)(void *context);
+    void *context;
+} WatchdogDevice;
+void watchdog_device(Watchdog *w, const WatchdogDevice *device); // NULL: no more
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,105 @@
+# shellcheck shell=bash
+# What the launchers share; sourced by them, with NAME and the array OPTIONS set. From the environment:
+#
+#   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
+#   OUT          run directory; runs/NAME
+#   RANKS        processes, one a GPU; as many as there are GPUs
+#   RUN          what starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
+#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, which is for trying things out
+#
+# The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
+# as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM or USR1 to the launcher let the run finish
+# its step, save and end; the same command goes on from there.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 70
+PROGRAM=${PROGRAM:-./train_gpt2cu}
+TRAIN=${TRAIN:-data/fineweb/fineweb_train_*.bin}
+VAL=${VAL:-data/fineweb/fineweb_val_*.bin}
+OUT=${OUT:-runs/$NAME}
+
+fail() { # CODE MESSAGE HINT
+    echo "error: $2. $3" >&2
+    exit "$1"
+}
+
+need_program() {
+    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${PROGRAM#./}"
+}
+
+need_data() {
+    compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "Make them with data/fineweb.sh, or set TRAIN and VAL"
+    compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "Make them with data/fineweb.sh, or set TRAIN and VAL"
+}
+
+# RANKS, where it is not given, is the number of GPUs.
+need_gpus() {
+    local gpus
+    if [[ $PROGRAM != *cu ]] || [ -n "${RUN:-}" ]; then
+        RANKS=${RANKS:-1}
+        return
+    fi
+    gpus=$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')
+    [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
+    RANKS=${RANKS:-$gpus}
+    [ "$RANKS" -le "$gpus" ] || fail 69 "RANKS=$RANKS, and $gpus GPUs" "Use RANKS=$gpus, or several machines: scripts/slurm/"
+}
+
+need_mpi() {
+    [ "$RANKS" = 1 ] && return
+    grep -q MPI_Init_thread "$PROGRAM" || fail 64 "$PROGRAM was built without MPI" "Install Open MPI and build it again"
+    [ -z "${RUN:-}" ] || return
+    command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again, or use RANKS=1"
+    mpirun --version 2> /dev/null | grep -q 'Open MPI' || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
+}
+
+newest_checkpoint() { compgen -G "$OUT/step_????????" | sort | tail -n 1; }
+
+# Runs a command to its end; a request to stop, given to this script, is handed on to it as SIGUSR1.
+asked=
+run_and_listen() {
+    setsid "$@" & # out of the terminal's reach: Ctrl-C would have mpirun kill its ranks
+    local job=$! code
+    trap 'asked=1; kill -USR1 $job 2> /dev/null' INT TERM USR1
+    while :; do
+        wait $job
+        code=$?
+        kill -0 $job 2> /dev/null || break # otherwise it was the trap that ended the wait
+    done
+    trap - INT TERM USR1
+    return $code
+}
+
+train_until_done() { # COMMAND...
+    local code before
+    while :; do
+        before=$(newest_checkpoint)
+        run_and_listen "$@"
+        code=$?
+        case $code in
+        0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or what starting again does not mend
+        esac
+        [ -z "$asked" ] || return $code
+        [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
+        [ "$(newest_checkpoint)" != "$before" ] || return $code
+        echo "exit code $code: starting again from $(newest_checkpoint)" >&2
+    done
+}
+
+launch() { # more options, which go behind OPTIONS
+    need_program
+    need_data
+    need_gpus
+    need_mpi
+    local command=("$PROGRAM" --train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}" "$@")
+    if [ -n "${RUN:-}" ]; then
+        # shellcheck disable=SC2206
+        command=($RUN "${command[@]}")
+    elif [ "$RANKS" -gt 1 ]; then
+        local mpirun=(mpirun -np "$RANKS" --bind-to none)
+        [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
+        [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
+        command=("${mpirun[@]}" "${command[@]}")
+    fi
+    train_until_done "${command[@]}"
+    exit $?
+}

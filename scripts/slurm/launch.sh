@@ -1,0 +1,19 @@
+# shellcheck shell=bash
+# What the Slurm jobs share; sourced by them, with LAUNCHER set to the launcher whose run this is. 300 s before the time
+# limit Slurm sends SIGUSR1 to the ranks: they finish their step, save and end with 75, and the job queues itself again.
+set -uo pipefail
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 70
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+    echo "error: no Slurm job here. Say sbatch scripts/slurm/NAME.sbatch, or $LAUNCHER on one machine" >&2
+    exit 64
+fi
+if ! srun --mpi=list 2>&1 | grep -q pmix; then
+    echo "error: this Slurm has no PMIx (srun --mpi=list). Ask for it, or use mpirun within salloc" >&2
+    exit 64
+fi
+export RANKS=$SLURM_NTASKS
+export RUN="srun --mpi=pmix --kill-on-bad-exit=1"
+"$LAUNCHER"
+code=$?
+[ $code != 75 ] || scontrol requeue "$SLURM_JOB_ID"
+exit $code
