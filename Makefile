@@ -157,7 +157,7 @@ test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
 
-test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about an hour
+test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about ten minutes
 	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/dev/test/test_crash $(BUILD)/dev/test/test_resume
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(BUILD)/dev/test/test_resume $(BUILD)/dev/test/test_crash
 
