@@ -175,7 +175,7 @@ fuzz-coverage: ## readers of checkpoints under libFuzzer, FUZZ_SECONDS=600 each;
 	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/fuzz_checkpoint.c train_gpt2.c \
 		$(wildcard llmc/*.c llmc/cpu/*.c) $(LDLIBS)
-	@for t in $(FUZZ_TARGETS); do echo "== $$t"; GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
+	@for t in $(FUZZ_TARGETS); do echo "== $$t"; TMPDIR=$(CURDIR)/build GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
 		-max_len=32768 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1 || { tail -n 30 build/fuzz_coverage.log; exit 1; }; \
 		grep -E 'stat::number_of_executed|DONE' build/fuzz_coverage.log; done
 
