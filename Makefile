@@ -191,7 +191,7 @@ test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
 
-test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about an hour
+test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about ten minutes
 	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/dev/test/test_crash $(BUILD)/dev/test/test_resume
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(BUILD)/dev/test/test_resume $(BUILD)/dev/test/test_crash
 
@@ -209,7 +209,7 @@ fuzz-coverage: ## readers of checkpoints under libFuzzer, FUZZ_SECONDS=600 each;
 	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/fuzz_checkpoint.c train_gpt2.c \
 		$(wildcard llmc/*.c llmc/cpu/*.c) $(LDLIBS)
-	@for t in $(FUZZ_TARGETS); do echo "== $$t"; GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
+	@for t in $(FUZZ_TARGETS); do echo "== $$t"; TMPDIR=$(CURDIR)/build GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
 		-max_len=32768 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1 || { tail -n 30 build/fuzz_coverage.log; exit 1; }; \
 		grep -E 'stat::number_of_executed|DONE' build/fuzz_coverage.log; done
 

@@ -57,7 +57,9 @@ static int read_moment1(void *s, Range range, float *values, Error *e) { return 
 static int read_moment2(void *s, Range range, float *values, Error *e) { return read_state(s, 2, range, values, e); }
 
 static uint64_t bytes_needed(const Saver *s) {
-    const uint64_t rest = 4 << 20; // the tokenizer's files are 1.5 MB, the JSON files far less
+    const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
+    const Tokenizer *tokenizer = s->config.tokenizer;
+    uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
     return (s->config.model->parameters + 2 * s->config.model->flat_count) * sizeof(float) + s->state_bytes + rest;
 }
 

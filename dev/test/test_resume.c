@@ -5,17 +5,17 @@
 
 // From every step of a run with a growing batch: only that checkpoint is there, and the full metrics.jsonl behind it.
 static void test_from_every_step(void) {
-    CHECK(trainer_run("--train-tokens 5000 --out whole --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
-    long steps = newest_step("whole"), stride = trainer.thorough ? 1 : 7;
-    CHECK(steps > 60, "%ld steps", steps);
+    long tokens = trainer.thorough ? 24000 : 5000, stride = trainer.thorough ? 1 : 7;
+    CHECK(trainer_run("--train-tokens %ld --out whole --checkpoint-every 1 --keep 0", tokens) == 0, "%s", log_tail());
+    long steps = newest_step("whole");
+    CHECK(steps > (trainer.thorough ? 200 : 60), "%ld steps", steps);
     for (long step = 1; step < steps; step += stride) {
-        const char *name = path_of("step %ld", step);
         remove_tree("part");
         copy_tree(path_of("whole/step_%08ld", step), path_of("part/step_%08ld", step));
         copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
-        int code = trainer_run("--train-tokens 5000 --out part --checkpoint-every 0");
-        CHECK(code == 0, "%s: exit code %d: %s", name, code, log_tail());
-        check_same_end("whole", "part", name);
+        int code = trainer_run("--train-tokens %ld --out part --checkpoint-every 0", tokens);
+        CHECK(code == 0, "step %ld: exit code %d: %s", step, code, log_tail());
+        check_same_end("whole", "part", path_of("step %ld", step));
     }
 }
 
