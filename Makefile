@@ -166,6 +166,19 @@ fuzz: ## the fuzzers, ten minutes each
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
 	@for f in $(FUZZERS); do $$f 600 || exit 1; done
 
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS := step/MANIFEST.json step/state.json step/config.json many/model.safetensors.index.json model.bin
+
+fuzz-coverage: ## readers of checkpoints under libFuzzer, FUZZ_SECONDS=600 each; needs clang
+	@command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }
+	@mkdir -p build
+	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/fuzz_checkpoint.c train_gpt2.c \
+		$(wildcard llmc/*.c llmc/cpu/*.c) $(LDLIBS)
+	@for t in $(FUZZ_TARGETS); do echo "== $$t"; GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
+		-max_len=32768 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1 || { tail -n 30 build/fuzz_coverage.log; exit 1; }; \
+		grep -E 'stat::number_of_executed|DONE' build/fuzz_coverage.log; done
+
 bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
@@ -184,6 +197,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long test-crash test-faults fuzz bench help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-programs test-long test-crash test-faults fuzz fuzz-coverage bench help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

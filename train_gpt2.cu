@@ -619,8 +619,8 @@ static int ln_backward(Engine *engine, bool first, const real *x, const float *m
                               engine->stream, e);
 }
 
-// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can, it takes the
-// slope along with the product, which saves two passes over dwide.
+// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can,
+// it takes the slope along with the product, which saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, N = B * T;
     ColumnGradient dbias = column_gradient(engine, FC_B, l, mode);
@@ -736,6 +736,31 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     if (mode < engine->mode) engine->mode = mode;
     engine->micro_steps++;
     return 0;
+}
+
+// Times the algorithms on offer for every matrix product of a whole micro-step and keeps the fastest. What it computes
+// on the way is of no account: gradients are cleared again. Not between begin_step and result.
+extern "C" int engine_tune(Engine *engine, Error *e) {
+    const EngineConfig *c = &engine->config;
+    size_t count = (size_t)c->micro_batch * (c->seq_len + 1);
+    uint16_t *tokens;
+    TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
+    const size_t stride = 7919; // a prime: all sorts of tokens
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
+    matmul_tune(engine->matmul, true);
+    int code = engine_begin_step(engine, e);
+    if (!code) code = engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e);
+    matmul_tune(engine->matmul, false);
+    memory_free(tokens);
+    TRY(code);
+    return engine_begin_step(engine, e);
+}
+
+// What tuning chose, a line of text for run.json and checkpoints ("": nothing); and the same back, so that a run that
+// goes on computes the same bits.
+extern "C" const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
+extern "C" int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+    return matmul_choices_load(engine->matmul, tuning, e);
 }
 
 // What of each segment lies in the range, counted from the range's beginning.

@@ -15,6 +15,7 @@
 enum { CHUNK = 1 << 20 };
 
 #define MODEL_FILE "model.safetensors"
+#define INDEX      ".index.json" // behind that
 
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
@@ -30,7 +31,8 @@ bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_mode
 static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
     if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
-    if (!cJSON_IsNumber(item) || item->valuedouble != (int)item->valuedouble || item->valuedouble < 1)
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1 && item->valuedouble <= INT_MAX) ||
+        item->valuedouble != (int)item->valuedouble)
         return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one", path, name);
     *out = (int)item->valuedouble;
     return 0;
@@ -125,6 +127,7 @@ static int write_config(const char *directory, const ModelConfig *c, Manifest *m
 typedef struct {
     SafetensorsReader *reader;
     int count;
+    bool indexed;
 } ModelFiles;
 
 static void files_close(ModelFiles *files) {
@@ -183,8 +186,9 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
 static int files_open(ModelFiles *files, const char *directory, Error *e) {
     char path[PATH_MAX];
     *files = (ModelFiles){0};
-    TRY(path_join(path, sizeof path, directory, MODEL_FILE ".index.json", e));
-    if (file_exists(path)) return files_open_indexed(files, directory, path, e);
+    TRY(path_join(path, sizeof path, directory, MODEL_FILE INDEX, e));
+    files->indexed = file_exists(path);
+    if (files->indexed) return files_open_indexed(files, directory, path, e);
     TRY(memory_alloc_zero((void **)&files->reader, sizeof *files->reader, "the model's file", e));
     return files_add(files, directory, MODEL_FILE, e);
 }
@@ -211,7 +215,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     const SafetensorsEntry *entry = found.entry;
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
-        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", files->count == 1 ? files->reader->path : directory,
+        return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
     if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)

@@ -388,6 +388,13 @@ static int list_changes(const StateIO *io, const Options *options, char **change
     return out_of_memory(e);
 }
 
+// What no run could have written, in a file whose JSON is sound.
+static int check_counts(const StateIO *io, const RunState *s, Error *e) {
+    if ((double)s->tokens != (double)s->examples * (double)s->seq_len)
+        return malformed(io, "tokens", "examples x seq_len", e);
+    return s->step > s->examples ? malformed(io, "step", "at most examples", e) : 0;
+}
+
 int run_state_read(RunState *state, const char *directory, char **changes, Error *e) {
     char path[PATH_MAX];
     StateIO io;
@@ -395,6 +402,7 @@ int run_state_read(RunState *state, const char *directory, char **changes, Error
     TRY(state_open(&io, path, sizeof path, directory, e));
     int code = io_fixed(&io, state, e);
     if (!code) code = io_progress(&io, state, e);
+    if (!code) code = check_counts(&io, state, e);
     if (!code) code = list_changes(&io, state->options, changes, e);
     cJSON_Delete(io.object);
     return code;

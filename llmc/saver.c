@@ -16,14 +16,15 @@ static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2
 
 struct Saver {
     SaverConfig config;
-    float *copy[KINDS]; // (flat_count), the snapshot; there from the first saver_start on
+    float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
     Parallel *parallel; // to read from instead; NULL: from the copy
     char *state;        // text of state.json
     size_t state_bytes;
     double started;
     SaveReport report;
     pthread_t thread;
-    bool threaded, running; // main thread's
+    bool threaded, running; // main thread's: a save is under way
+    bool touching;          // `thread` is at work on the fresh memory of `copy`
     atomic_bool ended;      // the writing thread's last word
 };
 
@@ -34,9 +35,9 @@ int saver_create(Saver **out, const SaverConfig *config, Error *e) {
 }
 
 void saver_destroy(Saver *saver) {
-    SaveReport *ignored = NULL;
     if (!saver) return;
-    saver_collect(saver, true, ignored);
+    saver_collect(saver, true, NULL);
+    if (saver->touching) pthread_join(saver->thread, NULL);
     for (int k = 0; k < KINDS; k++) memory_free(saver->copy[k]);
     free(saver->state);
     memory_free(saver);
@@ -102,25 +103,37 @@ static void *save_all(void *argument) {
 
 size_t saver_copy_bytes(const Model *model) { return KINDS * model->flat_count * sizeof(float); }
 
-static int take_snapshot(Saver *s, Parallel *parallel, Error *e) {
-    Range all = {0, s->config.model->flat_count};
-    for (int k = 0; k < KINDS; k++) {
-        if (!s->copy[k])
-            TRY(memory_alloc((void **)&s->copy[k], all.end * sizeof(float), "the copy that a checkpoint is made of",
-                             e));
-        TRY(parallel_store(parallel, kinds[k], all, s->copy[k], e));
-    }
-    return 0;
-}
-
 // Signals are the main thread's.
-static bool start_thread(Saver *s) {
+static bool start_thread(Saver *s, void *(*run)(void *)) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&s->thread, NULL, save_all, s) == 0;
+    bool started = pthread_create(&s->thread, NULL, run, s) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
+}
+
+static void *touch_copy(void *argument) {
+    Saver *s = argument;
+    for (int k = 0; k < KINDS; k++) memset(s->copy[k], 0, s->config.model->flat_count * sizeof(float));
+    return NULL;
+}
+
+int saver_prepare(Saver *s, Error *e) {
+    size_t bytes = s->config.model->flat_count * sizeof(float);
+    for (int k = 0; k < KINDS; k++)
+        if (!s->copy[k]) TRY(memory_alloc((void **)&s->copy[k], bytes, "the copy that a checkpoint is made of", e));
+    s->touching = start_thread(s, touch_copy);
+    return 0;
+}
+
+static int take_snapshot(Saver *s, Parallel *parallel, Error *e) {
+    if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, e));
+    if (s->touching) pthread_join(s->thread, NULL);
+    s->touching = false;
+    for (int k = 0; k < KINDS; k++)
+        TRY(parallel_store(parallel, kinds[k], (Range){0, s->config.model->flat_count}, s->copy[k], e));
+    return 0;
 }
 
 static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {
@@ -146,7 +159,7 @@ int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t 
     TRY(take_snapshot(s, parallel, e));
     s->report.stall_seconds = clock_seconds() - s->started;
     s->running = true;
-    s->threaded = start_thread(s);
+    s->threaded = start_thread(s, save_all);
     if (!s->threaded) save_all(s); // no thread to be had: training waits
     return 0;
 }

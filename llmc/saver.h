@@ -36,13 +36,19 @@ typedef struct {
     double stall_seconds; // of those, how long training stood still
 } SaveReport;
 
-// Bytes of the copy that saver_start makes.
+// Bytes of that copy.
 size_t saver_copy_bytes(const Model *model);
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 
-// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes `state` over, from malloc, whatever comes out.
+// Takes the memory for the copy that saver_start needs, and touches it in the background: a system hands out fresh
+// memory so slowly that training would stand still for seconds at the first save.
+// Without it the first save does so.
+int saver_prepare(Saver *saver, Error *e);
+
+// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes
+// `state` over, from malloc, whatever comes out.
 int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
 
 // Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.

@@ -362,6 +362,12 @@ static int write_run_json(const Run *r, Error *e) {
     return code;
 }
 
+// Can the run be long enough for a checkpoint before its end?
+static bool may_save_aside(const Options *o) {
+    int64_t smallest = o->run.batch_min_rows * o->seq_len;
+    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
+}
+
 static int setup_output(Run *r, Error *e) {
     if (!is_first(r)) return 0;
     const Options *o = &r->options;
@@ -369,6 +375,7 @@ static int setup_output(Run *r, Error *e) {
     TRY(write_run_json(r, e));
     SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
     TRY(saver_create(&r->saver, &saver, e));
+    if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
@@ -799,12 +806,6 @@ static int run_sampling(Run *r, Error *e) {
     TRY(setup_tokenizer_needed(r, e));
     TRY(setup_engine(r, e));
     return print_sample(r, e);
-}
-
-// Can the run be long enough for a checkpoint before its end?
-static bool may_save_aside(const Options *o) {
-    int64_t smallest = o->run.batch_min_rows * o->seq_len;
-    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
 }
 
 static int run_dry(Run *r, Error *e) {

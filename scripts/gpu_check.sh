@@ -75,7 +75,8 @@ val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut 
 # The recipe of dev/test/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
 shakespeare() {
     [ -f "$DATA/tinyshakespeare.txt" ] || { row SKIP shakespeare "no tinyshakespeare.txt in DATA"; return; }
-    "$BUILD/cpu/data/tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" > /dev/null
+    "$BUILD/cpu/data/tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" \
+        > "$OUT/shakespeare-text.log" 2>&1
     for trainer in cpu/train_gpt2 cuda-BF16/train_gpt2cu cuda-FP32/train_gpt2cu; do
         check "shakespeare-${trainer%/*}" 300 "$BUILD/$trainer" --train "$work/text_train_*.bin" \
             --val "$work/text_val_*.bin" --out "$work/${trainer%/*}" --vocab-size 256 --layers 4 --heads 4 \
@@ -93,8 +94,8 @@ shakespeare() {
 source_text() {
     [ -f "$work/source.list" ] && return
     # shellcheck disable=SC2086
-    find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' -o -name '*.cuh' \) -size +1k \
-        -size -1000k 2> /dev/null | LC_ALL=C sort > "$work/source.list"
+    find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' \) \
+        -size +1k -size -1000k 2> /dev/null | LC_ALL=C sort > "$work/source.list"
     check tokenize 300 "$BUILD/cpu/data/tokenize" --tokenizer "$DATA/gpt2" --out "$work/source" --invalid bytes \
         --files-from "$work/source.list" --format text --val-every-file 50 --max-bytes 450000000
     tail -n 3 "$OUT/tokenize.log"
@@ -112,7 +113,8 @@ recipe() { # MICRO_BATCH MICRO_STEPS STEPS
 beside_twin() {
     local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin")
     # shellcheck disable=SC2046
-    check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" --out "$work/$name" --model "$2" $(recipe "$6" "$7" "$8")
+    check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" --out "$work/$name" --model "$2" \
+        $(recipe "$6" "$7" "$8")
     cp "$work/$name/metrics.jsonl" "$OUT/$name-ours.jsonl"
     # shellcheck disable=SC2046
     check "$name-torch" 500 python3 dev/bench/torch_twin.py train "${data[@]}" --out "$OUT/$name-torch.jsonl" \

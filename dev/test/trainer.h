@@ -23,7 +23,7 @@ static struct {
 } trainer;
 
 // Words with some order in them, so that there is something to learn.
-static void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
+static inline void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
     Error e = {0};
     uint16_t *tokens = malloc(count * sizeof *tokens);
     for (size_t i = 0; i < count; i++) {
@@ -86,7 +86,7 @@ static int trainer_wait(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-__attribute__((format(printf, 1, 2))) static int trainer_run(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *format, ...) {
     va_list args;
     va_start(args, format);
     pid_t child = trainer_start(NULL, format, args);
@@ -97,7 +97,7 @@ __attribute__((format(printf, 1, 2))) static int trainer_run(const char *format,
 // ---------------------------------------------------------------------------------------------------------------------
 // Files
 
-static char *read_text(const char *path, size_t *bytes) {
+static inline char *read_text(const char *path, size_t *bytes) {
     Error e;
     char *text;
     if (file_read(path, 1u << 30, &text, bytes, &e) == 0) return text;
@@ -105,7 +105,7 @@ static char *read_text(const char *path, size_t *bytes) {
     return NULL;
 }
 
-__attribute__((format(printf, 1, 2))) static const char *path_of(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static inline const char *path_of(const char *format, ...) {
     static char buffers[64][PATH_MAX];
     static int next;
     char *path = buffers[next++ % 64];
@@ -116,7 +116,7 @@ __attribute__((format(printf, 1, 2))) static const char *path_of(const char *for
     return path;
 }
 
-static bool log_mentions(const char *text) {
+static inline bool log_mentions(const char *text) {
     size_t bytes;
     char *log = read_text("log", &bytes);
     bool found = log && strstr(log, text);
@@ -125,7 +125,7 @@ static bool log_mentions(const char *text) {
 }
 
 // The end of the log, for messages.
-static const char *log_tail(void) {
+static inline const char *log_tail(void) {
     static char tail[400];
     size_t bytes;
     char *log = read_text("log", &bytes);
@@ -134,12 +134,12 @@ static const char *log_tail(void) {
     return tail;
 }
 
-static void remove_tree(const char *path) {
+static inline void remove_tree(const char *path) {
     Error e;
     directory_remove(path, &e);
 }
 
-static void copy_file(const char *from, const char *to) {
+static inline void copy_file(const char *from, const char *to) {
     Error e = {0};
     size_t bytes;
     char *text = read_text(from, &bytes);
@@ -148,7 +148,7 @@ static void copy_file(const char *from, const char *to) {
     memory_free(text);
 }
 
-static void copy_tree(const char *from, const char *to) {
+static inline void copy_tree(const char *from, const char *to) {
     Names names;
     Error e = {0};
     CHECK_OK(directory_create(to, &e), &e);
@@ -158,7 +158,7 @@ static void copy_tree(const char *from, const char *to) {
     names_free(&names);
 }
 
-static bool same_file(const char *a, const char *b) {
+static inline bool same_file(const char *a, const char *b) {
     size_t a_bytes, b_bytes;
     char *a_text = read_text(a, &a_bytes), *b_text = read_text(b, &b_bytes);
     bool same = a_text && b_text && a_bytes == b_bytes && memcmp(a_text, b_text, a_bytes) == 0;
@@ -177,7 +177,7 @@ static void drop_timing(char *text) {
     }
 }
 
-static bool same_metrics(const char *a, const char *b) {
+static inline bool same_metrics(const char *a, const char *b) {
     size_t bytes;
     char *a_text = read_text(a, &bytes), *b_text = read_text(b, &bytes);
     if (a_text) drop_timing(a_text);
@@ -189,7 +189,7 @@ static bool same_metrics(const char *a, const char *b) {
 }
 
 // The newest step_NNNNNNNN of a run directory, -1 for none.
-static long newest_step(const char *run) {
+static inline long newest_step(const char *run) {
     Names names;
     Error e;
     long newest = -1;
@@ -201,7 +201,7 @@ static long newest_step(const char *run) {
 }
 
 // Two runs that ended alike: the same weights, moments and numbers, to the bit.
-static void check_same_end(const char *a, const char *b, const char *what) {
+static inline void check_same_end(const char *a, const char *b, const char *what) {
     long step = newest_step(a);
     CHECK(step > 0 && newest_step(b) == step, "%s: ends at step %ld, not %ld", what, newest_step(b), step);
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors", "config.json"};

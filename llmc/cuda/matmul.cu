@@ -1,5 +1,7 @@
 #include "matmul.cuh"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 int matmul_create(Matmul *mm, void *workspace, Error *e) {
@@ -17,8 +19,13 @@ static void plan_destroy(MatmulPlan *plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-void matmul_destroy(Matmul *mm) {
+static void plans_forget(Matmul *mm) {
     for (int i = 0; i < mm->count; i++) plan_destroy(&mm->plan[i]);
+    mm->count = mm->oldest = 0;
+}
+
+void matmul_destroy(Matmul *mm) {
+    plans_forget(mm);
     if (mm->handle) cublasLtDestroy(mm->handle);
     memset(mm, 0, sizeof *mm);
 }
@@ -65,8 +72,15 @@ static int operation_create(MatmulPlan *plan, Error *e) {
     return 0;
 }
 
-// The heuristic's first answer, for pointers of this alignment.
-static int plan_choose(Matmul *mm, MatmulPlan *plan, Error *e) {
+static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
+    if (plan->shape.epilogue == MATMUL_BIAS) SET_OPERATION(plan, BIAS_POINTER, extra);
+    if (plan->shape.epilogue == MATMUL_DGELU) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, extra);
+    return 0;
+}
+
+// The best algorithms for the plan by cuBLASLt's own estimate, at most `most`, best first.
+static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
+                    Error *e) {
     const MatmulShape *s = &plan->shape;
     cublasLtMatmulPreference_t preference;
     CUBLAS_TRY(cublasLtMatmulPreferenceCreate(&preference), e);
@@ -79,26 +93,96 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, Error *e) {
                                                                  &workspace_bytes, sizeof workspace_bytes);
     for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
         status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &align, sizeof align);
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
+    *count = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
         status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out,
-                                                preference, 1, &found, &count);
+                                                preference, most, found, count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS || count < 1)
+    if (status != CUBLAS_STATUS_SUCCESS || *count < 1)
         return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, epilogue %d: %s",
                     s->m, s->n, s->k, (int)s->epilogue, cublasLtGetStatusString(status));
-    plan->algorithm = found.algo;
     return 0;
 }
 
-static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
-    if (plan->shape.epilogue == MATMUL_BIAS) SET_OPERATION(plan, BIAS_POINTER, extra);
-    if (plan->shape.epilogue == MATMUL_DGELU) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, extra);
+typedef struct {
+    void *out;
+    const void *a, *b, *extra;
+    cudaStream_t stream;
+} Operands;
+
+static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
+                                  const Operands *o) {
+    const float one = 1.0f, beta = plan->shape.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(mm->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, o->out, plan->out,
+                          o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, o->stream);
+}
+
+// Shortest of a few runs, in milliseconds; an algorithm that does not run takes for ever.
+static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
+                     const cudaEvent_t *event, float *shortest, Error *e) {
+    const int runs = 6; // the first warms up
+    *shortest = INFINITY;
+    for (int run = 0; run < runs; run++) {
+        float ms;
+        CUDA_TRY(cudaEventRecord(event[0], o->stream), e);
+        if (plan_launch(mm, plan, algorithm, o) != CUBLAS_STATUS_SUCCESS) return 0;
+        CUDA_TRY(cudaEventRecord(event[1], o->stream), e);
+        CUDA_TRY(cudaEventSynchronize(event[1]), e);
+        CUDA_TRY(cudaEventElapsedTime(&ms, event[0], event[1]), e);
+        if (run > 0 && ms < *shortest) *shortest = ms;
+    }
     return 0;
 }
 
-static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const void *extra, Error *e) {
+static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
+                        const Operands *o, int *fastest, Error *e) {
+    cudaEvent_t event[2];
+    float best = INFINITY, ms;
+    int code = 0;
+    CUDA_TRY(cudaEventCreate(&event[0]), e);
+    CUDA_TRY(cudaEventCreate(&event[1]), e);
+    *fastest = 0;
+    for (int i = 0; i < count && !code; i++) {
+        code = plan_time(mm, plan, &found[i].algo, o, event, &ms, e);
+        if (code || ms >= best) continue;
+        best = ms;
+        *fastest = i;
+    }
+    cudaEventDestroy(event[0]);
+    cudaEventDestroy(event[1]);
+    return code;
+}
+
+enum { SHAPE_KEY_BYTES = 128 };
+
+// " m,n,k,flags,epilogue,batch,alignment=": what a choice is found by.
+static void shape_key(const MatmulPlan *plan, char *key) {
+    const MatmulShape *s = &plan->shape;
+    snprintf(key, SHAPE_KEY_BYTES, " %d,%d,%d,%d%d%d%d,%d,%d,%d=", s->m, s->n, s->k, s->transpose_a, s->transpose_b,
+             s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
+}
+
+// Settles the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
+static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
+    char key[SHAPE_KEY_BYTES];
+    cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
+    shape_key(plan, key);
+    const char *chosen = strstr(mm->choices, key);
+    int count, choice = chosen ? atoi(chosen + strlen(key)) : 0;
+    bool tune = mm->tuning && !chosen;
+    TRY(plan_ask(mm, plan, tune ? (int)MATMUL_ANSWERS_MAX : choice + 1, found, &count, e));
+    if (choice >= count)
+        return FAIL(e, ERR_INPUT, "tune again", "the tuned matrix products are those of another GPU or library");
+    if (tune) {
+        TRY(plan_fastest(mm, plan, found, count, o, &choice, e));
+        size_t used = strlen(mm->choices);
+        snprintf(mm->choices + used, sizeof mm->choices - used, "%s%d", key, choice);
+    }
+    plan->algorithm = found[choice].algo;
+    return 0;
+}
+
+static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const Operands *o, Error *e) {
     plan->shape = *s;
     plan->align = align;
     TRY(operation_create(plan, e));
@@ -106,19 +190,19 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b, e));
     TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a, e));
     TRY(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out, e));
-    TRY(plan_point(plan, extra, e));
-    return plan_choose(mm, plan, e);
+    TRY(plan_point(plan, o->extra, e));
+    return plan_choose(mm, plan, o, e);
 }
 
 // Finds the plan of a shape, or makes it; the oldest makes room when all are in use.
-static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const void *extra, Error *e) {
+static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
     for (int i = 0; i < mm->count; i++)
         if (mm->plan[i].align == align && shape_equal(&mm->plan[i].shape, shape)) {
             *out = &mm->plan[i];
             return 0;
         }
     MatmulPlan plan = {};
-    int code = plan_create(mm, &plan, shape, align, extra, e);
+    int code = plan_create(mm, &plan, shape, align, o, e);
     if (code) {
         plan_destroy(&plan);
         return code;
@@ -145,12 +229,23 @@ static int common_alignment(const MatmulShape *s, const void *out, const void *a
 
 int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
                cudaStream_t stream, Error *e) {
+    const Operands o = {out, a, b, extra, stream};
     MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, shape, common_alignment(shape, out, a, b), extra, e));
+    TRY(plan_get(mm, &plan, shape, common_alignment(shape, out, a, b), &o, e));
     TRY(plan_point(plan, extra, e));
-    const float one = 1.0f, beta = shape->accumulate ? 1.0f : 0.0f;
-    CUBLAS_TRY(cublasLtMatmul(mm->handle, plan->operation, &one, b, plan->a, a, plan->b, &beta, out, plan->out, out,
-                              plan->out, &plan->algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, stream),
-               e);
+    CUBLAS_TRY(plan_launch(mm, plan, &plan->algorithm, &o), e);
+    return 0;
+}
+
+void matmul_tune(Matmul *mm, bool on) {
+    plans_forget(mm);
+    mm->tuning = on;
+}
+
+int matmul_choices_load(Matmul *mm, const char *choices, Error *e) {
+    if (strlen(choices) >= sizeof mm->choices || strspn(choices, " ,=0123456789") < strlen(choices))
+        return FAIL(e, ERR_INPUT, "tune again", "the record of tuned matrix products is damaged");
+    plans_forget(mm);
+    strcpy(mm->choices, choices);
     return 0;
 }

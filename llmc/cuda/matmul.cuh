@@ -2,8 +2,8 @@
 // plain fp32 (no TF32) in the FP32 build; sums are fp32 in both.
 //
 // The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
-// cuBLASLt's heuristic, asked once and kept. Split sums go through the workspace in a fixed order, so that two runs
-// give the same bits.
+// cuBLASLt's heuristic, asked once and kept, or which of its answers an earlier tuning found to be the fastest. Split
+// sums go through the workspace in a fixed order, so that two runs give the same bits.
 #ifndef GNS_MATMUL_CUH
 #define GNS_MATMUL_CUH
 
@@ -40,7 +40,8 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm;
 } MatmulPlan;
 
-enum { MATMUL_PLANS_MAX = 512 };                        // shapes remembered; a run needs some 20 a row count
+enum { MATMUL_PLANS_MAX = 512 }; // shapes remembered; a run needs some 20 a row count
+enum { MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 static const size_t MATMUL_WORKSPACE_BYTES = 64u << 20; // what split sums may use
 
 typedef struct {
@@ -49,6 +50,8 @@ typedef struct {
     int count;       // plans in use
     int oldest;      // plan to give up next when all are in use
     MatmulPlan plan[MATMUL_PLANS_MAX];
+    bool tuning;                        // time the answers for every new shape
+    char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: " SHAPE=ANSWER" for every shape, see shape_key
 } Matmul;
 
 int matmul_create(Matmul *mm, void *workspace, Error *e);
@@ -57,6 +60,13 @@ void matmul_destroy(Matmul *mm);
 // extra as the epilogue says, NULL otherwise.
 int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
                cudaStream_t stream, Error *e);
+
+// Forgets all plans. While tuning is on, a shape that comes up for the first time is run with each of the heuristic's
+// answers, on its own operands (out is written several times), and the fastest is kept.
+void matmul_tune(Matmul *mm, bool on);
+
+// Takes over the choices of an earlier tuning, a text from Matmul.choices. The GPU and the library must be the same.
+int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
 #define CUBLAS_TRY(call, e)                                                                                            \
     do {                                                                                                               \
