@@ -39,16 +39,16 @@ typedef struct {
 struct Engine {
     EngineConfig config;
     int threads;
-    float *param, *grad;                     // flat, in the layout of the tensor table
-    float *moment1, *moment2;                // the owned ranges of that layout, one behind the other
-    Block *block;                            // (L)
-    float *x_final;                          // (B, T, C)  output of the last block
-    float *lnf, *meanf, *rstdf;              // (B, T, C), (B, T), (B, T)
-    float *logits;                           // (head_rows, Vp), a chunk of the head
-    float *loss;                             // (B, T)
-    uint16_t *targets;                       // (B, T)
-    float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;                            // (B, T, 4C) gradient of qkv, fc
+    float *param, *grad;        // flat, in the layout of the tensor table
+    float *moment1, *moment2;   // the owned ranges of that layout, one behind the other
+    Block *block;               // (L)
+    float *x_final;             // (B, T, C)  output of the last block
+    float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
+    float *logits;              // (head_rows, Vp), a chunk of the head
+    float *loss;                // (B, T)
+    uint16_t *targets;          // (B, T)
+    float *dx, *dy;             // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;               // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)

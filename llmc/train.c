@@ -265,7 +265,8 @@ static int setup_resume(Run *r, Error *e) {
     r->log_bytes = state.metrics_bytes;
     r->val_loss = state.val_loss;
     ramp_settle(&r->ramp);
-    if (is_first(r)) printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
+    if (is_first(r))
+        printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
     if (is_first(r)) fputs(changes, stdout);
     free(changes);
     return 0;
