@@ -47,8 +47,8 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Without it the first save does so.
 int saver_prepare(Saver *saver, Error *e);
 
-// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way.
-// Takes `state` over, from malloc, whatever comes out.
+// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes
+// `state` over, from malloc, whatever comes out.
 int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
 
 // Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.

@@ -78,10 +78,9 @@ static void name_culprits(const Watchdog *w, char *text, size_t bytes) {
 static void describe(const Watchdog *w, Error *e) {
     static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
     char where[96] = "set-up";
-    if (w->phase != PHASE_SETUP)
-        snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
-    FAIL(e, ERR_RANK, "look for the rank that hangs; start the same command again", "%s: nothing has got on for %g s (%s)",
-         where, w->config.deadline[w->phase], options[w->phase]);
+    if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
+    FAIL(e, ERR_RANK, "look for the rank that hangs; start the same command again",
+         "%s: nothing has got on for %g s (%s)", where, w->config.deadline[w->phase], options[w->phase]);
     if (w->collective) append(e->what, sizeof e->what, "; last collective: %s", w->collective);
     name_culprits(w, e->what, sizeof e->what);
 }
