@@ -26,7 +26,7 @@ fi
 
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" --train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256 \
-    --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2100000 \
+    --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000 \
     --ramp gns --batch-min 8 --batch-max 64 --ramp-kappa 0.5 --gns-half-life 30000 \
     --batch-tokens 1024 --lr 2e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99 \
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --sample-tokens 400 --temperature 0.7
