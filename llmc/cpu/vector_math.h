@@ -20,6 +20,7 @@ enum { VEC = 4 }; // SSE, NEON
 typedef float Vec __attribute__((vector_size(VEC * 4), may_alias));
 typedef float VecUnaligned __attribute__((vector_size(VEC * 4), may_alias, aligned(4)));
 typedef int32_t VecInt __attribute__((vector_size(VEC * 4), may_alias));
+typedef uint32_t VecBits __attribute__((vector_size(VEC * 4), may_alias));
 
 #define VECTOR_INLINE static inline __attribute__((always_inline))
 
@@ -53,9 +54,10 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     p = p * r + 0x1.55548ep-3f;
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
-    // 2^n in two halves, so that n = 128 does not overflow before the product does
-    VecInt ni = (VecInt)biased - (VecInt)vec_set(shift), half = ni >> 1;
-    Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((ni - half + 127) << 23);
+    // 2^n in two halves, so that n = 128 does not overflow before the product does. Unsigned: far outside the range n
+    // is any integer, and what is made of it is thrown away below.
+    VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
+    Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);
     return vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
 }
