@@ -1,0 +1,260 @@
+"""Exchanges models with Hugging Face's transformers: check_transformers.py BUILD, with the compiled programs.
+
+What transformers saves must load here, and what a run saves here must load there, and give the same logits; a run's
+tokenizer must make the same tokens in both. Prints lines as dev/test/test.h does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # everything is on this disk
+
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, logging
+
+TOLERANCE = 1e-4  # of a logit, absolute, fp32
+LIVELY = 0.3  # least standard deviation of logits: at 0 everything agrees
+HEADER_BYTES = 1024  # of a token shard; uint16 tokens follow
+BYTE_CONTEXT = 29  # T of the run on bytes
+EOT = "<|endoftext|>"
+TEXT = "The gradient noise scale, tr(Σ)/|G|² — \"naïve\" 🙂:\n\tint x = 1234;  don't\r\n"
+CORPUS = 60 * TEXT + 200 * "while (n-- > 0) *to++ = *from++;\n"
+
+# Odd sizes: vocabularies that are multiples of nothing, one head, one layer, and tensors beyond one block of a kernel.
+SHAPES = {
+    "l2_c32_v61_t13": dict(n_layer=2, n_head=2, n_embd=32, vocab_size=61, n_positions=13),
+    "l1_c24_v37_t7": dict(n_layer=1, n_head=1, n_embd=24, vocab_size=37, n_positions=7),
+    "l3_c132_v389_t19": dict(n_layer=3, n_head=3, n_embd=132, vocab_size=389, n_positions=19),
+}
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Mismatch(Exception):
+    pass
+
+
+class Programs:
+    def __init__(self, build, work):
+        self.build, self.work = Path(build).resolve(), Path(work)
+
+    def run(self, name, *arguments):
+        command = [self.build / name, *map(str, arguments)]
+        done = subprocess.run(command, cwd=self.work, capture_output=True, timeout=120)
+        if done.returncode:
+            last = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise Mismatch(f"{name} ended with {done.returncode}: {last[-400:]}")
+        return done.stdout
+
+    def logits(self, directory):
+        """Tokens (rows, T) and the logits behind each (rows, T, V) as our engine computes them from a directory."""
+        path = self.work / "logits.safetensors"
+        self.run("dev/test/print_logits", directory, path)
+        with safe_open(path, "pt") as f:
+            return f.get_tensor("tokens").long(), f.get_tensor("logits")
+
+    def encode(self, tokenizer, text):
+        """The tokens of a text with a directory's tokenizer, through a shard; a document begins with EOT there."""
+        (self.work / "text.txt").write_bytes(text.encode())
+        self.run("data/tokenize", "--tokenizer", tokenizer, "--out", "encoded", "--force", "text.txt")
+        shard = (self.work / "encoded_train_000000.bin").read_bytes()[HEADER_BYTES:]
+        return [int.from_bytes(shard[i : i + 2], "little") for i in range(0, len(shard), 2)]
+
+    def train(self, out, *options):
+        """A few steps; returns the checkpoint's directory."""
+        self.run("train_gpt2", "--out", out, "--steps", 6, "--lr", "1e-2", "--micro-batch", 4, "--threads", 1, *options)
+        (checkpoint,) = (self.work / out).glob("step_*")
+        return checkpoint
+
+
+def lively_model(shape, seed):
+    """A model in which every parameter matters: by their own initial values biases and LayerNorms are trivial."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(GPT2Config(**shape))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 1:
+                p.add_(0.2 * torch.randn_like(p))
+            else:
+                p.normal_(0, 0.3 if ".wte." in name or ".wpe." in name else p.shape[0] ** -0.5)
+    return model
+
+
+def load_here(directory):
+    """What transformers makes of a directory, in fp32; every tensor must have come from it."""
+    model, info = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    faults = {what: found for what, found in info.items() if found}
+    if faults:
+        raise Mismatch(f"transformers loads {directory.name} with {faults}")
+    return model.eval()
+
+
+def compare_logits(programs, directory):
+    """The largest difference between our logits and theirs, of one directory."""
+    tokens, ours = programs.logits(directory)
+    with torch.no_grad():
+        theirs = load_here(directory)(tokens).logits
+    if ours.shape != theirs.shape:
+        raise Mismatch(f"shape {tuple(ours.shape)}, want {tuple(theirs.shape)}")
+    spread, error = float(theirs.std()), float((ours.double() - theirs.double()).abs().max())
+    if not spread > LIVELY:
+        raise Mismatch(f"logits spread by {spread:.2g} only: the check would not see a difference")
+    if not error <= TOLERANCE:  # NaN is not
+        raise Mismatch(f"logits differ by {error:.3g}, more than {TOLERANCE:g}")
+    return f"logits differ by {error:.2g} at most, spread {spread:.2g}"
+
+
+def check_import(programs, shape, dtype):
+    directory = programs.work / "saved"
+    lively_model(shape, seed=1).to(dtype).save_pretrained(directory)
+    with safe_open(directory / "model.safetensors", "pt") as f:
+        found = {f.get_tensor(name).dtype for name in f.keys()}
+    if found != {dtype}:
+        raise Mismatch(f"transformers saved {found}")
+    return compare_logits(programs, directory)
+
+
+def check_import_sharded(programs):
+    directory = programs.work / "saved_sharded"
+    lively_model(SHAPES["l3_c132_v389_t19"], seed=2).save_pretrained(directory, max_shard_size="400KB")
+    files = list(directory.glob("model-*.safetensors"))
+    if len(files) < 3 or not (directory / "model.safetensors.index.json").exists():
+        raise Mismatch(f"transformers saved {len(files)} files")
+    return f"{len(files)} files, " + compare_logits(programs, directory)
+
+
+def check_import_base(programs):
+    """GPT2Model, without the head: no "transformer." in front of the names, as in OpenAI's own repositories."""
+    directory = programs.work / "saved_base"
+    lively_model(SHAPES["l2_c32_v61_t13"], seed=3).transformer.save_pretrained(directory)
+    with safe_open(directory / "model.safetensors", "pt") as f:
+        if "wte.weight" not in f.keys():
+            raise Mismatch("transformers saved other names")
+    return compare_logits(programs, directory)
+
+
+def byte_run(programs):
+    (programs.work / "corpus.txt").write_bytes(CORPUS.encode())
+    (programs.work / "held_out.txt").write_bytes(CORPUS.encode()[: BYTE_CONTEXT + 1])
+    programs.run("data/tokenize", "--tokenizer", "bytes", "--out", "bytes", "corpus.txt")
+    programs.run("data/tokenize", "--tokenizer", "bytes", "--out", "held_out", "--invalid", "bytes", "held_out.txt")
+    data = ("--train", "bytes_train_*.bin", "--val", "held_out_train_*.bin")
+    shape = ("--vocab-size", 256, "--layers", 2, "--heads", 3, "--channels", 48, "--seq-len", BYTE_CONTEXT)
+    return programs.train("run_bytes", *data, *shape)
+
+
+def bpe_run(programs):
+    """Trains on from a model and with a tokenizer that lie in one directory, as somebody's own on the Hub would."""
+    directory = programs.work / "bpe_start"
+    programs.run("data/tokenize", "--train-bpe", 301, "--out", directory, "corpus.txt")
+    programs.run("data/tokenize", "--tokenizer", directory, "--out", "bpe", "corpus.txt")
+    shape = dict(n_layer=2, n_head=2, n_embd=40, vocab_size=301, n_positions=23)
+    lively_model(shape, seed=4).save_pretrained(directory)
+    return programs.train("run_bpe", "--train", "bpe_train_*.bin", "--model", directory, "--seq-len", 23)
+
+
+def check_loss(_, run):
+    """The run's last validation, of the weights that it had in memory: one row of held-out bytes."""
+    lines = (run.parent / "metrics.jsonl").read_text().splitlines()
+    ours = [json.loads(line)["val_loss"] for line in lines if "val_loss" in line][-1]
+    row = torch.tensor([list(CORPUS.encode())[: BYTE_CONTEXT + 1]])
+    with torch.no_grad():
+        logits = load_here(run)(row[:, :-1]).logits
+    theirs = float(torch.nn.functional.cross_entropy(logits[0].double(), row[0, 1:]))
+    if not abs(ours - theirs) <= TOLERANCE:
+        raise Mismatch(f"a loss of {ours:.6f} in the run is {theirs:.6f} in transformers")
+    return f"{ours:.6f} and {theirs:.6f}"
+
+
+def check_bytes_tokenizer(_, run):
+    for kind in (AutoTokenizer, GPT2Tokenizer):
+        tokenizer = kind.from_pretrained(run)
+        tokens = tokenizer.encode(TEXT)
+        if tokens != list(TEXT.encode()):
+            raise Mismatch(f"{kind.__name__}: {tokens[:20]}..., want the bytes {list(TEXT.encode())[:20]}...")
+        if tokenizer.decode(tokens, clean_up_tokenization_spaces=False) != TEXT:
+            raise Mismatch(f"{kind.__name__}: decodes to {tokenizer.decode(tokens)!r}")
+        if len(tokenizer) != 256:
+            raise Mismatch(f"{kind.__name__}: {len(tokenizer)} tokens, the model has 256")
+    return f"{len(tokens)} bytes there and back"
+
+
+def check_bpe_tokenizer(programs, run):
+    want = programs.encode(run, TEXT)
+    for kind in (AutoTokenizer, GPT2Tokenizer):
+        tokenizer = kind.from_pretrained(run)
+        tokens = tokenizer.encode(TEXT)
+        if [tokenizer.eos_token_id, *tokens] != want:
+            raise Mismatch(f"{kind.__name__}: eot {tokenizer.eos_token_id}, {tokens[:20]}..., want {want[:21]}...")
+        if tokenizer.decode(tokens, clean_up_tokenization_spaces=False) != TEXT:
+            raise Mismatch(f"{kind.__name__}: decodes to {tokenizer.decode(tokens)!r}")
+        if tokenizer.eos_token != EOT or len(tokenizer) != 301:
+            raise Mismatch(f"{kind.__name__}: ends with {tokenizer.eos_token!r}, {len(tokenizer)} tokens")
+    return f"{len(TEXT.encode())} bytes in {len(tokens)} tokens, there and back"
+
+
+def check_generate(programs, run):
+    """The likeliest continuation of a prompt, token after token, by generate() and by our --sample-only."""
+    prompt, count = "while (n", 12
+    tokenizer, model = AutoTokenizer.from_pretrained(run), load_here(run)
+    given = tokenizer(prompt, return_tensors="pt")
+    made = model.generate(**given, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    text = tokenizer.decode(made[0], clean_up_tokenization_spaces=False)
+    options = ("--prompt", prompt, "--sample-tokens", count, "--temperature", 0)
+    ours = programs.run("train_gpt2", "--sample-only", "--model", run, *options).decode(errors="replace")
+    if made.shape[1] != given["input_ids"].shape[1] + count:
+        raise Mismatch(f"generate() made {made.shape[1]} tokens")
+    if not ours.rstrip("\n").endswith(text.rstrip("\n")):
+        raise Mismatch(f"generate() makes {text!r}, --sample-only prints {ours!r}")
+    return repr(text)
+
+
+def attempt(what, check, *arguments):
+    """Prints the check's line. Returns what it returned; None where it failed."""
+    start = time.perf_counter()
+    try:
+        result = check(*arguments)
+    except Exception as why:  # whatever transformers raises is a failure of the file it read
+        reason = str(why) if isinstance(why, Mismatch) else repr(why)
+        print(f"FAIL transformers/{what} {time.perf_counter() - start:.2f}s: {reason}", flush=True)
+        return None
+    print(f"  {result}\nPASS transformers/{what} {time.perf_counter() - start:.2f}s", flush=True)
+    return result
+
+
+def check_run(programs, kind, make_run, **checks):
+    """Whatever a run saved, checks: {name: function of programs and the checkpoint's directory}."""
+    run = attempt(f"{kind}/run", make_run, programs)
+    if run is None:
+        return [None]
+    checks |= {"logits": compare_logits, "generate": check_generate}
+    return [attempt(f"{kind}/{name}", check, programs, run) for name, check in checks.items()]
+
+
+def main(build):
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as work:
+        programs = Programs(build, work)
+        results = [
+            attempt(f"import/{name}_{kind}", check_import, programs, shape, dtype)
+            for name, shape in SHAPES.items()
+            for kind, dtype in TYPES.items()
+        ]
+        results.append(attempt("import/sharded", check_import_sharded, programs))
+        results.append(attempt("import/base", check_import_base, programs))
+        results += check_run(programs, "bytes", byte_run, tokenizer=check_bytes_tokenizer, loss=check_loss)
+        results += check_run(programs, "bpe", bpe_run, tokenizer=check_bpe_tokenizer)
+    return 1 if None in results else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1]))

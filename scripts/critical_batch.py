@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""What a larger batch can save, from runs that are there already.
+
+    critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
+    critical_batch.py gain RUN         what a batch that follows the noise scale can save over a constant one
+
+McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch Training":
+a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
+    (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12),
+and a batch that follows the noise scale has gamma <= 1 on the right instead (appendix D).
+"""
+
+import argparse
+import math
+import sys
+
+sys.dont_write_bytecode = True
+from run_log import EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, missing_package, reach, run_main
+
+try:
+    import numpy as np
+except ImportError as error:
+    np = missing_package("numpy", error)
+
+
+def constant_batch(run, step):
+    """The batch in rows up to `step`; the run's last step may be a smaller rest."""
+    batches = [row.get("batch") for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)]
+    if None in batches or len(set(batches)) != 1:
+        raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp off")
+    return batches[0]
+
+
+def model_steps(log_min, batch):
+    """eq. 2.11 solved for S with E = B S: S = S_min + E_min / B."""
+    return np.exp(log_min[0]) + np.exp(log_min[1]) / batch
+
+
+def fit_minima(batch, steps):
+    """(S_min, E_min), their covariance as logarithms (NaN for two runs) and the residuals of log S."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise missing_package("scipy", error) from None
+    # eq. 2.11 is S_min / S + E_min / E = 1, linear in the minima: the start. Then least squares of log S, so that the
+    # relative errors of all runs weigh alike.
+    start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
+    start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
+    fit = least_squares(lambda x: np.log(steps) - np.log(model_steps(x, batch)), start, xtol=1e-14, ftol=1e-14)
+    freedom = len(steps) - 2
+    if freedom == 0:
+        return np.exp(fit.x), np.full((2, 2), np.nan), fit.fun
+    return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * (fit.fun @ fit.fun) / freedom, fit.fun
+
+
+def with_error(value, relative, unit):
+    error = "" if not math.isfinite(relative) else f" +- {100 * relative:.2g}%"
+    return f"{value:.6g}{error} {unit}"
+
+
+def fit(args):
+    runs = [Run(path) for path in args.runs]
+    kind = common_kind(runs)
+    target = common_target(runs, kind) if args.target is None else args.target
+    found = [reach(run, kind, target) for run in runs]
+    for run, at in zip(runs, found):
+        if at is None:
+            raise Fault(EXIT_INPUT, f"{run.path}: does not reach a {kind} loss of {target:.6g}")
+    batch = np.array([constant_batch(run, at["step"]) for run, at in zip(runs, found)], dtype=float)
+    steps = np.array([at["step"] for at in found], dtype=float)
+    if len(set(batch)) < 2:
+        raise Fault(EXIT_INPUT, "fit needs runs at two batch sizes or more")
+    (s_min, e_min), cov, residuals = fit_minima(batch, steps)
+
+    print(f"To a {kind} loss of {target:.6g}{'' if args.target else ', the lowest that all runs reach'}:")
+    print(f"{'batch':>8} {'steps S':>10} {'examples E':>12} {'S of the fit':>13} {'residual':>9}  run")
+    for i in np.argsort(batch):
+        print(f"{batch[i]:8.0f} {steps[i]:10.1f} {batch[i] * steps[i]:12.0f} {steps[i] / np.exp(residuals[i]):13.1f} "
+              f"{100 * np.expm1(residuals[i]):+8.2f}%  {runs[i].path}")
+    relative = np.sqrt(np.array([cov[0, 0], cov[1, 1], cov[0, 0] + cov[1, 1] - 2 * cov[0, 1]]))
+    print("Least squares of log S for (S / S_min - 1)(E / E_min - 1) = 1 (McCandlish et al. 2018, eq. 2.11):")
+    print(f"S_min  = {with_error(s_min, relative[0], 'steps')}: no batch, however large, needs fewer")
+    print(f"E_min  = {with_error(e_min, relative[1], 'examples')}: no batch, however small, needs fewer")
+    print(f"B_crit = {with_error(e_min / s_min, relative[2], 'examples')}: "
+          "this batch needs twice S_min steps and twice E_min examples")
+    if len(runs) == 2:
+        print("Two runs give two unknowns: no residual is left to judge the fit by; add a third batch size.")
+    if e_min / s_min > batch.max() or e_min / s_min < batch.min():
+        print("B_crit lies outside the batches tried: an extrapolation; add a run on its other side.")
+    print("Each run should have had the learning rate that suits its batch.")
+
+
+def noise_scales(run, bins):
+    """(B_n, B, steps) a bin: the noise scale and batch in rows. S and G2 are averaged before they are divided, since
+    the noise of single estimates would look like a noise scale that moves, that is, like gain."""
+    # The LayerNorms' scale times the calibrated ratio to the whole model's (1 before there is one, or without samples).
+    ratios, ratio = [], 1.0
+    for value in run.column("gns_ratio"):
+        ratio = value if math.isfinite(value) and value > 0 else ratio
+        ratios.append(ratio)
+    table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratios], 1)
+    table = table[np.isfinite(table).all(1)]
+    if len(table) < bins:
+        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), "
+                    f"{bins} are needed")
+    parts = np.array_split(table, bins)
+    s, g2, batch, ratio = np.array([part.mean(0) for part in parts]).T
+    steps = np.array([len(part) for part in parts], dtype=float)
+    good = (g2 > 0) & (s > 0)
+    return ratio[good] * s[good] / g2[good], batch[good], steps[good], bins - int(good.sum())
+
+
+def gamma_of(noise, batch, steps):
+    """gamma (McCandlish et al. 2018, appendix D). s counts progress in steps of an infinite batch: a step at batch B
+    makes 1 / (1 + B_n / B) of one (eq. 2.6)."""
+    ds = steps / (1 + noise / batch)
+    return (np.sqrt(noise) @ ds) ** 2 / (ds.sum() * (noise @ ds)), ds
+
+
+GAIN_BINS = 16  # enough for the noise scale's shape, few enough for its noise to average out
+
+
+def gain(args):
+    run = Run(args.run)
+    noise, batch, steps, left_out = noise_scales(run, GAIN_BINS)
+    if len(noise) < GAIN_BINS // 2:
+        raise Fault(EXIT_INPUT, f"{run.path}: G2 is not above 0 in half of the run; the noise scale is not known")
+    gamma, ds = gamma_of(noise, batch, steps)
+    others = [gamma_of(*noise_scales(run, bins)[:3])[0] for bins in (GAIN_BINS // 2, GAIN_BINS * 2)
+              if bins <= len(run.rows)]
+    spread = " to ".join(f"{x:.4f}" for x in sorted([gamma, *others])[:: max(1, len(others))])
+
+    print(f"The noise scale B_n over the run, in examples (rows), at {len(noise)} points, and the batch of the run:")
+    for name, i in (("first", 0), ("middle", len(noise) // 2), ("last", -1)):
+        print(f"  {name:7} B_n = {noise[i]:10.4g}   batch = {batch[i]:.4g}")
+    if left_out:
+        print(f"  {left_out} of {GAIN_BINS} points left out: G2 not above 0 there, the noise scale unknown and large")
+    print(f"gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}")
+    print(f"  over half and twice as many points: {spread}; s = {ds.sum():.1f} steps of an infinite batch")
+    both, equal_steps = 1 - (1 + math.sqrt(gamma)) / 2, (1 - gamma) / 2
+    print("In words: a constant batch obeys (S/S_min - 1)(E/E_min - 1) = 1; one that follows B = sqrt(r B_n), with a")
+    print(f"constant r, has gamma = {gamma:.4f} in place of the 1. gamma is 1 where B_n never moves (nothing to gain),")
+    print("and falls towards 0 the more B_n moves. Against the constant batch B_crit, which needs twice S_min steps and")
+    print("twice E_min examples, such a batch saves")
+    print(f"  {100 * both:.1f}% of the steps and {100 * both:.1f}% of the examples together, or")
+    print(f"  {100 * equal_steps:.1f}% of the examples in as many steps, or")
+    print(f"  {100 * equal_steps:.1f}% of the steps with as many examples.")
+    print("This is what the model of plain SGD with the best learning rate at each step promises: no measured result.")
+
+
+def main():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="fit|gain")
+    one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
+    one.add_argument("runs", nargs="+", metavar="RUN")
+    one.add_argument("--target", type=float, help="loss to reach (default: the lowest that all runs reach)")
+    one.set_defaults(act=fit)
+    two = commands.add_parser("gain", help="gamma from one run's noise scales")
+    two.add_argument("run", metavar="RUN")
+    two.set_defaults(act=gain)
+    args = parser.parse_args()
+    if isinstance(np, Fault):
+        raise np
+    args.act(args)
+
+
+if __name__ == "__main__":
+    run_main(main)

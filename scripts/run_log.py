@@ -1,0 +1,207 @@
+"""A run's directory as the scripts read it: run.json (the options) and metrics.jsonl (a line a step or validation).
+
+The fields of metrics.jsonl are those that llmc/metrics.c writes; a number that was not finite is null there, NaN here.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+
+EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
+
+
+class Fault(Exception):
+    """What ends a script: one line for the user, and the exit code."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+def missing_package(package, error):
+    return Fault(EXIT_INPUT, f"the Python package {package} does not load ({error}): pip install {package}")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
+
+
+def run_main(main):
+    """Runs a script's main; a Fault becomes one line on stderr and its exit code."""
+    try:
+        main()
+    except Fault as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(fault.code)
+
+
+class Run:
+    """Parallel lists, one entry a step (`steps`) and one a validation (`vals`), each a dictionary of columns."""
+
+    def __init__(self, path):
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info = read_json(os.path.join(path, "run.json"))
+        self.rows, self.val_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
+        add_seconds(self.rows, self.val_rows)
+
+    def column(self, name):
+        """A field over the steps, NaN where a step has none."""
+        return [number(row.get(name)) for row in self.rows]
+
+    def val_column(self, name):
+        return [number(row.get(name)) for row in self.val_rows]
+
+    def has(self, name):
+        return any(math.isfinite(x) for x in self.column(name))
+
+
+def number(x):
+    return math.nan if x is None else float(x)
+
+
+def read_text(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text") from None
+
+
+def read_json(path):
+    try:
+        info = json.loads(read_text(path))
+    except ValueError as error:
+        raise Fault(EXIT_INPUT, f"{path}: not JSON: {error}") from None
+    if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
+        raise Fault(EXIT_INPUT, f"{path}: not a run's description")
+    return info
+
+
+def is_number(x):
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def check_row(row, where):
+    """Every line names its step and tokens; every other field is a number, a flag, null or a list of numbers."""
+    if not isinstance(row, dict):
+        raise Fault(EXIT_INPUT, f"{where}: not a JSON object")
+    for name in ("step", "tokens"):
+        if not is_number(row.get(name)) or not math.isfinite(row[name]):
+            raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
+    for name, value in row.items():
+        items = value if isinstance(value, list) else [value]
+        if not all(item is None or isinstance(item, bool) or is_number(item) for item in items):
+            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
+        if isinstance(value, list) != (name == "gns_layer"):
+            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
+
+
+def read_metrics(path):
+    lines = read_text(path).splitlines()
+    rows, val_rows = [], []
+    for i, line in enumerate(lines, 1):
+        where = f"{path} line {i}"
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+        check_row(row, where)
+        kind = val_rows if "val_loss" in row else rows
+        if kind and row["tokens"] < kind[-1]["tokens"]:
+            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
+        kind.append(row)
+    if not rows:
+        raise Fault(EXIT_INPUT, f"{path}: no step in it")
+    return rows, val_rows
+
+
+def add_seconds(rows, val_rows):
+    """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
+    seconds, tokens = 0.0, 0
+    at = {}
+    known = [row["tok_per_s"] for row in rows if row.get("tok_per_s")]
+    rate = known[0] if known else math.nan
+    for row in rows:
+        rate = row.get("tok_per_s") or rate
+        seconds += (row["tokens"] - tokens) / rate
+        tokens = row["tokens"]
+        row["seconds"] = at[row["step"]] = seconds
+    for row in val_rows:
+        row["seconds"] = at.get(row["step"], math.nan)
+
+
+def smooth(tokens, values, span):
+    """Exponential average whose weight halves every `span` tokens, corrected for its start; NaN is passed by."""
+    out, total, weight, before = [], 0.0, 0.0, 0
+    for at, value in zip(tokens, values):
+        decay = 2.0 ** (-(at - before) / span)
+        if math.isfinite(value) and decay < 1:
+            total = decay * total + (1 - decay) * value
+            weight = decay * weight + (1 - decay)
+            before = at
+        out.append(total / weight if weight > 0 else math.nan)
+    return out
+
+
+SMOOTH_FRACTION = 0.01  # of the run's tokens
+
+
+def span_of(run):
+    """The half-life in tokens of a run's smoothed curves."""
+    return max(1.0, SMOOTH_FRACTION * run.rows[-1]["tokens"])
+
+
+def time_unit(seconds):
+    """(name, seconds in it) of the largest unit that the time has two of."""
+    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return name, length
+    return "seconds", 1
+
+
+def loss_curve(run, kind):
+    """(rows, losses): the validation losses or the smoothed training losses, and the lines that they stand at."""
+    if kind == "val":
+        return run.val_rows, run.val_column("val_loss")
+    tokens = run.column("tokens")
+    return run.rows, smooth(tokens, run.column("loss"), span_of(run))
+
+
+def common_kind(runs):
+    """Validation losses where every run has two or more, else the smoothed training losses."""
+    return "val" if all(len(run.val_rows) > 1 for run in runs) else "train"
+
+
+def common_target(runs, kind):
+    """The lowest loss that every run reaches."""
+    best = []
+    for run in runs:
+        losses = [x for x in loss_curve(run, kind)[1] if math.isfinite(x)]
+        if not losses:
+            raise Fault(EXIT_INPUT, f"{run.path}: no {kind} loss that is a number")
+        best.append(min(losses))
+    return max(best)
+
+
+def reach(run, kind, target):
+    """{step, tokens, examples, seconds} where the loss first is `target` or less, straight between lines; or None."""
+    last = None
+    examples = {row["step"]: row.get("examples", math.nan) for row in run.rows}
+    for row, loss in zip(*loss_curve(run, kind)):
+        if not math.isfinite(loss):
+            continue
+        here = {"step": row["step"], "tokens": row["tokens"], "seconds": row["seconds"],
+                "examples": number(examples.get(row["step"]))}
+        if loss <= target:
+            if last is None:
+                return here
+            part = (last[1] - target) / (last[1] - loss)
+            return {name: last[0][name] + part * (here[name] - last[0][name]) for name in here}
+        last = here, loss
+    return None
