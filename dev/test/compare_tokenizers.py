@@ -10,6 +10,7 @@ the build does not. Exits 77 without them.
 import glob, json, os, random, resource, subprocess, sys, tempfile, time, unicodedata
 
 try:
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no copies of what was read in earlier runs
     import numpy as np, tiktoken, tokenizers
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     DATA = os.environ["GNS_TEST_DATA"]
