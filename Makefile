@@ -171,8 +171,12 @@ FUZZERS := $(patsubst %.c,build/cpu-san/%,$(wildcard dev/test/fuzz_*.c))
 SCRIPTS := $(wildcard dev/test/test_*.sh)
 PROGRAMS := $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 
+# What deps.sh installs decides how this is built (MPI or none), so the rest is a make of its own, which looks again.
 test: ## every test that needs no GPU
 	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s test-run
+
+test-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
 
@@ -183,11 +187,17 @@ endif
 
 test-long: ## the Shakespeare recipe with three seeds
 	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s test-long-run
+
+test-long-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
 test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
 	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s test-faults-run
+
+test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
 
@@ -231,6 +241,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-programs test-long test-crash test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)
