@@ -28,6 +28,7 @@ if [ "$what" = test ]; then
     check_headers "$test_headers"
     command -v mpicc > /dev/null || missing+=(libopenmpi-dev)
     command -v mpirun > /dev/null || missing+=(openmpi-bin)
+    command -v pgrep > /dev/null || missing+=(procps)
     command -v python3 > /dev/null || missing+=(python3)
     python3 -c 'import ensurepip, venv' 2> /dev/null || missing+=(python3-venv)
 fi
