@@ -19,9 +19,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
 //
 //   type     INT (int64_t), REAL (double), TEXT (char[]), CHOICE (int, an index into values), FLAG (bool, no value)
 //   field    of struct Options; the flag is --field with dashes for underscores
-//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens
-//   here default  as one would type it; "" for none (0, empty or false) values   of a number: its interval, "[" and "]"
-//   inclusive, "(" and ")" exclusive; of a choice: "first|second"
+//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens here
+//   default  as one would type it; "" for none (0, empty or false)
+//   values   of a number: its interval, "[" and "]" inclusive, "(" and ")" exclusive; of a choice: "first|second"
 //
 // Defaults are llm.c's or nanoGPT's where those are sensible. --weight-decay is nanoGPT's 0.1 and not llm.c's 0, which
 // hardly anyone trains with; --final-lr-frac is nanoGPT's 0.1 too.

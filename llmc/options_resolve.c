@@ -1,0 +1,127 @@
+// What follows from the options together: options_resolve.
+#include "option_rows.h"
+
+#include "model.h"
+
+#include <string.h>
+
+static bool given(const Options *o, OptionId id) { return o->given[id] != 0; }
+
+static int resolve_model(const Options *o, Error *e) {
+    static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels};
+    if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
+    ModelConfig ignored;
+    bool preset = model_preset(&ignored, o->model);
+    for (size_t i = 0; !preset && i < sizeof shape / sizeof *shape; i++) {
+        if (!given(o, shape[i])) continue;
+        FAIL(e, ERR_USAGE, NULL, "--%s goes with a preset, and --model " SAID " is none", option_rows[shape[i]].field,
+             o->model);
+        return error_hint(e, "leave it out, since the files say the shape, or use %s", model_preset_help);
+    }
+    if (preset && o->sample_only)
+        return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
+                    "--sample-only of the preset " SAID ", which is not trained", o->model);
+    return 0;
+}
+
+static int resolve_batch(Options *o, Error *e) {
+    if (o->batch_tokens % o->seq_len != 0) {
+        FAIL(e, ERR_USAGE, NULL, "--batch-tokens %lld is not a multiple of --seq-len %lld", (long long)o->batch_tokens,
+             (long long)o->seq_len);
+        int64_t below = o->batch_tokens / o->seq_len * o->seq_len;
+        return error_hint(e, "use %lld", (long long)(below ? below : o->seq_len));
+    }
+    bool ramp = o->run.ramp_mode != RAMP_FIXED;
+    int64_t one_micro_batch = o->micro_batch;
+    int64_t unsaid = ramp && o->batch_min ? o->batch_min : one_micro_batch;
+    o->run.batch_ref_rows = o->batch_tokens ? o->batch_tokens / o->seq_len : unsaid;
+    o->run.batch_min_rows = ramp && o->batch_min ? o->batch_min : o->run.batch_ref_rows;
+    o->run.batch_max_rows = ramp && o->batch_max ? o->batch_max : o->run.batch_ref_rows;
+    return 0;
+}
+
+static int resolve_ramp(Options *o, Error *e) {
+    TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
+    if (o->run.ramp_mode == RAMP_FIXED) {
+        if (!o->batch_min && !o->batch_max) return 0;
+        return FAIL(e, ERR_USAGE, "use --ramp linear, seesaw or gns, or --batch-tokens for a constant batch",
+                    "--batch-%s goes with a --ramp, and there is none", o->batch_min ? "min" : "max");
+    }
+    if (given(o, OPTION_steps))
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not say how long a run with --ramp " SAID " is",
+                    o->ramp);
+    if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
+        return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
+                    o->batch_min ? "max" : "min");
+    if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
+        return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,
+                    (long long)o->batch_max);
+    return 0;
+}
+
+// What llm.c's flags count in steps or micro-batches is tokens here.
+static int resolve_aliases(Options *o, Error *e) {
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        if (o->alias_unit[id] == ALIAS_AS_IS) continue;
+        int64_t batch = o->alias_unit[id] == ALIAS_STEPS ? o->run.batch_ref_rows : o->micro_batch;
+        int64_t *count = option_field(o, (OptionId)id);
+        if (__builtin_mul_overflow(*count, batch * o->seq_len, count) ||
+            !option_range_contains(&option_rows[id], (double)*count))
+            return FAIL(e, ERR_USAGE, "use a smaller number", "%s comes to too many tokens", option_rows[id].alias);
+        o->alias_unit[id] = ALIAS_AS_IS;
+    }
+    return 0;
+}
+
+static int resolve_horizon(Options *o, Error *e) {
+    o->run.horizon_tokens = 0;
+    if (o->steps && o->train_tokens)
+        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens both say how long the run is");
+    if (!o->steps && !o->train_tokens) {
+        if (o->sample_only || o->dry_run || *o->check) return 0;
+        return FAIL(e, ERR_USAGE, "give --train-tokens or --steps", "nothing says how long the run is");
+    }
+    int64_t tokens = o->train_tokens;
+    if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
+        return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld comes to too many tokens", (long long)o->steps);
+    o->run.horizon_tokens = tokens / o->seq_len * o->seq_len;
+    if (!o->run.horizon_tokens)
+        return FAIL(e, ERR_USAGE, "train on one row at least", "--train-tokens %lld is less than --seq-len %lld",
+                    (long long)tokens, (long long)o->seq_len);
+    return 0;
+}
+
+enum { GNS_IS_OFF, GNS_IS_LN, GNS_IS_EXACT }; // indices into the choices of --gns, in the order of engine.h's GnsMode
+
+static int resolve_gns(Options *o, Error *e) {
+    const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
+    bool ramp = o->run.ramp_mode == RAMP_GNS;
+    bool ratio_open = ramp && o->gns_ratio == 0;
+    if (o->gns == GNS_IS_OFF && ramp)
+        return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
+    if (o->gns == GNS_IS_OFF && o->gns_exact_every)
+        return FAIL(e, ERR_USAGE, "use --gns ln or exact", "--gns-exact-every measures what --gns off switches off");
+    if (ratio_open && o->gns == GNS_IS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
+        return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
+                    "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
+    int64_t unsaid = o->gns == GNS_IS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    o->run.gns_exact_interval = o->gns_exact_every ? o->gns_exact_every : unsaid;
+    const double horizon_share = 0.005; // of the run, where --gns-half-life says nothing
+    o->run.gns_half_life_tokens =
+        o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
+    return 0;
+}
+
+int options_resolve(Options *o, Error *e) {
+    TRY(resolve_model(o, e));
+    TRY(resolve_ramp(o, e));
+    TRY(resolve_batch(o, e));
+    TRY(resolve_aliases(o, e));
+    TRY(resolve_horizon(o, e));
+    TRY(resolve_gns(o, e));
+    if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
+    if (!*o->train && !o->sample_only && !o->dry_run && !*o->check)
+        return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
+    if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
+    return 0;
+}
