@@ -1,0 +1,94 @@
+// The CUDA engine's private state: what its functions (train_gpt2.cu) and its memory (engine_memory.cu) share.
+//
+// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
+#ifndef GNS_CUDA_ENGINE_CUH
+#define GNS_CUDA_ENGINE_CUH
+
+#include "../engine.h"
+#include "device.cuh"
+#include "matmul.cuh"
+#include "reduce.cuh"
+
+// A block's activations. Where recomputing, or for inference, one block's memory serves all blocks.
+typedef struct {
+    real *x;              // (B, T, C)  input of the block
+    real *ln1;            // (B, T, C)
+    float *mean1, *rstd1; // (B, T)
+    real *qkv;            // (B, T, 3C)
+    real *attention;      // (B, T, C)
+    float *lse;           // (B, NH, T)
+    real *x_mid;          // (B, T, C)  residual stream between attention and MLP
+    real *ln2;            // (B, T, C)
+    float *mean2, *rstd2; // (B, T)
+    real *fc, *gelu;      // (B, T, 4C) before and after GELU
+} Block;
+
+enum { TOKEN_SLOTS = 2 }; // micro-steps whose tokens may be on their way to the device at once
+
+struct Engine {
+    EngineConfig config;
+    Device device;
+    cudaStream_t stream;
+    Matmul *matmul;
+    void *memory; // the one device allocation, cut up by the arena
+
+    float *param, *grad, *moment1, *moment2; // flat, in the layout of the tensor table
+    real *weight;                            // what the kernels read: the rounded copy of param, or param itself
+    uint8_t *decay;                          // optimizer_decay_map
+    ReduceSegment *segment;                  // (tensors) the table's places, for norms
+    ReduceSegment *segment_part;             // (tensors) of which this much lies in a range
+    double *stats;                           // numbers of the step, see stats_count
+    GradientFinal final;                     // for the next micro-step; NULL: nobody asked
+    void *final_context;
+    float *grad_scale; // (1) optimizer_scale
+
+    Block *block;         // (L)
+    Block base;           // of the first
+    real *x_final;        // (B, T, C)  output of the last block
+    real *lnf;            // (B, T, C)
+    float *meanf, *rstdf; // (B, T)
+    real *delta;          // (B, T, C)  a branch's output on its way into the residual stream
+    uint16_t *tokens;     // (B, T + 1)
+    float *loss;          // (B, T)
+    real *logits;         // (head_rows, Vp)  a chunk of the head
+    real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch
+    real *dwide;          // (B, T, 4C) gradient of qkv, fc
+    void *sorted;         // embedding_sort
+    void *scratch;        // of whichever kernel runs
+    void *matmul_scratch;
+    float *example_grad;  // gradients of one matrix, a few examples at a time (exact)
+    float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
+
+    uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
+    cudaEvent_t sent[TOKEN_SLOTS]; // the slot's copy is done: it may be filled again
+    int slot;
+    double *stats_host; // pinned
+    GnsMode mode;       // the least that a micro-step of this step has measured
+    int micro_steps;    // of this step
+};
+
+// Numbers of a step, summed on the device: loss, <E, U>, then |g|^2 and sum_b |g_b|^2 of every tensor.
+enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
+static inline size_t stats_count(const Model *model) { return STAT_TENSORS + 3 * (size_t)model->tensor_count; }
+static inline double *stats_grad_sq(double *stats) { return stats + STAT_TENSORS; }
+static inline double *stats_example_sq(double *stats, const Model *model) {
+    return stats + STAT_TENSORS + model->tensor_count;
+}
+static inline double *stats_rank_sq(double *stats, const Model *model) {
+    return stats + STAT_TENSORS + 2 * model->tensor_count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory (engine_memory.cu)
+
+// Takes all the device memory that the engine's configuration needs, and points the engine at it. ERR_MEMORY, with what
+// would fit, where there is not enough.
+int engine_memory_take(Engine *engine, Error *e);
+
+// Examples whose logits are computed at a time.
+int engine_head_examples(const EngineConfig *config);
+
+// Elements of the exact mode's scratch: one example of the largest tensor.
+size_t engine_example_count(const Model *model);
+
+#endif

@@ -1,0 +1,228 @@
+// The CUDA engine's memory: one allocation, in which what lives at different times of a step shares its place. The same
+// layout plans (--dry-run) and places, so the plan is never wrong.
+#include "arena.h"
+#include "attention.cuh"
+#include "embedding.cuh"
+#include "engine.cuh"
+#include "gelu.cuh"
+#include "layernorm.cuh"
+#include "optimizer.cuh"
+
+#include <string.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who needs what, from when to when
+
+enum { FORWARD, HEAD, BACKWARD }; // the phases of a micro-step
+
+// Examples whose logits are computed at a time. The logits of a whole micro-batch would be most of the memory. A step
+// of d12 takes as long with chunks of 4k, 8k or 16k rows, and 2% longer with 2k.
+int engine_head_examples(const EngineConfig *config) {
+    const size_t most_bytes = (size_t)800 << 20; // 8k rows of GPT-2's vocabulary in bf16
+    size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
+    int most = (int)size_min(size_max(most_bytes / one, 1), config->micro_batch);
+    int chunks = (config->micro_batch + most - 1) / most;
+    return (config->micro_batch + chunks - 1) / chunks; // of equal size
+}
+
+size_t engine_example_count(const Model *model) {
+    size_t most = (size_t)model->vocab_padded * model->config.channels;
+    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
+    return most;
+}
+
+// What kernels may ask for at any micro-batch up to the configured one: their needs do not grow steadily with it.
+static size_t scratch_bytes(const EngineConfig *config) {
+    const ModelConfig *m = &config->model->config;
+    int T = config->seq_len, C = m->channels, NH = m->heads;
+    size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
+    for (int B = 1; B <= config->micro_batch; B++) {
+        most = size_max(most, attention_workspace_bytes(B, T, NH, C / NH));
+        most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
+        most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
+        most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
+        most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
+        if (config->gns != GNS_EXACT) continue;
+        most = size_max(most, embedding_example_squares_workspace_bytes(B, T, C));
+        most = size_max(most, reduce_examples_workspace_bytes(B));
+    }
+    return most;
+}
+
+#define ADD(what, pointer, n, from, to)                                                                                \
+    arena_add(a, (what), (void **)&(pointer), (size_t)(n) * sizeof(*(pointer)), (from), (to))
+
+static void layout_state(Engine *e, Arena *a) {
+    const Model *model = e->config.model;
+    size_t n = model->flat_count;
+    ADD("master weights, fp32", e->param, n, FORWARD, BACKWARD);
+    if (sizeof(real) < sizeof(float)) ADD("working weights, bf16", e->weight, n, FORWARD, BACKWARD);
+    ADD("small tables", e->stats, stats_count(model), FORWARD, BACKWARD);
+    ADD("small tables", e->grad_scale, 1, FORWARD, BACKWARD);
+    ADD("small tables", e->segment, model->tensor_count, FORWARD, BACKWARD);
+    ADD("small tables", e->segment_part, model->tensor_count, FORWARD, BACKWARD);
+    ADD("small tables", e->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);
+    arena_add(a, "matmul workspace", &e->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, BACKWARD);
+    if (e->config.inference) return;
+    ADD("gradients, fp32", e->grad, n, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", e->moment1, n, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", e->moment2, n, FORWARD, BACKWARD);
+}
+
+// Elements from one block's share of an activation to the next: every share begins as aligned as the whole.
+static size_t share_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
+
+// How many blocks' worth of an activation is kept.
+typedef struct {
+    size_t x, gelu, rest;
+} Kept;
+
+static Kept blocks_kept(const EngineConfig *config) {
+    size_t L = config->model->config.layers;
+    if (config->inference) return {1, 1, 1};
+    if (config->recompute == RECOMPUTE_BLOCK) return {L, 1, 1};
+    if (config->recompute == RECOMPUTE_GELU) return {L, 1, L};
+    return {L, L, L};
+}
+
+static void layout_activations(Engine *e, Arena *a) {
+    const ModelConfig *m = &e->config.model->config;
+    size_t N = (size_t)e->config.micro_batch * e->config.seq_len, C = m->channels, NH = m->heads;
+    Kept kept = blocks_kept(&e->config);
+    const char *what = "activations";
+    Block *b = &e->base;
+    ADD(what, b->x, kept.x * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln1, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean1, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd1, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->qkv, kept.rest * share_stride(N * 3 * C), FORWARD, BACKWARD);
+    ADD(what, b->attention, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->lse, kept.rest * share_stride(N * NH), FORWARD, BACKWARD);
+    ADD(what, b->x_mid, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln2, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean2, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd2, kept.rest * share_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->fc, kept.rest * share_stride(N * 4 * C), FORWARD, BACKWARD);
+    ADD(what, b->gelu, kept.gelu * share_stride(N * 4 * C), FORWARD, BACKWARD);
+    ADD(what, e->x_final, N * C, FORWARD, BACKWARD);
+    ADD(what, e->lnf, N * C, FORWARD, HEAD);
+    ADD(what, e->meanf, N, FORWARD, BACKWARD);
+    ADD(what, e->rstdf, N, FORWARD, BACKWARD);
+    ADD(what, e->tokens, N + e->config.micro_batch, FORWARD, BACKWARD);
+    ADD(what, e->loss, N, HEAD, BACKWARD);
+}
+
+static void layout_scratch(Engine *e, Arena *a) {
+    const EngineConfig *c = &e->config;
+    size_t N = (size_t)c->micro_batch * c->seq_len, C = c->model->config.channels;
+    size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
+    const char *what = "scratch of the step";
+    ADD(what, e->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
+    ADD(what, e->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
+    if (c->inference) return;
+    ADD(what, e->dx, N * C, BACKWARD, BACKWARD);
+    ADD(what, e->dy, N * C, HEAD, BACKWARD);
+    ADD(what, e->dwide, N * 4 * C, BACKWARD, BACKWARD);
+    arena_add(a, what, &e->scratch, scratch_bytes(c), HEAD, BACKWARD);
+    arena_add(a, what, &e->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
+    if (c->gns != GNS_EXACT) return;
+    ADD("exact per-example norms", e->example_grad, engine_example_count(c->model), FORWARD, BACKWARD);
+    ADD("exact per-example norms", e->head_at_token, N * C, FORWARD, BACKWARD);
+}
+
+// Fills an empty arena with all that an engine of this configuration needs; returns the bytes in all.
+static size_t engine_layout(Engine *e, Arena *a) {
+    layout_state(e, a);
+    layout_activations(e, a);
+    layout_scratch(e, a);
+    return arena_plan(a);
+}
+
+// Where block l finds its part of what the base points to.
+template <typename X> static X *share(X *base, size_t kept, int l, size_t count) {
+    return kept > 1 ? base + l * share_stride(count) : base;
+}
+
+static void blocks_place(Engine *e) {
+    const ModelConfig *m = &e->config.model->config;
+    size_t N = (size_t)e->config.micro_batch * e->config.seq_len, C = m->channels;
+    Kept kept = blocks_kept(&e->config);
+    const Block *b = &e->base;
+    for (int l = 0; l < m->layers; l++) {
+        Block *k = &e->block[l];
+        k->x = share(b->x, kept.x, l, N * C);
+        k->ln1 = share(b->ln1, kept.rest, l, N * C);
+        k->mean1 = share(b->mean1, kept.rest, l, N);
+        k->rstd1 = share(b->rstd1, kept.rest, l, N);
+        k->qkv = share(b->qkv, kept.rest, l, N * 3 * C);
+        k->attention = share(b->attention, kept.rest, l, N * C);
+        k->lse = share(b->lse, kept.rest, l, N * m->heads);
+        k->x_mid = share(b->x_mid, kept.rest, l, N * C);
+        k->ln2 = share(b->ln2, kept.rest, l, N * C);
+        k->mean2 = share(b->mean2, kept.rest, l, N);
+        k->rstd2 = share(b->rstd2, kept.rest, l, N);
+        k->fc = share(b->fc, kept.rest, l, N * 4 * C);
+        k->gelu = share(b->gelu, kept.gelu, l, N * 4 * C);
+    }
+}
+
+void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+    Engine sketch = {};
+    Arena arena = {};
+    sketch.config = *config;
+    size_t own = 0;
+    memset(plan, 0, sizeof *plan);
+    plan->total = engine_layout(&sketch, &arena);
+    for (int i = 0; i < arena.count; i++) {
+        const ArenaBuffer *b = &arena.buffer[i];
+        if (b->from != FORWARD || b->to != BACKWARD) continue; // shares its memory
+        int k = 0;
+        while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
+        if (k == plan->count) plan->item[plan->count++].what = b->what;
+        plan->item[k].bytes += b->bytes;
+        own += b->bytes;
+    }
+    plan->item[plan->count].what = "logits and gradients, sharing memory";
+    plan->item[plan->count++].bytes = plan->total - own;
+}
+
+// What would fit into `available` bytes: a smaller micro-batch as it is, or the most that recomputing allows.
+static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
+    static const char *const names[] = {"none", "gelu", "block"};
+    MemoryPlan plan;
+    for (int B = config->micro_batch; B >= 1; B = B / 2)
+        for (int r = config->recompute; r <= (config->inference ? config->recompute : RECOMPUTE_BLOCK); r++) {
+            EngineConfig smaller = *config;
+            smaller.micro_batch = B;
+            smaller.recompute = (Recompute)r;
+            engine_plan_memory(&smaller, &plan);
+            if (plan.total > available) continue;
+            int n = snprintf(out, bytes, "--micro-batch %d", B);
+            if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", names[r]);
+            snprintf(out + strlen(out), bytes - strlen(out), " would fit (%.1f GiB)", (double)plan.total / (1 << 30));
+            return;
+        }
+    snprintf(out, bytes, "not even one row fits: choose a smaller model or a shorter --seq-len");
+}
+
+int engine_memory_take(Engine *engine, Error *e) {
+    Arena arena = {};
+    size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
+    CUDA_TRY(cudaMemGetInfo(&available, &all), e);
+    cudaError_t status = cudaMalloc(&engine->memory, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        char fit[128];
+        (void)cudaGetLastError(); // the failed allocation is dealt with here
+        suggest_fit(&engine->config, available, fit, sizeof fit);
+        FAIL(e, ERR_MEMORY, NULL,
+             "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free",
+             engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30),
+             (double)available / (1 << 30), engine->device.name, (double)all / (1 << 30));
+        return error_hint(e, "%s", fit);
+    }
+    CUDA_TRY(status, e);
+    arena_place(&arena, engine->memory);
+    if (!engine->weight) engine->weight = (real *)engine->param;
+    blocks_place(engine);
+    return 0;
+}
