@@ -361,7 +361,7 @@ static int learn(Run *run, Error *e) {
     fprintf(stderr, "%" PRIu32 " different words\n", trainer.word_count);
     TRY_GOTO(bpe_train(&trainer, run->tokenizer, (int)o->train_bpe, e));
     TRY_GOTO(directory_create(o->out, e));
-    TRY_GOTO(tokenizer_save(run->tokenizer, o->out, e));
+    TRY_GOTO(tokenizer_save(run->tokenizer, o->out, NULL, e));
     printf("%s: %d tokens, of them %d merges\n", o->out, run->tokenizer->vocab_size, run->tokenizer->merge_count);
     if ((uint64_t)run->tokenizer->vocab_size < o->train_bpe)
         fprintf(stderr, "the text has no pair left that occurs twice\n");

@@ -100,12 +100,10 @@ int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char dir
     return 0;
 }
 
-int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
+int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
     TRY(partial_path(out, step, partial, e));
     TRY(step_path(out, step, final, e));
-    TRY(manifest_add_rest(manifest, partial, e));
-    TRY(directory_sync(partial, e));
     TRY(manifest_write(manifest, partial, e));
     return path_rename(partial, final, out, e);
 }

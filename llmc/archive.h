@@ -19,8 +19,8 @@ void archive_name(char *out, size_t bytes, int64_t step);
 // written, where the disk has less than `bytes_needed` left.
 int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char directory[ARCHIVE_PATH], Error *e);
 
-// Completes it: the files that the manifest lacks are added to it, then manifest, syncs, rename, sync of the parent.
-int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+// Completes it, when all files of the manifest are on the disk: manifest, syncs, rename, sync of the parent.
+int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
 // Reads a checkpoint back, every byte of it.
 int archive_verify(const char *directory, Error *e);

@@ -202,16 +202,13 @@ bool directory_exists(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static int path_sync(const char *path, int flags, Error *e) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
+int directory_sync(const char *path, Error *e) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (fd < 0) return FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno));
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
 }
-
-int file_sync(const char *path, Error *e) { return path_sync(path, 0, e); }
-int directory_sync(const char *path, Error *e) { return path_sync(path, O_DIRECTORY, e); }
 
 int path_rename(const char *from, const char *to, const char *parent, Error *e) {
     if (file_exists(to)) return FAIL(e, ERR_WRITE, "move it away", "%s: is there already", to);

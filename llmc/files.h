@@ -57,7 +57,6 @@ int file_digest_sampled(const char *path, FileDigest *digest, Error *e);
 
 bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
-int file_sync(const char *path, Error *e);
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
 

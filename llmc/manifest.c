@@ -20,30 +20,6 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     manifest->file[manifest->count++].digest = digest;
 }
 
-const FileDigest *manifest_find(const Manifest *manifest, const char *name) {
-    for (int i = 0; i < manifest->count; i++)
-        if (strcmp(manifest->file[i].name, name) == 0) return &manifest->file[i].digest;
-    return NULL;
-}
-
-int manifest_add_rest(Manifest *manifest, const char *directory, Error *e) {
-    Names names;
-    int code = 0;
-    TRY(directory_list(directory, &names, e));
-    for (int i = 0; i < names.count; i++) {
-        char path[PATH_MAX];
-        FileDigest digest;
-        if (manifest_find(manifest, names.name[i])) continue;
-        TRY_GOTO(path_join(path, sizeof path, directory, names.name[i], e));
-        TRY_GOTO(file_sync(path, e));
-        TRY_GOTO(file_digest(path, &digest, e));
-        manifest_add(manifest, names.name[i], digest);
-    }
-done:
-    names_free(&names);
-    return code;
-}
-
 // The text up to the last line but one; *text from malloc.
 static int manifest_text(const Manifest *manifest, char **text, size_t *bytes, Error *e) {
     FILE *f = open_memstream(text, bytes);

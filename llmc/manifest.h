@@ -34,9 +34,6 @@ typedef struct {
 // Adds a file with a digest that its writer gave.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
 
-// Adds all other files that are in the directory, synced and as they read now.
-int manifest_add_rest(Manifest *manifest, const char *directory, Error *e);
-
 // Writes it, and syncs file and directory.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
@@ -46,9 +43,6 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e);
 // Are all of the manifest's files there, with the right sizes and, if `hashes`, the right contents? ERR_INPUT names the
 // first one that is not.
 int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e);
-
-// The file's digest; NULL where there is none of that name.
-const FileDigest *manifest_find(const Manifest *manifest, const char *name);
 
 #ifdef __cplusplus
 }

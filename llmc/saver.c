@@ -73,7 +73,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
     TRY(file_save(path, s->state, s->state_bytes, &digest, e));
     manifest_add(manifest, STATE_NAME, digest);
-    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, e) : 0;
+    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
 }
 
 static int write_checkpoint(Saver *s, Error *e) {

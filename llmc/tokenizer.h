@@ -9,7 +9,7 @@
 #ifndef GNS_TOKENIZER_H
 #define GNS_TOKENIZER_H
 
-#include "common.h"
+#include "manifest.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,8 +36,9 @@ const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Writes the files that transformers' GPT2Tokenizer and tokenizer_load read: vocab.json, merges.txt and
-// tokenizer_config.json. The byte tokenizer is written the same way, as a BPE without merges.
-int tokenizer_save(const Tokenizer *t, const char *directory, Error *e);
+// tokenizer_config.json. The byte tokenizer is written the same way, as a BPE without merges. Durably, and their digests go
+// to the manifest, where there is one.
+int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e);
 
 // For bulk work: an encoder remembers what words became, so each thread has its own.
 typedef struct Encoder Encoder;

@@ -10,11 +10,9 @@
 #include "tokenizer_impl.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { FILE_BYTES_MAX = 1 << 28, ALPHABET_END = 256 + 68 }; // 68 bytes do not print
 
@@ -301,18 +299,17 @@ static int loader_run(Loader *l, bool one_file, Error *e) {
     return tokenizer_index_merges(l->t, e);
 }
 
-static bool file_exists(const char *directory, const char *name) {
+static bool holds(const char *directory, const char *name) {
     char path[PATH_MAX];
     Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && access(path, F_OK) == 0;
+    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
 }
 
 // Which of FORMS a directory holds; a vocabulary without its merges counts, and fails with the name of what is missing.
 static int find_form(const char *directory) {
     for (int pass = 0; pass < 2; pass++)
         for (int form = 0; form < FORM_COUNT; form++)
-            if (file_exists(directory, FORMS[form][0]) && (pass == 1 || file_exists(directory, FORMS[form][1])))
-                return form;
+            if (holds(directory, FORMS[form][0]) && (pass == 1 || holds(directory, FORMS[form][1]))) return form;
     return -1;
 }
 
@@ -390,21 +387,34 @@ static void put_config(const Tokenizer *t, const Alphabet *a, FILE *f) {
             eot, eot, eot);
 }
 
-static int save_file(const Tokenizer *t, const char *directory, const char *name,
-                     void (*put)(const Tokenizer *, const Alphabet *, FILE *), Error *e) {
-    char path[PATH_MAX];
+typedef void (*PutFile)(const Tokenizer *, const Alphabet *, FILE *);
+
+static int file_text(const Tokenizer *t, PutFile put, char **text, size_t *bytes, Error *e) {
     Alphabet alphabet = alphabet_make();
-    TRY(path_join(path, sizeof path, directory, name, e));
-    FILE *f = fopen(path, "wb");
-    if (f) put(t, &alphabet, f);
-    bool ok = f && fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok) return 0;
-    return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path, strerror(errno));
+    FILE *f = open_memstream(text, bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the tokenizer's files");
+    put(t, &alphabet, f);
+    bool bad = ferror(f);
+    if (fclose(f) == 0 && !bad) return 0;
+    free(*text);
+    return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the tokenizer's files");
 }
 
-int tokenizer_save(const Tokenizer *t, const char *directory, Error *e) {
-    TRY(save_file(t, directory, "vocab.json", put_vocab, e));
-    TRY(save_file(t, directory, "merges.txt", put_merges, e));
-    return save_file(t, directory, "tokenizer_config.json", put_config, e);
+static int save_file(const Tokenizer *t, const char *directory, const char *name, PutFile put, Manifest *manifest,
+                     Error *e) {
+    char path[PATH_MAX], *text;
+    size_t bytes;
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(file_text(t, put, &text, &bytes, e));
+    int code = file_save(path, text, bytes, &digest, e);
+    free(text);
+    if (!code && manifest) manifest_add(manifest, name, digest);
+    return code;
+}
+
+int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e) {
+    TRY(save_file(t, directory, "vocab.json", put_vocab, manifest, e));
+    TRY(save_file(t, directory, "merges.txt", put_merges, manifest, e));
+    return save_file(t, directory, "tokenizer_config.json", put_config, manifest, e);
 }

@@ -200,7 +200,7 @@ static void test_flipped_bits_are_noticed(void) {
     Names names;
     Error e = {0};
     CHECK_OK(directory_list(checkpoint, &names, &e), &e);
-    CHECK(names.count == 5, "%d files", names.count);
+    CHECK(names.count == 8, "%d files", names.count);
     int rounds = trainer.thorough ? 10000 : 400;
     for (int i = 0; i < rounds; i++) {
         const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
@@ -215,8 +215,9 @@ static void test_flipped_bits_are_noticed(void) {
 
 // And a run falls back past it, says so, and still ends as it should.
 static void test_falls_back(void) {
-    static const char *const files[] = {"model.safetensors", "MANIFEST.json", "state.json", "config.json",
-                                        "optimizer.safetensors"};
+    static const char *const files[] = {"model.safetensors", "MANIFEST.json",         "state.json",
+                                        "config.json",       "optimizer.safetensors", "vocab.json",
+                                        "merges.txt",        "tokenizer_config.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         remove_part();
         copy_run("whole", "part");
@@ -306,9 +307,11 @@ static void test_one_run_at_a_time(void) {
 static void make_checkpoint(int64_t step) {
     char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
+    FileDigest digest;
     Error e = {0};
     CHECK_OK(archive_begin("kept", step, 0, directory, &e), &e);
-    CHECK_OK(file_save(path_of("%s/state.json", directory), &step, sizeof step, NULL, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", directory), &step, sizeof step, &digest, &e), &e);
+    manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit("kept", step, &manifest, final, &e), &e);
 }
 

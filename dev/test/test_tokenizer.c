@@ -414,7 +414,7 @@ static void test_bytes(void) {
     CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
     CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
     check_round_trips(t, 500);
-    CHECK_OK(tokenizer_save(t, directory, &e), &e);
+    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
     CHECK(tokenizer_exists(directory), "saved, but not there");
     CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
     CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
@@ -456,7 +456,7 @@ static void test_forms(void) {
     write_vocabulary(merges, count);
     CHECK_OK(tokenizer_load(&first, directory, &e), &e);
     check_round_trips(first, 500);
-    CHECK_OK(tokenizer_save(first, directory, &e), &e);
+    CHECK_OK(tokenizer_save(first, directory, NULL, &e), &e);
     CHECK_OK(tokenizer_load(&other, directory, &e), &e);
     check_same(first, other);
     tokenizer_destroy(other);
