@@ -5,10 +5,10 @@
 #include "checkpoint.h"
 #include "data.h"
 #include "run_state.h"
+#include "safetensors.h"
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static bool holds(const char *directory, const char *name) {
     char path[ARCHIVE_PATH];
@@ -91,11 +91,46 @@ static int inspect_shards(const char *pattern, FILE *out, Error *e) {
     return code;
 }
 
+static void split_path(const char *path, char directory[ARCHIVE_PATH], const char **name) {
+    const char *slash = strrchr(path, '/');
+    snprintf(directory, ARCHIVE_PATH, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    *name = slash ? slash + 1 : path;
+}
+
+// One file of a checkpoint, against what the manifest beside it says.
+static int inspect_listed(const char *directory, const char *name, FILE *out, Error *e) {
+    Manifest manifest;
+    TRY(manifest_read(&manifest, directory, e));
+    if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
+    fprintf(out, "%s/%s: as it was written\n", directory, name);
+    return 0;
+}
+
+static int inspect_tensors(const char *path, FILE *out, Error *e) {
+    SafetensorsReader reader;
+    TRY(safetensors_open(&reader, path, e));
+    for (int i = 0; i < reader.count; i++) {
+        const SafetensorsEntry *t = &reader.entries[i];
+        fprintf(out, "  %-40s %-5s %12" PRIu64 " values\n", t->name, safetensors_type_name(t->type), t->count);
+    }
+    fprintf(out, "%s: %d tensors, header and size are right\n", path, reader.count);
+    safetensors_close(&reader);
+    return 0;
+}
+
+static int inspect_file(const char *path, FILE *out, Error *e) {
+    char directory[ARCHIVE_PATH];
+    const char *name, *dot = strrchr(path, '.');
+    split_path(path, directory, &name);
+    if (holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
+    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
+    if (dot && strcmp(dot, ".safetensors") == 0) return inspect_tensors(path, out, e);
+    return inspect_shards(path, out, e);
+}
+
 int inspect(const char *path, FILE *out, Error *e) {
-    struct stat st;
     bool any;
-    bool directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    if (!directory) return checkpoint_is_model(path) ? inspect_model(path, out, e) : inspect_shards(path, out, e);
+    if (!directory_exists(path)) return inspect_file(path, out, e);
     if (holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     TRY(inspect_run(path, out, &any, e));

@@ -130,11 +130,20 @@ static int verify_file(const char *path, const FileDigest *want, bool hashes, Er
                 want->hash);
 }
 
+static int verify_entry(const Manifest *manifest, int i, const char *directory, bool hashes, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
+    return verify_file(path, &manifest->file[i].digest, hashes, e);
+}
+
 int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e) {
-    for (int i = 0; i < manifest->count; i++) {
-        char path[PATH_MAX];
-        TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-        TRY(verify_file(path, &manifest->file[i].digest, hashes, e));
-    }
+    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, hashes, e));
     return 0;
+}
+
+int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
+    for (int i = 0; i < manifest->count; i++)
+        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, true, e);
+    return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
+                name);
 }

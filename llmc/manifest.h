@@ -44,6 +44,9 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e);
 // first one that is not.
 int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e);
 
+// One file alone, its contents too. ERR_INPUT also where the manifest does not list it.
+int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
+
 #ifdef __cplusplus
 }
 #endif

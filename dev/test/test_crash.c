@@ -240,6 +240,32 @@ static void test_falls_back(void) {
     CHECK(code == ERR_INPUT && log_mentions("none of its 2 checkpoints"), "exit code %d: %s", code, log_tail());
 }
 
+static void check_says(int code, const char *path, const char *text) {
+    int got = trainer_run("train_gpt2 --check %s", path);
+    CHECK(got == code && log_mentions(text) && log_mentions(path), "--check %s: exit code %d, not '%s': %s", path, got,
+          text, log_tail());
+}
+
+// --check of one file: a checkpoint's, a shard, weights by themselves. Whole, cut short, and with a bit flipped.
+static void test_check_of_a_file(void) {
+    static const char *const files[] = {"part/step_00000001/model.safetensors", "part/step_00000001/state.json",
+                                        "part/step_00000001/MANIFEST.json", "shard.bin", "alone.safetensors"};
+    remove_part();
+    copy_tree(path_of("whole/step_%08ld", newest_step("whole")), "part/step_00000001");
+    copy_file("train.bin", "shard.bin");
+    copy_file("part/step_00000001/model.safetensors", "alone.safetensors");
+    check_says(ERR_INPUT, "part/step_00000001/other.json", "not listed");
+    check_says(ERR_INPUT, "nowhere.bin", "no such file");
+    for (int i = 0; i < 5; i++) {
+        const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
+        check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
+        flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
+        check_says(ERR_INPUT, files[i], "error: ");
+        CHECK(truncate(files[i], 1000) == 0, "truncate");
+        check_says(ERR_INPUT, files[i], "error: ");
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Signals
 
@@ -355,6 +381,7 @@ int main(void) {
     RUN(test_no_room);
     RUN(test_flipped_bits_are_noticed);
     RUN(test_falls_back);
+    RUN(test_check_of_a_file);
     RUN(test_signals);
     RUN(test_second_signal_ends_at_once);
     RUN(test_one_run_at_a_time);
