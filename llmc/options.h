@@ -102,7 +102,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(FLAG,   fresh,           "-y", AS_IS,         "",          "",               "",       CHECKPOINT,               \
       "start over, and move what --out holds aside, instead of going on from it")                                      \
     X(TEXT,   check,           "",   AS_IS,         "",          "",               "",       CHECKPOINT,               \
-      "verify a checkpoint, a run directory, a model or token shards, say what they hold, and end")                    \
+      "verify a checkpoint or one file of it, a run directory, a model or token shards, say what they hold, and end")  \
     X(REAL,   skip_loss_z,     "-sl",AS_IS,         "0",         "[0, 1e6]",       "",       CHECKPOINT,               \
       "make no update in a step whose loss lies more than so many standard deviations above those of the last 128 "    \
       "steps; 0: always update")                                                                                       \
