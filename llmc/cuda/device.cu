@@ -1,25 +1,11 @@
 #include "device.cuh"
 
-#include <string.h>
-
-// Data sheets, dense, without sparsity: bf16 with fp32 accumulation, and fp32 outside the tensor cores, in TFLOP/s.
-// The first name that the device's name contains counts, so the longer names stand first.
-static const struct {
-    const char *name;
-    double bf16, fp32;
-} peaks[] = {
-    {"GB200", 2500, 80},    {"B200", 2250, 75},         {"H200 NVL", 836, 60},       {"H200", 989, 67},
-    {"GH200", 989, 67},     {"H100 PCIe", 756, 51},     {"H100 NVL", 836, 60},       {"H100", 989, 67},
-    {"A100", 312, 19.5},    {"A800", 312, 19.5},        {"A40", 149.7, 37.4},        {"A30", 165, 10.3},
-    {"A10G", 70, 35},       {"A10", 125, 31.2},         {"L40S", 362, 91.6},         {"L40", 181, 90.5},
-    {"L4", 121, 30.3},      {"RTX 5090", 209.5, 104.8}, {"RTX 4090", 165.2, 82.6},   {"RTX 4080", 97.5, 48.7},
-    {"RTX 3090", 71, 35.6}, {"RTX 3080", 59.5, 29.8},   {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 155, 38.7},
-};
+#include "../device_specs.h"
 
 double device_peak_flops(const Device *device) {
-    for (size_t i = 0; i < sizeof peaks / sizeof *peaks; i++)
-        if (strstr(device->name, peaks[i].name)) return 1e12 * (sizeof(real) == 4 ? peaks[i].fp32 : peaks[i].bf16);
-    return 0;
+    const DeviceSpec *spec = device_spec_find(device->name);
+    if (!spec) return 0;
+    return sizeof(real) == sizeof(float) ? spec->fp32_flops : spec->bf16_flops;
 }
 
 __global__ static void probe_kernel() {}
