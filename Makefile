@@ -88,6 +88,9 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 # Calls that this test makes fail (dev/test/faults.h).
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
 
+# The CPU engine has nothing to tune; this test has a fake in front of it that has.
+$(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The CUDA trainer
 

@@ -226,6 +226,24 @@ double engine_peak_flops(const Engine *engine) {
     return 0;
 }
 
+// There is one algorithm, our own.
+int engine_tune(Engine *engine, Error *e) {
+    (void)engine;
+    return FAIL(e, ERR_USAGE, "leave it out", "--tune is for GPUs: on the CPU a matrix product has one algorithm");
+}
+
+const char *engine_tuning(const Engine *engine) {
+    (void)engine;
+    return "";
+}
+
+int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+    (void)engine;
+    if (!*tuning) return 0;
+    return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is the CPU",
+                (int)strcspn(tuning, ":"), tuning);
+}
+
 static float *state_array(Engine *e, StateKind kind) {
     float *const arrays[] = {e->param, e->grad, e->moment1, e->moment2};
     return arrays[kind];

@@ -448,28 +448,33 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     return 0;
 }
 
-// Times the algorithms on offer for every matrix product of a whole micro-step and keeps the fastest. What it computes
-// on the way is of no account: gradients are cleared again. Not between begin_step and result.
-extern "C" int engine_tune(Engine *engine, Error *e) {
+// A micro-step, in either way that training takes them, over tokens of all sorts. What it computes on the way is of no
+// account.
+static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
-    size_t count = (size_t)c->micro_batch * (c->seq_len + 1);
-    uint16_t *tokens;
-    TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
-    const size_t stride = 7919; // a prime: all sorts of tokens
-    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
-    matmul_tune(engine->matmul, true);
-    int code = engine_begin_step(engine, e);
-    if (!code) code = engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e);
-    matmul_tune(engine->matmul, false);
-    memory_free(tokens);
-    TRY(code);
+    const size_t stride = 7919; // a prime
+    for (size_t i = 0; i < (size_t)c->micro_batch * (c->seq_len + 1); i++)
+        tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
+    TRY(engine_begin_step(engine, e));
+    TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
+    if (c->gns == GNS_EXACT) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
     return engine_begin_step(engine, e);
 }
 
-// What tuning chose, a line of text for run.json and checkpoints ("": nothing); and the same back, so that a run that
-// goes on computes the same bits.
-extern "C" const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
-extern "C" int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+int engine_tune(Engine *engine, Error *e) {
+    uint16_t *tokens;
+    size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
+    TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
+    matmul_tune(engine->matmul, true);
+    int code = tuning_steps(engine, tokens, e);
+    matmul_tune(engine->matmul, false);
+    memory_free(tokens);
+    return code;
+}
+
+static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what the matrix products chose");
+const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
+int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
     return matmul_choices_load(engine->matmul, tuning, e);
 }
 

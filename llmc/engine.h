@@ -63,6 +63,18 @@ void engine_describe(const Engine *engine, char *out, size_t bytes);
 // Peak of the engine's matmul arithmetic in FLOP/s from a table of known devices; 0 where it is not known.
 double engine_peak_flops(const Engine *engine);
 
+// Which of the algorithms on offer the matrix products take. Unasked, what the library proposes, which is the same
+// whenever it is asked on the same machine. engine_tune times them all, for every product of a micro-step that has no
+// choice yet, and keeps to the fastest; gradients and the step's numbers are cleared, so not within a step. Another
+// algorithm sums in another order: the last bits differ. ERR_USAGE where there is nothing to choose (CPU).
+int engine_tune(Engine *engine, Error *e);
+
+// What was chosen, a line of text for run.json and checkpoints ("": nothing), and the same back, before the first step:
+// ERR_INPUT where it was chosen on another GPU or library; then nothing is taken over.
+enum { TUNING_BYTES = 1 << 14 }; // the most that the text takes, with its NUL
+const char *engine_tuning(const Engine *engine);
+int engine_set_tuning(Engine *engine, const char *tuning, Error *e);
+
 // The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. Moments outside the owned
 // ranges are not there: storing leaves values alone, loading passes over them.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;

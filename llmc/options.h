@@ -139,6 +139,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "the same for a micro-batch, or for waiting for another rank")                                                   \
     X(REAL,   deadline_checkpoint,"",AS_IS,         "900",       "(0, 1e9]",       "seconds",RANKS,                    \
       "the same for saving and sampling")                                                                              \
+    X(FLAG,   tune,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "on a GPU: before the first step, time the algorithms on offer for every matrix product, and keep to the "       \
+      "fastest. The choice is in run.json and the checkpoints, and a run that goes on keeps to it")                    \
     X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
       "of the CPU; 0: one a core. The results do not depend on it")                                                    \
     X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \

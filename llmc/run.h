@@ -52,6 +52,7 @@ typedef struct {
     bool uneven;                    // the shares of some step differed, and that has been said
     bool stop;                      // a signal asked some rank to; all know
     Outliers loss_window, grad_window;
+    char tuning[TUNING_BYTES]; // the engine's
     ShardList shards; // of `train`
     Saver *saver;
     char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
@@ -70,6 +71,7 @@ int setup_schedule(Run *r, Error *e);
 int setup_resume(Run *r, Error *e); // where an earlier part of this run stopped, if there is one
 int setup_buffers(Run *r, Error *e);
 int setup_engine(Run *r, Error *e); // with weights
+int setup_tuning(Run *r, Error *e); // which algorithms the matrix products take
 int setup_output(Run *r, Error *e); // the run directory, on rank 0
 void say_setup(const Run *r);
 void run_destroy(Run *r);

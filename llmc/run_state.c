@@ -100,6 +100,15 @@ static int io_int(StateIO *io, const char *name, int64_t *x, Error *e) {
     return 0;
 }
 
+static int io_text(const StateIO *io, const char *name, char *text, size_t bytes, Error *e) {
+    if (io->writing) return cJSON_AddStringToObject(io->object, name, text) ? 0 : out_of_memory(e);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(io->object, name);
+    if (!cJSON_IsString(item)) return malformed(io, name, "a string", e);
+    if (strlen(item->valuestring) >= bytes) return malformed(io, name, "as short as it must be", e);
+    strcpy(text, item->valuestring);
+    return 0;
+}
+
 static int io_object(const StateIO *io, const char *name, StateIO *inner, Error *e) {
     *inner = *io;
     snprintf(inner->where, sizeof inner->where, "%.50s%.20s.", io->where, name);
@@ -182,7 +191,8 @@ static int io_progress(StateIO *io, RunState *s, Error *e) {
     TRY(io_real(&ramp, "tokens_above", &s->ramp->tokens_above, e));
     TRY(io_noise(io, s->noise, e));
     TRY(io_window(io, "loss_window", s->loss_window, e));
-    return io_window(io, "grad_window", s->grad_window, e);
+    TRY(io_window(io, "grad_window", s->grad_window, e));
+    return io_text(io, "tuning", s->tuning, TUNING_BYTES, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ typedef struct {
     RampState *ramp;
     Noise *noise;
     Outliers *loss_window, *grad_window;
+    char *tuning; // (TUNING_BYTES) the engine's: the same algorithms give the same bits
 
     // for the record
     const char *build; // program, engine and machine

@@ -117,6 +117,32 @@ int setup_engine(Run *r, Error *e) {
     return init_parameters(r, e);
 }
 
+// The algorithms that the run was begun with, so that it goes on with the same bits; and timed ones where --tune asks
+// for them and there are none yet.
+static int decide_tuning(Run *r, Error *e) {
+    Error misfit = {0};
+    if (!is_first(r)) return 0;
+    if (engine_set_tuning(r->engine, r->tuning, &misfit))
+        fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saved, misfit.what);
+    if (r->options.tune) TRY(engine_tune(r->engine, e));
+    strcpy(r->tuning, engine_tuning(r->engine));
+    return 0;
+}
+
+// Rank 0 decides, all follow; where one cannot, none does.
+int setup_tuning(Run *r, Error *e) {
+    Error misfit = {0};
+    TRY(comm_agree(r->comm, decide_tuning(r, e), e));
+    TRY(comm_broadcast(r->comm, r->tuning, sizeof r->tuning, e));
+    double misfits = !is_first(r) && engine_set_tuning(r->engine, r->tuning, &misfit) ? 1 : 0;
+    TRY(comm_sum(r->comm, &misfits, 1, e));
+    if (misfits == 0) return 0;
+    if (is_first(r))
+        fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
+    r->tuning[0] = 0;
+    return engine_set_tuning(r->engine, "", e);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: what training needs besides
 
@@ -187,6 +213,7 @@ RunState run_state(Run *r, const char *build) {
         .noise = &r->noise,
         .loss_window = &r->loss_window,
         .grad_window = &r->grad_window,
+        .tuning = r->tuning,
         .build = build,
         .options = &r->options,
     };
@@ -297,7 +324,7 @@ static void put_run_json(FILE *f, const Run *r) {
             model_flops_per_token(&r->model, r->shape.seq_len));
     put_data_json(f, "train_data", r->train);
     put_data_json(f, "val_data", r->val);
-    fprintf(f, "  \"options\": ");
+    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->tuning); // plain characters, all of them
     options_write_json(f, &r->options, 2);
     fprintf(f, "\n}\n");
 }

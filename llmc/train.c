@@ -227,6 +227,7 @@ static int run_training(Run *r, Error *e) {
     TRY(check_same_data(r, e));
     if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
     TRY(comm_agree(r->comm, setup_training(r, e), e));
+    TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
     TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
     if (is_first(r)) say_setup(r);

@@ -118,6 +118,7 @@ static int read_state(const char *directory, Error *e) {
     Noise noise;
     RampState ramp = {0};
     static Outliers loss, norm;
+    char tuning[TUNING_BYTES];
     char *changes = NULL;
     RunSummary summary;
     TRY(noise_create(&noise, &model, 60, 0, e));
@@ -130,6 +131,7 @@ static int read_state(const char *directory, Error *e) {
                       .noise = &noise,
                       .loss_window = &loss,
                       .grad_window = &norm,
+                      .tuning = tuning,
                       .options = &options};
     int code = run_state_summary(&summary, directory, e);
     if (!code) code = run_state_read(&state, directory, &changes, e);

@@ -4,9 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+// cuBLASLt's algorithms are numbers that mean something to one version of it, and their speed is that of one GPU.
+static int identity_find(Matmul *mm, Error *e) {
+    cudaDeviceProp properties;
+    int device;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
+    snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
+             properties.multiProcessorCount, sizeof(real) == 4 ? "fp32" : "bf16", cublasLtGetVersion());
+    return 0;
+}
+
 int matmul_create(Matmul *mm, void *workspace, Error *e) {
     memset(mm, 0, sizeof *mm);
     mm->workspace = workspace;
+    TRY(identity_find(mm, e));
     CUBLAS_TRY(cublasLtCreate(&mm->handle), e);
     return 0;
 }
@@ -104,6 +116,9 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     return 0;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Which algorithm
+
 typedef struct {
     void *out;
     const void *a, *b, *extra;
@@ -153,7 +168,10 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
     return code;
 }
 
-enum { SHAPE_KEY_BYTES = 128 };
+// ---------------------------------------------------------------------------------------------------------------------
+// Choices as text
+
+enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
 // " m,n,k,flags,epilogue,batch,alignment=": what a choice is found by.
 static void shape_key(const MatmulPlan *plan, char *key) {
@@ -162,25 +180,57 @@ static void shape_key(const MatmulPlan *plan, char *key) {
              s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
 }
 
+// An algorithm may be written down and read again with the same version of the library (cublasLt.h): its words in
+// hexadecimal, a dot between two. It says more than its place among the heuristic's answers, which is promised nowhere.
+static int choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm, Error *e) {
+    char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
+    size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
+    for (int i = 0; i < ALGORITHM_WORDS; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, i ? ".%llx" : "%llx", (unsigned long long)algorithm->data[i]);
+    if (!used) used = (size_t)snprintf(mm->choices, sizeof mm->choices, "%s:", mm->identity);
+    if (used + n >= sizeof mm->choices) return FAIL(e, ERR_INTERNAL, NULL, "too many tuned matrix products");
+    strcpy(mm->choices + used, text);
+    return 0;
+}
+
+// text: behind the key. What cuBLASLt says to the words is the judge of them.
+static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
+                       Error *e) {
+    cublasLtMatmulHeuristicResult_t needs;
+    const char *bad = NULL;
+    for (int i = 0; i < ALGORITHM_WORDS && !bad; i++) {
+        char *end;
+        algorithm->data[i] = strtoull(text, &end, 16);
+        if (end == text || (i + 1 < ALGORITHM_WORDS && *end != '.')) bad = text;
+        text = end + 1;
+    }
+    if (!bad && cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
+                                        &needs) == CUBLAS_STATUS_SUCCESS)
+        if (needs.workspaceSize <= MATMUL_WORKSPACE_BYTES) return 0;
+    return FAIL(e, ERR_INPUT, "go on from another checkpoint",
+                "the record of tuned matrix products is damaged: no algorithm for a (%d, %d, %d) product",
+                plan->shape.m, plan->shape.n, plan->shape.k);
+}
+
 // Settles the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
     char key[SHAPE_KEY_BYTES];
     cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
+    int count, fastest = 0;
     shape_key(plan, key);
     const char *chosen = strstr(mm->choices, key);
-    int count, choice = chosen ? atoi(chosen + strlen(key)) : 0;
-    bool tune = mm->tuning && !chosen;
-    TRY(plan_ask(mm, plan, tune ? (int)MATMUL_ANSWERS_MAX : choice + 1, found, &count, e));
-    if (choice >= count)
-        return FAIL(e, ERR_INPUT, "tune again", "the tuned matrix products are those of another GPU or library");
-    if (tune) {
-        TRY(plan_fastest(mm, plan, found, count, o, &choice, e));
-        size_t used = strlen(mm->choices);
-        snprintf(mm->choices + used, sizeof mm->choices - used, "%s%d", key, choice);
+    if (chosen) return choice_read(mm, plan, chosen + strlen(key), &plan->algorithm, e);
+    TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
+    if (mm->tuning) {
+        TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
+        TRY(choice_write(mm, key, &found[fastest].algo, e));
     }
-    plan->algorithm = found[choice].algo;
+    plan->algorithm = found[fastest].algo;
     return 0;
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans
 
 static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const Operands *o, Error *e) {
     plan->shape = *s;
@@ -243,9 +293,15 @@ void matmul_tune(Matmul *mm, bool on) {
 }
 
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e) {
-    if (strlen(choices) >= sizeof mm->choices || strspn(choices, " ,=0123456789") < strlen(choices))
-        return FAIL(e, ERR_INPUT, "tune again", "the record of tuned matrix products is damaged");
+    size_t identity = strlen(mm->identity);
     plans_forget(mm);
+    mm->choices[0] = 0;
+    if (!*choices) return 0;
+    if (strncmp(choices, mm->identity, identity) != 0 || choices[identity] != ':')
+        return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is %s",
+                    (int)strcspn(choices, ":"), choices, mm->identity);
+    if (strlen(choices) >= sizeof mm->choices)
+        return FAIL(e, ERR_INPUT, NULL, "the record of tuned matrix products is longer than any that is written");
     strcpy(mm->choices, choices);
     return 0;
 }

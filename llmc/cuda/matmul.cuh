@@ -2,8 +2,8 @@
 // plain fp32 (no TF32) in the FP32 build; sums are fp32 in both.
 //
 // The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
-// cuBLASLt's heuristic, asked once and kept, or which of its answers an earlier tuning found to be the fastest. Split
-// sums go through the workspace in a fixed order, so that two runs give the same bits.
+// cuBLASLt's heuristic, asked once and kept, or the one of its answers that a tuning found to be the fastest. Split sums
+// go through the workspace in a fixed order, so that two runs give the same bits.
 #ifndef GNS_MATMUL_CUH
 #define GNS_MATMUL_CUH
 
@@ -51,7 +51,8 @@ typedef struct {
     int oldest;      // plan to give up next when all are in use
     MatmulPlan plan[MATMUL_PLANS_MAX];
     bool tuning;                        // time the answers for every new shape
-    char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: " SHAPE=ANSWER" for every shape, see shape_key
+    char identity[320];                 // GPU, precision and library, for which alone a choice holds
+    char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 
 int matmul_create(Matmul *mm, void *workspace, Error *e);
@@ -61,11 +62,12 @@ void matmul_destroy(Matmul *mm);
 int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
                cudaStream_t stream, Error *e);
 
-// Forgets all plans. While tuning is on, a shape that comes up for the first time is run with each of the heuristic's
-// answers, on its own operands (out is written several times), and the fastest is kept.
+// Forgets all plans. While tuning is on, a shape that has no choice yet is run with each of the heuristic's answers, on
+// its own operands (out is written several times), and the fastest is kept.
 void matmul_tune(Matmul *mm, bool on);
 
-// Takes over the choices of an earlier tuning, a text from Matmul.choices. The GPU and the library must be the same.
+// Takes over the choices of an earlier tuning, a text from Matmul.choices. ERR_INPUT where they were made on another GPU
+// or with another library: then there are none.
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
 #define CUBLAS_TRY(call, e)                                                                                            \
