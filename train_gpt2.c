@@ -226,6 +226,17 @@ double engine_peak_flops(const Engine *engine) {
     return 0;
 }
 
+// Pages, the second number of /proc/self/statm (proc(5)).
+size_t engine_memory_in_use(const Engine *engine) {
+    (void)engine;
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (!f) return 0;
+    if (fscanf(f, "%*d %lld", &pages) != 1) pages = 0;
+    fclose(f);
+    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 // There is one algorithm, our own.
 int engine_tune(Engine *engine, Error *e) {
     (void)engine;

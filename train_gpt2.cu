@@ -109,6 +109,11 @@ void engine_describe(const Engine *engine, char *out, size_t bytes) {
              d->multiprocessors, (double)d->memory_bytes / (1 << 30));
 }
 
+size_t engine_memory_in_use(const Engine *) {
+    size_t available, all;
+    return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
+}
+
 double engine_peak_flops(const Engine *engine) { return device_peak_flops(&engine->device); }
 
 static float *state_array(Engine *engine, StateKind kind) {

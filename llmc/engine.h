@@ -63,6 +63,9 @@ void engine_describe(const Engine *engine, char *out, size_t bytes);
 // Peak of the engine's matmul arithmetic in FLOP/s from a table of known devices; 0 where it is not known.
 double engine_peak_flops(const Engine *engine);
 
+// Bytes in use at present: on the device, by everyone, where there is one; else the process's resident set. 0: unknown.
+size_t engine_memory_in_use(const Engine *engine);
+
 // Which of the algorithms on offer the matrix products take. Unasked, what the library proposes, which is the same
 // whenever it is asked on the same machine. engine_tune times them all, for every product of a micro-step that has no
 // choice yet, and keeps to the fastest; gradients and the step's numbers are cleared, so not within a step. Another

@@ -16,7 +16,7 @@ typedef struct {
     double lr;
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // of this step alone
-    double mfu;       // share of the device's peak FLOP/s; NaN: peak unknown
+    double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     bool skipped;     // an outlier: no update was made
 } StepMetrics;
 

@@ -107,6 +107,7 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
 // Floating-point operations of training on one token at sequence length T: 6 N + 12 L C T (6 for each parameter that
 // multiplies, forward and backward; the attention term as in Chowdhery et al. 2022, appendix B, halved: causal -> 6).
 // N counts wte once (it is the head) and leaves wpe out, so 6 N + 6 L C T is llm.c's formula but for wpe.
+#define MODEL_FLOPS_FORMULA "6 N + 6 L C T, N without position embeddings"
 double model_flops_per_token(const Model *model, int seq_len);
 
 #ifdef __cplusplus

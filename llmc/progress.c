@@ -3,14 +3,17 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The line
 
-int progress_create(Progress *p, FILE *out, int64_t done_tokens, int64_t horizon_tokens, Error *e) {
+int progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens,
+                    Error *e) {
     memset(p, 0, sizeof *p);
     p->out = out;
+    p->engine = engine;
     p->terminal = isatty(fileno(out)) == 1;
     p->horizon = horizon_tokens;
     p->first_tokens = done_tokens;
@@ -44,6 +47,39 @@ static void format_gns(char *out, size_t bytes, const Noise *noise, GnsMode mode
     else snprintf(out, bytes, "%.3g +- %.2g", g.scale, g.scale_se);
 }
 
+static void format_mfu(char *out, size_t bytes, double mfu) {
+    if (isfinite(mfu)) snprintf(out, bytes, "%.1f%%", 100 * mfu);
+    else snprintf(out, bytes, "unknown");
+}
+
+static void format_memory(char *out, size_t bytes, size_t memory) {
+    const double gib = 1 << 30;
+    if (!memory) snprintf(out, bytes, "memory unknown");
+    else if ((double)memory < gib) snprintf(out, bytes, "%.0f MiB", (double)memory / (1 << 20));
+    else snprintf(out, bytes, "%.1f GiB", (double)memory / gib);
+}
+
+// What matters least stands last: a narrow terminal cuts it off.
+static void format_step(const Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, double now,
+                        char *out, size_t bytes) {
+    char gns[64], eta[32], val[32] = "-", mfu[32], memory[32];
+    format_gns(gns, sizeof gns, noise, mode);
+    format_duration(eta, sizeof eta,
+                    (now - p->started) * (double)(p->horizon - s->tokens) / (double)(s->tokens - p->first_tokens));
+    if (isfinite(p->val_loss)) snprintf(val, sizeof val, "%.4f", p->val_loss);
+    format_mfu(mfu, sizeof mfu, s->mfu);
+    format_memory(memory, sizeof memory, engine_memory_in_use(p->engine));
+    snprintf(out, bytes, "step %5lld  %3.0f%%  loss %.4f  val %s  B %lld  GNS %s  %.0f tok/s  ETA %s  MFU %s  %s",
+             (long long)s->step, 100.0 * (double)s->tokens / (double)p->horizon, s->loss, val, (long long)s->batch, gns,
+             s->tok_per_s, eta, mfu, memory);
+}
+
+// A line that wraps cannot be drawn over. 0: any width will do.
+static int terminal_width(const Progress *p) {
+    struct winsize size;
+    return p->terminal && ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 // Points of the curve are means over `stride` steps; when they run out, pairs are merged and the stride doubles.
 static void curve_add(Progress *p, double tokens, double loss) {
     p->sum += loss;
@@ -65,20 +101,14 @@ static void curve_add(Progress *p, double tokens, double loss) {
 
 void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, bool force) {
     const double interval = p->terminal ? 0.2 : 2.0; // seconds between lines
+    char line[400];
     curve_add(p, (double)s->tokens, s->loss);
     double now = clock_seconds();
     if (!force && now - p->last_shown < interval) return;
     p->last_shown = now;
-    char gns[64], eta[32], val[32] = "-", mfu[32] = "";
-    double elapsed = now - p->started;
-    format_gns(gns, sizeof gns, noise, mode);
-    format_duration(eta, sizeof eta,
-                    elapsed * (double)(p->horizon - s->tokens) / (double)(s->tokens - p->first_tokens));
-    if (isfinite(p->val_loss)) snprintf(val, sizeof val, "%.4f", p->val_loss);
-    if (isfinite(s->mfu)) snprintf(mfu, sizeof mfu, "  mfu %.1f%%", 100 * s->mfu);
-    fprintf(p->out, "%sstep %5lld  %3.0f%%  loss %.4f  val %s  B %lld  GNS %s  %.0f tok/s%s  ETA %s%s",
-            p->terminal ? "\r\033[K" : "", (long long)s->step, 100.0 * (double)s->tokens / (double)p->horizon, s->loss,
-            val, (long long)s->batch, gns, s->tok_per_s, mfu, eta, p->terminal ? "" : "\n");
+    format_step(p, s, noise, mode, now, line, sizeof line);
+    int width = terminal_width(p), most = width > 1 ? width - 1 : (int)sizeof line;
+    fprintf(p->out, "%s%.*s%s", p->terminal ? "\r\033[K" : "", most, line, p->terminal ? "" : "\n");
     fflush(p->out);
 }
 

@@ -11,9 +11,10 @@ extern "C" {
 
 typedef struct {
     FILE *out;
-    bool terminal;   // redraw one line
-    int64_t horizon; // tokens of the whole run
-    double started;  // seconds of the clock
+    bool terminal;        // redraw one line
+    const Engine *engine; // whose memory the line tells
+    int64_t horizon;      // tokens of the whole run
+    double started;       // seconds of the clock
     double last_shown;
     int64_t first_tokens; // done when the clock started
     double val_loss;      // the latest; NaN before the first
@@ -25,7 +26,8 @@ typedef struct {
 } Progress;
 
 // done_tokens: by an earlier part of the run.
-int progress_create(Progress *p, FILE *out, int64_t done_tokens, int64_t horizon_tokens, Error *e);
+int progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens,
+                    Error *e);
 void progress_destroy(Progress *p);
 
 // After each step. Shows a line if it is time, or if `force`.

@@ -319,9 +319,12 @@ static void put_run_json(FILE *f, const Run *r) {
     fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
-            "\"parameters\": %zu, \"flops_per_token\": %.17g},\n",
+            "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
             c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
             model_flops_per_token(&r->model, r->shape.seq_len));
+    double peak = engine_peak_flops(r->engine);
+    if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // of one rank's device
+    else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->train);
     put_data_json(f, "val_data", r->val);
     fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->tuning); // plain characters, all of them
@@ -356,10 +359,19 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
     TRY(saver_create(&r->saver, &saver, e));
     if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
-    TRY(progress_create(&r->progress, stdout, r->tokens, o->run.horizon_tokens, e));
+    TRY(progress_create(&r->progress, stdout, r->engine, r->tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
+}
+
+// How the step's line comes by it.
+static void say_mfu(const Run *r) {
+    double peak = engine_peak_flops(r->engine);
+    printf("MFU     ");
+    if (peak > 0) printf("share of %.4g TFLOP/s, ", 1e-12 * peak);
+    else printf("unknown, as the device's peak is; ");
+    printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
 }
 
 void say_setup(const Run *r) {
@@ -374,6 +386,7 @@ void say_setup(const Run *r) {
     printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
            (unsigned long long)data.windows);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    say_mfu(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     fflush(stdout);
 }

@@ -91,7 +91,7 @@ static void observe_noise(Run *r, int64_t B, double step_tokens, GnsMode mode) {
 }
 
 static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double seconds) {
-    double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = engine_peak_flops(r->engine);
+    double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = engine_peak_flops(r->engine) * r->comm->ranks;
     return (StepMetrics){
         .step = r->step,
         .tokens = r->tokens,
