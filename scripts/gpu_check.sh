@@ -13,6 +13,8 @@ set -u
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
+gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
+[ "$gpus" -gt 0 ] || gpus=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$OUT"
@@ -101,32 +103,44 @@ source_text() {
     tail -n 3 "$OUT/tokenize.log"
 }
 
-# What ours and the twin are both told. A slow warm-up: the first steps of a large learning rate are chaos, in which two
-# runs that differ in rounding part by more than the tolerance for a while.
+# What ours and the twin are both told. A small learning rate and a slow warm-up: with more, steps 30 to 100 are chaos, in
+# which two runs of one program that differ in rounding alone part by twice the tolerance.
 recipe() { # MICRO_BATCH MICRO_STEPS STEPS
     local batch_tokens=$(($1 * $2 * 1024))
-    echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 3e-4 --warmup-tokens \
+    echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 1e-4 --beta2 0.99 --warmup-tokens \
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 
-# NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS
-beside_twin() {
-    local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin")
+# Ours on one GPU, the twin on the next, at once where there are two.
+beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS [FIRST_GPU]
+    local name=$1 first=${9:-0} data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin")
     # shellcheck disable=SC2046
-    check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" --out "$work/$name" --model "$2" \
-        $(recipe "$6" "$7" "$8")
+    CUDA_VISIBLE_DEVICES=$((first % gpus)) check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" \
+        --out "$work/$name" --model "$2" --checkpoint-every 0 $(recipe "$6" "$7" "$8") &
+    [ "$gpus" -gt 1 ] || wait
+    # shellcheck disable=SC2046
+    CUDA_VISIBLE_DEVICES=$(((first + 1) % gpus)) check "$name-torch" 500 python3 dev/bench/torch_twin.py train \
+        "${data[@]}" --out "$OUT/$name-torch.jsonl" --layers "$3" --heads "$4" --channels "$5" $(recipe "$6" "$7" "$8")
+    wait
     cp "$work/$name/metrics.jsonl" "$OUT/$name-ours.jsonl"
-    # shellcheck disable=SC2046
-    check "$name-torch" 500 python3 dev/bench/torch_twin.py train "${data[@]}" --out "$OUT/$name-torch.jsonl" \
-        --layers "$3" --heads "$4" --channels "$5" $(recipe "$6" "$7" "$8")
-    check "$name" 60 python3 dev/bench/torch_twin.py compare "$OUT/$name-ours.jsonl" "$OUT/$name-torch.jsonl"
-    tail -n 40 "$OUT/$name.log"
-    grep -E 'tok/s|largest' "$OUT/$name.log" | sed 's/^/    /' >> "$table"
+    compare_curves "$name" "$name-ours" "$name-torch" 0.01
 }
 
+compare_curves() { # NAME A B TOLERANCE
+    check "$1" 60 python3 dev/bench/torch_twin.py compare --tolerance "$4" "$OUT/$2.jsonl" "$OUT/$3.jsonl"
+    tail -n 40 "$OUT/$1.log"
+    grep -E 'tok/s|largest' "$OUT/$1.log" | sed 's/^/    /' >> "$table"
+}
+
+# With four GPUs also both programs with another micro-batch: how far rounding alone carries each from itself.
 parity() {
     source_text
+    [ "$gpus" -lt 4 ] || beside_twin rounding-d12 d12 12 12 768 32 16 "$STEPS" 2 > "$OUT/rounding.txt" &
     beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS"
+    wait
+    [ "$gpus" -ge 4 ] || return 0
+    compare_curves ours-with-itself parity-d12-ours rounding-d12-ours 1
+    compare_curves torch-with-itself parity-d12-torch rounding-d12-torch 1
 }
 
 twin() { # speed only; the curves of so few steps agree or not as they will

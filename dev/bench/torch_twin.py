@@ -72,8 +72,9 @@ class Shards:
         rows = [self.window(permutation_example(self.windows, seed, e)) for e in range(first, first + count)]
         return np.stack(rows).astype(np.int64)
 
-    def in_order(self, first, count):
-        return np.stack([self.window(w) for w in range(first, first + count)]).astype(np.int64)
+    def spread(self, first, count, rows):
+        """Rows first .. first + count of `rows` windows spread evenly over all."""
+        return np.stack([self.window(r * self.windows // rows) for r in range(first, first + count)]).astype(np.int64)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -214,11 +215,13 @@ def train(a):
         return torch.from_numpy(tokens).pin_memory().to(device, non_blocking=True)
 
     def validate():
-        windows = min(a.val_tokens // T, val.windows) // a.micro_batch * a.micro_batch
+        rows = min(a.val_tokens // T, val.windows)
+        if rows % a.micro_batch:
+            sys.exit("error: --val-tokens must be a multiple of the micro-batch here, and no more than there are")
         losses = []
         with torch.no_grad(), autocast:
-            for w in range(0, windows, a.micro_batch):
-                losses.append(compiled(to_device(val.in_order(w, a.micro_batch))).double())
+            for first in range(0, rows, a.micro_batch):
+                losses.append(compiled(to_device(val.spread(first, a.micro_batch, rows))).double())
         return torch.stack(losses).mean().item()
 
     out = open(a.out, "w")
