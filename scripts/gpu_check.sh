@@ -10,7 +10,7 @@
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
