@@ -249,8 +249,7 @@ static int run_dry(Run *r, Error *e) {
     MemoryPlan plan;
     engine_plan_memory(&r->shape, &plan);
     printf("parameters       %zu\n", r->model.parameters);
-    printf("FLOPs a token    %.4g (" MODEL_FLOPS_FORMULA ")\n",
-           model_flops_per_token(&r->model, r->shape.seq_len));
+    printf("FLOPs a token    %.4g (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
     if (o->run.horizon_tokens > 0)
         printf("training         %.4g tokens, %.4g FLOPs\n", (double)o->run.horizon_tokens,
                (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
