@@ -2,7 +2,10 @@
 #include "metrics.h"
 
 #include "files.h"
+#include "tensorboard.h"
+#include "text.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -12,84 +15,300 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+// ---------------------------------------------------------------------------------------------------------------------
+// The numbers of a step, under their names in metrics.jsonl, which are the columns of metrics.csv too.
+// C(name, TensorBoard's tag; "": not shown there)
+
+#define ESTIMATE_COLUMNS(C, name, tag)                                                                                 \
+    C(name, tag)                                                                                                       \
+    C(name##_se, tag "_standard_error")                                                                                \
+    C(name##_lower, tag "_lower_bound")                                                                                \
+    C(name##_g2, "")                                                                                                   \
+    C(name##_s, "")
+
+#define METRICS_COLUMNS(C)                                                                                             \
+    C(step, "")                                                                                                        \
+    C(tokens, "progress/tokens")                                                                                       \
+    C(examples, "")                                                                                                    \
+    C(batch, "progress/batch_rows")                                                                                    \
+    C(loss, "loss/train")                                                                                              \
+    C(lr, "optimizer/lr")                                                                                              \
+    C(grad_norm, "optimizer/grad_norm")                                                                                \
+    C(tok_per_s, "speed/tok_per_s")                                                                                    \
+    C(mfu, "speed/mfu")                                                                                                \
+    C(skipped, "")                                                                                                     \
+    ESTIMATE_COLUMNS(C, gns_ln, "gns/ln")                                                                              \
+    ESTIMATE_COLUMNS(C, gns_ranks, "gns/ranks")                                                                        \
+    ESTIMATE_COLUMNS(C, gns_total, "gns/total")                                                                        \
+    C(gns_ratio, "gns/ratio_total_to_ln")                                                                              \
+    C(val_loss, "loss/val")
+
+#define C(name, tag) COLUMN_##name,
+typedef enum { METRICS_COLUMNS(C) COLUMN_COUNT } Column;
+#undef C
+
+static const struct {
+    const char *name, *tag;
+} columns[COLUMN_COUNT] = {
+#define C(name, tag) {#name, tag},
+    METRICS_COLUMNS(C)
+#undef C
+};
+
+// One step; NaN: not known, or not measured at this step.
+typedef struct {
+    double column[COLUMN_COUNT];
+    double type[GROUP_COUNT]; // gns_type_embedding and so on
+} Row;
+
 struct Metrics {
-    int fd;
-    int64_t bytes; // of the file
+    int fd, csv_fd;
+    int64_t bytes; // of metrics.jsonl
     FILE *file;    // over `line`: the line under way
     char *line;
     size_t line_bytes;
-    char path[PATH_MAX];
+    Row row; // the step under way
+    TensorBoard *tensorboard;
+    char directory[PATH_MAX], path[PATH_MAX], csv_path[PATH_MAX], samples_path[PATH_MAX];
 };
 
-static int cannot_write(const Metrics *m, Error *e) {
-    return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", m->path, strerror(errno));
+static void row_clear(Row *row) {
+    for (int i = 0; i < COLUMN_COUNT; i++) row->column[i] = NAN;
+    for (int i = 0; i < GROUP_COUNT; i++) row->type[i] = NAN;
 }
+
+static int cannot_write(const char *path, Error *e) {
+    return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+}
+
+static int no_memory(const Metrics *m, Error *e) {
+    return FAIL(e, ERR_MEMORY, "free some memory", "%s: no memory for a line", m->path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening and closing
 
 // Two runs in one place would undo each other's work. The lock goes when the file is closed, however the program ends.
 static int open_locked(Metrics *m, const char *directory, Error *e) {
     TRY(path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e));
+    TRY(path_join(m->csv_path, sizeof m->csv_path, directory, "metrics.csv", e));
+    TRY(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
+    strcpy(m->directory, directory); // which is shorter
     m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (m->fd < 0) return cannot_write(m, e);
+    if (m->fd < 0) return cannot_write(m->path, e);
     if (flock(m->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it",
                     m->path);
     m->bytes = lseek(m->fd, 0, SEEK_END);
+    if (m->bytes < 0) return cannot_write(m->path, e);
     m->file = open_memstream(&m->line, &m->line_bytes);
-    return m->file && m->bytes >= 0 ? 0 : cannot_write(m, e);
+    return m->file ? 0 : no_memory(m, e);
 }
 
 int metrics_open(Metrics **out, const char *directory, Error *e) {
     Metrics *m;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
-    m->fd = -1;
+    m->fd = m->csv_fd = -1;
+    row_clear(&m->row);
     int code = open_locked(m, directory, e);
     if (code) metrics_close(m, &(Error){0});
     else *out = m;
     return code;
 }
 
-int metrics_cut(Metrics *m, int64_t bytes, Error *e) {
-    if (m->bytes <= bytes) return 0;
-    if (ftruncate(m->fd, (off_t)bytes) != 0) return cannot_write(m, e);
-    m->bytes = bytes;
-    return 0;
+int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e) {
+    return tensorboard_create(&m->tensorboard, m->directory, first_step, e);
 }
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
-int metrics_descriptor(const Metrics *m) { return m->fd; }
 
-// A line is handed to the kernel whole: a run that is killed leaves no half line that a buffer held back.
+int metrics_sync(const Metrics *m, Error *e) {
+    TRY(descriptor_sync(m->csv_fd, m->csv_path, e));
+    return descriptor_sync(m->fd, m->path, e);
+}
+
+int metrics_close(Metrics *m, Error *e) {
+    if (!m) return 0;
+    int code = tensorboard_close(m->tensorboard, e);
+    if (m->csv_fd >= 0 && close(m->csv_fd) != 0 && errno != EINTR) code = cannot_write(m->csv_path, e);
+    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR) code = cannot_write(m->path, e);
+    if (m->file) fclose(m->file);
+    free(m->line);
+    memory_free(m);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// metrics.csv
+
+static void put_csv_header(FILE *f) {
+    for (int i = 0; i < COLUMN_COUNT; i++) fprintf(f, "%s%s", i ? "," : "", columns[i].name);
+    for (int i = 0; i < GROUP_COUNT; i++) fprintf(f, ",gns_type_%s", group_names[i]);
+    fputc('\n', f);
+}
+
+static void put_csv_number(FILE *f, const char *before, double x) {
+    fputs(before, f);
+    if (isfinite(x)) fprintf(f, "%.17g", x);
+}
+
+static void put_csv_row(FILE *f, const Row *row) {
+    for (int i = 0; i < COLUMN_COUNT; i++) put_csv_number(f, i ? "," : "", row->column[i]);
+    for (int i = 0; i < GROUP_COUNT; i++) put_csv_number(f, ",", row->type[i]);
+    fputc('\n', f);
+}
+
+// A line of metrics.jsonl into the row, which keeps what the line does not tell of.
+static void row_read(Row *row, const cJSON *line) {
+    for (int i = 0; i < COLUMN_COUNT; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, columns[i].name);
+        if (cJSON_IsNumber(item)) row->column[i] = item->valuedouble;
+        else if (cJSON_IsBool(item)) row->column[i] = cJSON_IsTrue(item);
+    }
+    for (int i = 0; i < GROUP_COUNT; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "gns_type_%s", group_names[i]);
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, name);
+        if (cJSON_IsNumber(item)) row->type[i] = item->valuedouble;
+    }
+}
+
+// The rows of all that metrics.jsonl holds. Lines of one step make one row.
+static void put_csv_rows(FILE *csv, FILE *jsonl) {
+    char *line = NULL;
+    size_t room = 0;
+    Row row;
+    row_clear(&row);
+    while (getline(&line, &room, jsonl) > 0) {
+        cJSON *object = cJSON_Parse(line);
+        double step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, columns[COLUMN_step].name));
+        if (isfinite(row.column[COLUMN_step]) && step != row.column[COLUMN_step]) {
+            put_csv_row(csv, &row);
+            row_clear(&row);
+        }
+        row_read(&row, object);
+        if (isnan(row.column[COLUMN_skipped])) row.column[COLUMN_skipped] = 0;
+        cJSON_Delete(object);
+    }
+    if (isfinite(row.column[COLUMN_step])) put_csv_row(csv, &row);
+    free(line);
+}
+
+static int make_csv(Metrics *m, Error *e) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *jsonl = fopen(m->path, "re"), *csv = open_memstream(&text, &bytes);
+    int code = 0;
+    if (!jsonl) code = FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", m->path, strerror(errno));
+    else if (!csv) code = no_memory(m, e);
+    else put_csv_header(csv), put_csv_rows(csv, jsonl);
+    if (jsonl) fclose(jsonl);
+    if (csv && fclose(csv) != 0 && !code) code = no_memory(m, e);
+    if (!code) code = file_replace(m->csv_path, text, bytes, e);
+    free(text);
+    if (code) return code;
+    m->csv_fd = open(m->csv_path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    return m->csv_fd < 0 ? cannot_write(m->csv_path, e) : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Going on from a checkpoint
+
+static int cut_samples(const Metrics *m, int64_t step, Error *e) {
+    static const char begin[] = "{\"step\": ";
+    char *line = NULL;
+    size_t room = 0;
+    off_t keep = 0;
+    FILE *f = fopen(m->samples_path, "re");
+    if (!f && errno == ENOENT) return 0;
+    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", m->samples_path, strerror(errno));
+    for (ssize_t n; (n = getline(&line, &room, f)) > 0; keep += n)
+        if (line[n - 1] != '\n' || strncmp(line, begin, strlen(begin)) != 0 || atoll(line + strlen(begin)) > step)
+            break; // a later one, or one that a machine that failed left unfinished
+    free(line);
+    fclose(f);
+    return truncate(m->samples_path, keep) == 0 ? 0 : cannot_write(m->samples_path, e);
+}
+
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
+    if (m->bytes > bytes) {
+        if (ftruncate(m->fd, (off_t)bytes) != 0) return cannot_write(m->path, e);
+        m->bytes = bytes;
+    }
+    TRY(cut_samples(m, step, e));
+    TRY(tensorboard_cut(m->directory, step, e));
+    return make_csv(m, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Lines
+
+// An empty line under way.
+static FILE *begin_text(Metrics *m) {
+    rewind(m->file);
+    return m->file;
+}
+
+// It goes to the descriptor whole: a run that is killed leaves no half line that a buffer held back.
+static int write_text(Metrics *m, int fd, const char *path, Error *e) {
+    return fflush(m->file) == 0 ? write_all(fd, m->line, m->line_bytes, path, e) : no_memory(m, e);
+}
+
+static void put_number(FILE *f, const char *before, const char *name, double x) {
+    if (isfinite(x)) fprintf(f, ", \"%s%s\": %.17g", before, name, x);
+    else fprintf(f, ", \"%s%s\": null", before, name);
+}
+
+static void put_columns(FILE *f, const Row *row, Column first, Column last) {
+    for (int i = (int)first; i <= (int)last; i++) put_number(f, "", columns[i].name, row->column[i]);
+}
+
+static FILE *begin_line(Metrics *m, int64_t step, int64_t tokens) {
+    FILE *f = begin_text(m);
+    fprintf(f, "{\"%s\": %lld", columns[COLUMN_step].name, (long long)step);
+    put_number(f, "", columns[COLUMN_tokens].name, (double)tokens);
+    return f;
+}
+
+// Of metrics.jsonl.
 static int end_line(Metrics *m, Error *e) {
     fputs("}\n", m->file);
-    if (fflush(m->file) != 0) return FAIL(e, ERR_MEMORY, "free some memory", "%s: no memory for a line", m->path);
-    TRY(write_all(m->fd, m->line, m->line_bytes, m->path, e));
+    TRY(write_text(m, m->fd, m->path, e));
     m->bytes += (int64_t)m->line_bytes;
-    rewind(m->file);
     return 0;
 }
 
-static void put_number(FILE *f, const char *before, const char *name, const char *after, double x) {
-    if (isfinite(x)) fprintf(f, ", \"%s%s%s\": %.17g", before, name, after, x);
-    else fprintf(f, ", \"%s%s%s\": null", before, name, after);
-}
-
-static void put_estimate(FILE *f, const char *prefix, const char *name, const GnsTracker *t) {
+// The five columns of an estimate, of which `first` is the first.
+static void set_estimate(Row *row, Column first, const GnsTracker *t) {
     GnsEstimate g = gns_estimate(t);
-    put_number(f, prefix, name, "", g.scale);
-    put_number(f, prefix, name, "_se", g.scale_se);
-    put_number(f, prefix, name, "_lower", g.valid ? g.lower : NAN);
-    put_number(f, prefix, name, "_g2", g.g2);
-    put_number(f, prefix, name, "_s", g.s);
+    const double values[] = {g.scale, g.scale_se, g.valid ? g.lower : NAN, g.g2, g.s};
+    memcpy(&row->column[first], values, sizeof values);
 }
 
-static void put_sampled(FILE *f, const Noise *noise) {
-    put_estimate(f, "gns_", "total", &noise->calibration.total);
-    put_number(f, "", "gns_ratio", "", noise->calibration.ratio);
-    for (int i = 0; i < GROUP_COUNT; i++) {
-        GnsEstimate g = gns_estimate(&noise->type[i]);
-        put_number(f, "gns_type_", group_names[i], "", g.scale);
-    }
+static void set_step(Row *row, const StepMetrics *s) {
+    row_clear(row);
+    row->column[COLUMN_step] = (double)s->step;
+    row->column[COLUMN_tokens] = (double)s->tokens;
+    row->column[COLUMN_examples] = (double)s->examples;
+    row->column[COLUMN_batch] = (double)s->batch;
+    row->column[COLUMN_loss] = s->loss;
+    row->column[COLUMN_lr] = s->lr;
+    row->column[COLUMN_grad_norm] = s->grad_norm;
+    row->column[COLUMN_tok_per_s] = s->tok_per_s;
+    row->column[COLUMN_mfu] = s->mfu;
+    row->column[COLUMN_skipped] = s->skipped;
+}
+
+static void set_sampled(Row *row, const Noise *noise) {
+    set_estimate(row, COLUMN_gns_total, &noise->calibration.total);
+    row->column[COLUMN_gns_ratio] = noise->calibration.ratio;
+    for (int i = 0; i < GROUP_COUNT; i++) row->type[i] = gns_estimate(&noise->type[i]).scale;
+}
+
+static void put_sampled(FILE *f, const Row *row, const Noise *noise) {
+    put_columns(f, row, COLUMN_gns_total, COLUMN_gns_ratio);
+    for (int i = 0; i < GROUP_COUNT; i++) put_number(f, "gns_type_", group_names[i], row->type[i]);
     fputs(", \"gns_layer\": [", f);
     for (int l = 0; l < noise->layers; l++) {
         GnsEstimate g = gns_estimate(&noise->layer[l]);
@@ -99,34 +318,86 @@ static void put_sampled(FILE *f, const Noise *noise) {
     fputs("]", f);
 }
 
+static void show_sampled(TensorBoard *tb, const Row *row, const Noise *noise) {
+    char tag[64];
+    for (int i = 0; i < GROUP_COUNT; i++) {
+        snprintf(tag, sizeof tag, "gns_by_type/%s", group_names[i]);
+        tensorboard_scalar(tb, tag, row->type[i]);
+    }
+    for (int l = 0; l < noise->layers; l++) {
+        snprintf(tag, sizeof tag, "gns_by_layer/%02d", l);
+        tensorboard_scalar(tb, tag, gns_estimate(&noise->layer[l]).scale);
+    }
+}
+
 int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode mode, Error *e) {
-    FILE *f = m->file;
-    fprintf(f, "{\"step\": %lld, \"tokens\": %lld, \"examples\": %lld, \"batch\": %lld", (long long)s->step,
-            (long long)s->tokens, (long long)s->examples, (long long)s->batch);
-    put_number(f, "", "loss", "", s->loss);
-    put_number(f, "", "lr", "", s->lr);
-    put_number(f, "", "grad_norm", "", s->grad_norm);
-    put_number(f, "", "tok_per_s", "", s->tok_per_s);
-    put_number(f, "", "mfu", "", s->mfu);
+    Row *row = &m->row;
+    set_step(row, s);
+    FILE *f = begin_line(m, s->step, s->tokens);
+    put_columns(f, row, COLUMN_examples, COLUMN_mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
-    if (mode != GNS_OFF) put_estimate(f, "gns_", "ln", &noise->ln);
-    if (noise->ranks.steps > 0) put_estimate(f, "gns_", "ranks", &noise->ranks);
-    if (mode == GNS_EXACT) put_sampled(f, noise);
+    if (mode != GNS_OFF) {
+        set_estimate(row, COLUMN_gns_ln, &noise->ln);
+        put_columns(f, row, COLUMN_gns_ln, COLUMN_gns_ln_s);
+    }
+    if (noise->ranks.steps > 0) {
+        set_estimate(row, COLUMN_gns_ranks, &noise->ranks);
+        put_columns(f, row, COLUMN_gns_ranks, COLUMN_gns_ranks_s);
+    }
+    if (mode == GNS_EXACT) {
+        set_sampled(row, noise);
+        put_sampled(f, row, noise);
+        if (m->tensorboard) show_sampled(m->tensorboard, row, noise);
+    }
     return end_line(m, e);
 }
 
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
-    fprintf(m->file, "{\"step\": %lld, \"tokens\": %lld", (long long)step, (long long)tokens);
-    put_number(m->file, "", "val_loss", "", val_loss);
+    m->row.column[COLUMN_val_loss] = val_loss;
+    put_columns(begin_line(m, step, tokens), &m->row, COLUMN_val_loss, COLUMN_val_loss);
     return end_line(m, e);
 }
 
-int metrics_close(Metrics *m, Error *e) {
-    if (!m) return 0;
-    int code = 0;
-    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR) code = cannot_write(m, e);
-    if (m->file) fclose(m->file);
-    free(m->line);
-    memory_free(m);
+int metrics_end_step(Metrics *m, Error *e) {
+    put_csv_row(begin_text(m), &m->row);
+    TRY(write_text(m, m->csv_fd, m->csv_path, e));
+    if (!m->tensorboard) return 0;
+    for (int i = 0; i < COLUMN_COUNT; i++)
+        if (*columns[i].tag) tensorboard_scalar(m->tensorboard, columns[i].tag, m->row.column[i]);
+    return tensorboard_write(m->tensorboard, (int64_t)m->row.column[COLUMN_step], e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Texts
+
+int metrics_command(Metrics *m, int64_t first_step, const char *command, Error *e) {
+    return m->tensorboard ? tensorboard_text(m->tensorboard, first_step, "command", command, e) : 0;
+}
+
+// On the disk at once: samples are few, and nothing else holds them.
+static int append_sample(Metrics *m, Error *e) {
+    int fd = open(m->samples_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) return cannot_write(m->samples_path, e);
+    int code = write_text(m, fd, m->samples_path, e);
+    if (!code) code = descriptor_sync(fd, m->samples_path, e);
+    close(fd);
     return code;
+}
+
+static int show_sample(Metrics *m, int64_t step, const char *text, Error *e) {
+    text_write_utf8(begin_text(m), text);
+    fputc(0, m->file);
+    if (fflush(m->file) != 0) return no_memory(m, e);
+    return tensorboard_text(m->tensorboard, step, "sample", m->line, e);
+}
+
+int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
+    FILE *f = begin_line(m, step, tokens);
+    fputs(", \"prompt\": ", f);
+    text_write_json(f, prompt);
+    fputs(", \"text\": ", f);
+    text_write_json(f, text);
+    fputs("}\n", f);
+    TRY(append_sample(m, e));
+    return m->tensorboard ? show_sample(m, step, text, e) : 0;
 }

@@ -1,5 +1,14 @@
-// metrics: metrics.jsonl, one JSON object an optimizer step, and one a validation. Numbers are printed so that reading
-// them back gives the same bits; what is not known is null.
+// metrics: what a run leaves behind of its course, step by step, in the run directory:
+//
+//     metrics.jsonl           one JSON object an optimizer step, and one a validation: the record that all else is
+//                             made from. Numbers read back as the same bits; what is not known is null
+//     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise scales by
+//                             layer, whose number is the model's, are in metrics.jsonl only
+//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text
+//     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
+//
+// A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is
+// then made anew from metrics.jsonl.
 #ifndef GNS_METRICS_H
 #define GNS_METRICS_H
 
@@ -25,15 +34,28 @@ typedef struct Metrics Metrics;
 // Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open.
 int metrics_open(Metrics **out, const char *directory, Error *e);
 
-// Cuts the file back to its first `bytes`; one that is shorter stays as it is.
-int metrics_cut(Metrics *m, int64_t bytes, Error *e);
+// Cuts everything back to `step` steps, which are the first `bytes` of metrics.jsonl (one that is shorter stays as it
+// is), and begins metrics.csv. Before anything is written.
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-int64_t metrics_bytes(const Metrics *m); // of the file
-int metrics_descriptor(const Metrics *m);
+// TensorBoard's events from here on. first_step: the next one.
+int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e);
 
+int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl
+
+// Waits until all that was written is on the disk. May be called while another thread writes on.
+int metrics_sync(const Metrics *m, Error *e);
+
+// A step: metrics_step, then what was found out behind it, then metrics_end_step.
 // mode: what this step measured. Estimates are null while B was below 2 in all steps so far or EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, GnsMode mode, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
+int metrics_end_step(Metrics *m, Error *e);
+
+// The command that this part of the run was started with, for TensorBoard.
+int metrics_command(Metrics *m, int64_t first_step, const char *command, Error *e);
+
+int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
 // NULL is fine.
 int metrics_close(Metrics *m, Error *e);

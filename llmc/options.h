@@ -32,7 +32,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(TEXT,   val,             "-j", AS_IS,         "",          "",               "",       DATA,                     \
       "token shards to validate on; without it there is no validation")                                                \
     X(TEXT,   out,             "-o", AS_IS,         "runs/gpt2", "",               "",       DATA,                     \
-      "run directory: run.json, metrics.jsonl and the model go there")                                                 \
+      "run directory: run.json, metrics.jsonl, metrics.csv, samples.jsonl and the model go there")                     \
+    X(FLAG,   tensorboard,     "",   AS_IS,         "",          "",               "",       DATA,                     \
+      "write what metrics.jsonl and samples.jsonl say for TensorBoard as well: tensorboard --logdir RUN_DIRECTORY")    \
     X(INT,    seed,            "",   AS_IS,         "1337",      "[0, 9e18]",      "",       DATA,                     \
       "of the initial weights, the order of the data and the samples")                                                 \
     X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "",       MODEL,                    \

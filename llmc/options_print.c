@@ -1,6 +1,8 @@
 // The options as text: --help and run.json.
 #include "option_rows.h"
 
+#include "text.h"
+
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,31 +84,6 @@ void options_print_help(FILE *f, const char *program) {
 // ---------------------------------------------------------------------------------------------------------------------
 // run.json
 
-// Bytes of the UTF-8 character at s (RFC 3629), 0 where there is none.
-static int utf8_length(const unsigned char *s) {
-    int length = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : 4;
-    if (length == 4 && (s[0] < 0xf0 || s[0] > 0xf4)) return 0;
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
-    bool surrogate = s[0] == 0xed && s[1] > 0x9f, beyond = s[0] == 0xf4 && s[1] > 0x8f;
-    return overlong || surrogate || beyond ? 0 : length;
-}
-
-// RFC 8259; a byte that is no UTF-8 becomes U+FFFD.
-static void write_json_text(FILE *f, const char *text) {
-    fputc('"', f);
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        int length = utf8_length(s);
-        if (!length) fputs("\\ufffd", f);
-        else if (*s == '"' || *s == '\\') fprintf(f, "\\%c", *s);
-        else if (*s < 0x20) fprintf(f, "\\u%04x", *s);
-        else fwrite(s, 1, (size_t)length, f);
-        s += length ? length : 1;
-    }
-    fputc('"', f);
-}
-
 // The fewest digits that read back as the same number.
 static void write_json_real(FILE *f, double x) {
     char text[40];
@@ -121,7 +98,7 @@ static void write_json_value(FILE *f, OptionType type, const char *values, const
     switch (type) {
     case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
     case TYPE_REAL: write_json_real(f, *(const double *)field); break;
-    case TYPE_TEXT: write_json_text(f, field); break;
+    case TYPE_TEXT: text_write_json(f, field); break;
     case TYPE_FLAG: fputs(*(const bool *)field ? "true" : "false", f); break;
     case TYPE_CHOICE: {
         for (int i = *(const int *)field; i > 0; i--) values += strcspn(values, "|") + 1;

@@ -29,6 +29,8 @@
 
 typedef struct {
     Comm *comm;
+    int argc; // the command line
+    char **argv;
     Options options;
     Model model;
     EngineConfig shape;
@@ -53,7 +55,7 @@ typedef struct {
     bool stop;                      // a signal asked some rank to; all know
     Outliers loss_window, grad_window;
     char tuning[TUNING_BYTES]; // the engine's
-    ShardList shards; // of `train`
+    ShardList shards;          // of `train`
     Saver *saver;
     char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
     int64_t saved_step;       // its step; -1 before the first
@@ -75,6 +77,10 @@ int setup_tuning(Run *r, Error *e); // which algorithms the matrix products take
 int setup_output(Run *r, Error *e); // the run directory, on rank 0
 void say_setup(const Run *r);
 void run_destroy(Run *r);
+
+// run.json (run_json.c), and the command line as a shell reads it, with where it was given (*text from malloc).
+int write_run_json(const Run *r, Error *e);
+int run_command_text(const Run *r, char **text, Error *e);
 
 // May a checkpoint be taken before the run's end, of a copy?
 bool may_save_aside(const Options *o);

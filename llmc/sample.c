@@ -69,10 +69,19 @@ static int draft_begin(Draft *d, const Tokenizer *tokenizer, const char *prompt,
 static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
+    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
         fputc((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? '?' : c, out);
     }
+}
+
+static void draft_show(const Draft *d, const Tokenizer *tokenizer, size_t from, FILE *out, FILE *copy) {
+    for (size_t i = from; i < d->count; i++) {
+        print_token(tokenizer, d->tokens[i], out);
+        if (copy) print_token(tokenizer, d->tokens[i], copy);
+    }
+    fflush(out);
 }
 
 static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, const SampleConfig *config, double u,
@@ -85,22 +94,18 @@ static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, con
 }
 
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
-                uint64_t stream, FILE *out, Error *e) {
+                uint64_t stream, FILE *out, FILE *copy, Error *e) {
     int code = 0;
     Draft d = {0};
     d.capacity = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
     TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config->prompt, e));
-    if (config->prompt)
-        for (size_t i = 0; i < d.count && config->prompt[0]; i++) print_token(tokenizer, d.tokens[i], out);
+    if (config->prompt && config->prompt[0]) draft_show(&d, tokenizer, 0, out, copy);
     for (int i = 0; i < config->tokens; i++) {
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
-        int token = d.tokens[d.count - 1];
-        if (token == tokenizer_eot(tokenizer)) fputs("\n---\n", out); // the model begins another document
-        else print_token(tokenizer, token, out);
-        fflush(out);
+        draft_show(&d, tokenizer, d.count - 1, out, copy);
     }
     fputc('\n', out);
 done:

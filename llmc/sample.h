@@ -21,10 +21,11 @@ typedef struct {
 // overwritten, and so is scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, float *scratch, int V, double temperature, int top_k, double u);
 
-// Draws a text and writes it, prompt included, to `out`. `stream` numbers the samples of a run.
+// Draws a text and writes it, prompt included, to `out` and, where it is not NULL, to `copy`. `stream` numbers the
+// samples of a run.
 // A context that is full slides: the oldest tokens are forgotten.
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
-                uint64_t stream, FILE *out, Error *e);
+                uint64_t stream, FILE *out, FILE *copy, Error *e);
 
 #ifdef __cplusplus
 }

@@ -82,7 +82,7 @@ static int write_checkpoint(Saver *s, Error *e) {
     Error ignored;
     TRY(archive_begin(s->config.out, s->report.step, bytes_needed(s), directory, e));
     int code = write_files(s, directory, &manifest, e);
-    if (!code) code = descriptor_sync(s->config.metrics_fd, "metrics.jsonl", e);
+    if (!code) code = metrics_sync(s->config.metrics, e);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
     if (code) directory_remove(directory, &ignored); // gives back the room it took
     return code;

@@ -9,6 +9,7 @@
 #define GNS_SAVER_H
 
 #include "archive.h"
+#include "metrics.h"
 #include "parallel.h"
 #include "tokenizer.h"
 
@@ -23,7 +24,7 @@ typedef struct {
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
     int64_t keep;               // complete checkpoints to leave; 0: all
-    int metrics_fd;             // of metrics.jsonl, to be on the disk as far as the state says
+    const Metrics *metrics;     // to be on the disk as far as the state says
 } SaverConfig;
 
 // What became of a save.

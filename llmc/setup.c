@@ -296,53 +296,22 @@ static int setup_directory(Run *r, Error *e) {
                 "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
     TRY(archive_tidy(out, e));
     TRY(archive_set_aside_after(out, r->step, stderr, e));
-    return metrics_cut(r->metrics, r->log_bytes, e);
+    return metrics_begin(r->metrics, r->step, r->log_bytes, e);
 }
 
-static void put_data_json(FILE *f, const char *name, const DataSet *data) {
-    if (!data) return;
-    DataInfo info = data_describe(data);
-    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
-            (unsigned long long)info.tokens, (unsigned long long)info.windows);
+static int setup_tensorboard(Run *r, Error *e) {
+    char *command;
+    TRY(metrics_tensorboard(r->metrics, r->step + 1, e));
+    TRY(run_command_text(r, &command, e));
+    int code = metrics_command(r->metrics, r->step + 1, command, e);
+    free(command);
+    return code;
 }
 
 void describe_build(const Run *r, char *out, size_t bytes) {
     char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
     snprintf(out, bytes, "gns.c " GNS_VERSION ", %s", engine);
-}
-
-static void put_run_json(FILE *f, const Run *r) {
-    char engine[256];
-    engine_describe(r->engine, engine, sizeof engine);
-    const ModelConfig *c = &r->model.config;
-    fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
-    fprintf(f,
-            "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
-            "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
-            model_flops_per_token(&r->model, r->shape.seq_len));
-    double peak = engine_peak_flops(r->engine);
-    if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // of one rank's device
-    else fprintf(f, "  \"peak_flops\": null,\n");
-    put_data_json(f, "train_data", r->train);
-    put_data_json(f, "val_data", r->val);
-    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->tuning); // plain characters, all of them
-    options_write_json(f, &r->options, 2);
-    fprintf(f, "\n}\n");
-}
-
-static int write_run_json(const Run *r, Error *e) {
-    char path[ARCHIVE_PATH], *text;
-    size_t bytes;
-    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
-    FILE *f = open_memstream(&text, &bytes);
-    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
-    put_run_json(f, r);
-    fclose(f);
-    int code = file_replace(path, text, bytes, e);
-    free(text);
-    return code;
 }
 
 // Can the run be long enough for a checkpoint before its end?
@@ -356,7 +325,8 @@ int setup_output(Run *r, Error *e) {
     const Options *o = &r->options;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
-    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, metrics_descriptor(r->metrics)};
+    if (o->tensorboard) TRY(setup_tensorboard(r, e));
+    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
     if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->tokens, o->run.horizon_tokens, e));

@@ -46,7 +46,8 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
     return metrics_val(r->metrics, last->step, last->tokens, r->val_loss, e);
 }
 
-static int print_sample(Run *r, Error *e) {
+// Where `copy` is not NULL, the text goes there too.
+static int print_sample(Run *r, FILE *copy, Error *e) {
     const Options *o = &r->options;
     SampleConfig config = {
         .tokens = (int)o->sample_tokens,
@@ -55,17 +56,23 @@ static int print_sample(Run *r, Error *e) {
         .seed = (uint64_t)o->seed,
         .prompt = o->prompt,
     };
-    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->step, stdout, e);
+    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->step, stdout, copy, e);
 }
 
 static int sample_during(Run *r, Error *e) {
+    char *text = NULL;
+    size_t bytes;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
     if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
     printf("\nsample after step %lld:\n", (long long)r->step);
-    TRY(print_sample(r, e));
+    FILE *copy = open_memstream(&text, &bytes);
+    int code = copy ? print_sample(r, copy, e) : FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
+    if (copy && fclose(copy) != 0 && !code) code = FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
+    if (!code) code = metrics_sample(r->metrics, r->step, r->tokens, r->options.prompt, text, e);
+    free(text);
     printf("\n");
-    return 0;
+    return code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -179,6 +186,7 @@ static int train_loop(Run *r, Error *e) {
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
+        if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
@@ -240,7 +248,7 @@ static int run_training(Run *r, Error *e) {
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_tokenizer_needed(r, e));
     TRY(setup_engine(r, e));
-    return print_sample(r, e);
+    return print_sample(r, NULL, e);
 }
 
 static int run_dry(Run *r, Error *e) {
@@ -293,10 +301,10 @@ static int setup_options(Run *r, Error *e) {
     return setup_model(r, e);
 }
 
-static int run_program(Run *r, int argc, char **argv, Error *e) {
+static int run_program(Run *r, Error *e) {
     const Options *o = &r->options;
     Error unread;
-    int code = options_parse(&r->options, argc, argv, &unread); // which says how long to wait for the others
+    int code = options_parse(&r->options, r->argc, r->argv, &unread); // which says how long to wait for the others
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     TRY(comm_create(r->comm, &deadlines, e));
     if (code) *e = unread;
@@ -305,7 +313,7 @@ static int run_program(Run *r, int argc, char **argv, Error *e) {
     bool trains = !(o->help || o->version || o->dry_run || o->sample_only || *o->check);
     if (trains) return run_training(r, e);
     if (!is_first(r)) return 0;
-    if (o->help) options_print_help(stdout, argv[0]);
+    if (o->help) options_print_help(stdout, r->argv[0]);
     else if (o->version) printf("gns.c " GNS_VERSION "\n");
     else if (*o->check) return inspect(o->check, stdout, e);
     else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
@@ -319,8 +327,10 @@ int train_main(int argc, char **argv) {
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
     if (!code) {
         r->comm = &comm;
+        r->argc = argc;
+        r->argv = argv;
         r->val_loss = NAN;
-        code = run_program(r, argc, argv, &e);
+        code = run_program(r, &e);
         if (code && r->metrics) progress_break(&r->progress);
         if (metrics_close(r->metrics, &closing) && !code) code = (e = closing).code;
         run_destroy(r);
