@@ -1,0 +1,443 @@
+#!/usr/bin/env bash
+# Several GPUs of one machine as ranks: do all numbers of them train the same run, does a run end when one comes to harm,
+# how fast are they together, and what do they keep in memory. Prints one table at the end; whole logs lie in $OUT.
+#
+#     scripts/ranks_check.sh [agree] [faults] [scaling] [memory] [nccl]          (default: all)
+#
+#     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
+#     TRAINER  the program itself; with build/cpu/train_gpt2 and SMALL=1 this script can be tried without a GPU
+#     RANKS    the largest number of ranks (as many as there are GPUs)
+#     OUT      logs and run directories (build/ranks_check)
+#     LIMIT    seconds for everything (540)
+#
+# Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
+# what has no floor; SKIP.
+set -u
+cd "$(dirname "$0")/.." || exit 70
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-540} SMALL=${SMALL:-}
+TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
+RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}
+
+fail() { # CODE MESSAGE HINT
+    echo "error: $2. $3" >&2
+    exit "$1"
+}
+[ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
+[ "$RANKS" -ge 2 ] || fail 69 "$RANKS GPUs" "Run this where there are two or more, or set RANKS and TRAINER=build/cpu/train_gpt2"
+command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
+grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
+command -v python3 > /dev/null || fail 64 "no python3" "Install it: the random text comes from there"
+
+# NVLink multicast (NVLS) stays off: it is not everywhere allowed, and what is measured here is to be comparable. All
+# ranks are on this machine, and talk over shared memory.
+export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
+mpirun=(mpirun --bind-to none)
+[ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
+gpus=1 threads=()
+if [[ $TRAINER != *cu ]]; then
+    gpus='' threads=(--threads 1)
+    mpirun+=(--oversubscribe)
+    export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
+fi
+
+# Shapes: for GPUs, or small enough for a processor.
+if [ -z "$SMALL" ]; then
+    agree_T=512 agree_shape=(--model d6 --seq-len 512 --micro-batch 16) agree_batches="64 62" agree_steps=50
+    small_model=d12:64 large_model=d48:16 strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
+    memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
+    text_tokens=2000000
+else
+    agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32 --micro-batch 4) agree_batches="16 15" agree_steps=50
+    small_model=d2:2 large_model=d4:1 strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
+    memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
+    text_tokens=100000
+fi
+
+row() { printf '%-6s %-8s %-46s %s\n' "$1" "$stage" "$2" "$3" | tee -a "$table"; }
+calculate() { awk "BEGIN { printf \"${2:-%.4g}\", $1 }"; }
+holds() { awk "BEGIN { exit !($1) }"; }
+
+rank_counts=1
+for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
+[ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
+zero_modes="0 1"
+"$TRAINER" --dry-run --model d1 --zero 2 > /dev/null 2>&1 && zero_modes+=" 2"
+
+# A million tokens, half of them settled by the one before, the others by Zipf's law: something to learn, and for the
+# embedding's kernels what real text is to them.
+make_text() { # FILE COUNT SEED VOCABULARY
+    python3 - "$@" << 'PYTHON'
+import array, random, sys
+path, count, seed, vocabulary = sys.argv[1], *map(int, sys.argv[2:])
+draw, token, tokens = random.Random(seed).random, 0, array.array("H")
+for _ in range(count):
+    token = (token * 31 + 7) % vocabulary if draw() < 0.5 else int(vocabulary ** draw()) - 1
+    tokens.append(token)
+with open(path, "wb") as f:
+    f.write(array.array("i", [20240520, 1, count] + [0] * 253).tobytes() + tokens.tobytes())
+PYTHON
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs. One at a time: begin, then await what it shall come to, then end.
+
+job='' name='' code=0
+now() { echo "${EPOCHREALTIME/,/.}"; }
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
+seconds_left() { echo $((stage_end - SECONDS)); }
+log() { echo "$OUT/$1.log"; }
+
+begin() { # NAME RANKS OPTIONS...
+    local launcher=()
+    name=$1
+    [ "$2" = 1 ] || launcher=("${mpirun[@]}" -np "$2")
+    shift 2
+    GNS_RANKS_CHECK=$work/$name setsid "${launcher[@]}" "$TRAINER" --train "$work/text.bin" --out "$work/$name" \
+        --val-every 0 --checkpoint-every 0 "${threads[@]}" "$@" > "$(log "$name")" 2>&1 &
+    job=$!
+}
+
+# Processes of the run under way that are rank R, or any rank.
+rank_processes() { # [R]
+    local environment
+    grep -lzxF "GNS_RANKS_CHECK=$work/$name" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
+        grep -qzxE "OMPI_COMM_WORLD_RANK=${1:-[0-9]+}" "$environment" 2> /dev/null || continue
+        environment=${environment%/environ}
+        echo "${environment#/proc/}"
+    done
+}
+
+runs() { kill -0 "$job" 2> /dev/null; }
+steps_done() { sed -n '/"loss"/p' "$work/$name/metrics.jsonl" 2> /dev/null | wc -l; }
+
+kill_run() {
+    # shellcheck disable=SC2046
+    kill -KILL "$job" $(rank_processes) 2> /dev/null
+}
+
+# Waits for the run's end, for so many seconds at most; `code` is its exit code, 124 where it had to be ended.
+await_end() { # SECONDS
+    local end=$((SECONDS + $1)) late=
+    while runs && [ -z "$late" ]; do
+        sleep 0.05
+        [ $SECONDS -lt $end ] || late=1
+    done
+    [ -z "$late" ] || kill_run
+    wait "$job" 2> /dev/null
+    code=$?
+    [ -z "$late" ] || code=124
+}
+
+await_steps() { # COUNT: false where the run ends before, or time is up
+    while [ "$(steps_done)" -lt "$1" ]; do
+        sleep 0.05
+        runs && [ "$(seconds_left)" -gt 0 ] || return 1
+    done
+}
+
+tell_failure() { # WHAT
+    row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$name")" | tail -n 1 | cut -c 1-150)"
+}
+
+# To its end, with code 0.
+run_whole() { # NAME RANKS OPTIONS...
+    [ "$(seconds_left)" -gt 0 ] || { row SKIP "$1" "no time left"; return 1; }
+    begin "$@"
+    await_end "$(seconds_left)"
+    [ $code = 0 ] || { tell_failure "$1"; return 1; }
+}
+
+checkpoint() { compgen -G "$work/$1/step_????????" | sort | tail -n 1; }
+values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; }
+median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# agree: the same run with every number of ranks, and the same bits in every mode
+
+# The largest difference of a field in two runs, step by step. SCALE: what it is divided by, in awk, where $2 is the
+# second run's value, $3 its gns_ln_s and $4 its batch.
+farthest() { # A B FIELD SCALE
+    paste <(values "$1" "$3") <(values "$2" "$3") <(values "$2" gns_ln_s) <(values "$2" batch) | awk '
+        NF != 4 || /null/ { bad = 1; next }
+        { d = ($1 - $2) / ('"$4"'); if (d < 0) d = -d; if (!(d <= most)) most = d }
+        END { print NR && !bad ? most + 0 : "nan" }'
+}
+
+verdict() { holds "$1" && echo PASS || echo FAIL; }
+
+same_run() { # A B: up to rounding. G2 may be near 0: its error is measured by the noise that it is found in.
+    local loss s g2
+    loss=$(farthest "$1" "$2" loss 1) s=$(farthest "$1" "$2" gns_ln_s "\$2") g2=$(farthest "$1" "$2" gns_ln_g2 "\$3 / \$4")
+    row "$(verdict "\"$loss\" != \"nan\" && $loss <= $loss_tolerance")" "$1 and $2: loss" \
+        "differs by $loss at most ($(values "$1" loss | grep -c .) steps; $loss_tolerance)"
+    row "$(verdict "\"$s$g2\" !~ /nan/ && $s <= $gns_tolerance && $g2 <= $gns_tolerance")" "$1 and $2: GNS" \
+        "S differs by $s, G2 by $g2 of S/B at most ($gns_tolerance)"
+    [ "$(values "$1" examples)" = "$(values "$2" examples)" ] || row FAIL "$1 and $2" "other numbers of examples"
+}
+
+same_bits() { # A B
+    if cmp -s "$(checkpoint "$1")/model.safetensors" "$(checkpoint "$2")/model.safetensors"; then
+        row PASS "$1 and $2: weights" "equal bit for bit"
+    else
+        row FAIL "$1 and $2: weights" "differ"
+    fi
+}
+
+agree_run() { # NAME RANKS BATCH OPTIONS...
+    local tokens=$(($3 * agree_T))
+    run_whole "$1" "$2" "${agree_shape[@]}" --batch-tokens $tokens --steps $agree_steps --lr 1e-3 \
+        --warmup-tokens $((10 * tokens)) "${@:4}"
+}
+
+agree() {
+    local batch n zero
+    for batch in $agree_batches; do
+        agree_run "b$batch-r1" 1 "$batch" || continue
+        for n in ${rank_counts#1 }; do
+            agree_run "b$batch-r$n" "$n" "$batch" && same_run "b$batch-r$n" "b$batch-r1"
+        done
+    done
+    # with the last batch, which the ranks do not share evenly
+    for zero in ${zero_modes#0 }; do
+        agree_run "b$batch-r$RANKS-z$zero" "$RANKS" "$batch" --zero "$zero" && same_bits "b$batch-r$RANKS-z$zero" "b$batch-r$RANKS"
+    done
+    agree_run "b$batch-again" "$RANKS" "$batch" && same_bits "b$batch-again" "b$batch-r$RANKS"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# faults: a rank that is killed or stopped ends the run soon, which says which one; a run that is asked to stop saves
+
+fault_steps=100000000
+deadline=5 # seconds
+fault_begin() { # NAME RANKS OPTIONS...
+    begin "$1" "$2" "${agree_shape[@]}" --batch-tokens $((8 * RANKS * agree_T)) --deadline-step $deadline \
+        --deadline-checkpoint 30 "${@:3}"
+}
+
+fault_ends() { # WHAT CODES TEXT SECONDS: since `struck`
+    local seconds said
+    await_end $(($4 + 10))
+    seconds=$(since "$struck")
+    said=$(grep -hoE "$3" "$(log "$name")" | tail -n 1 | cut -c 1-150)
+    if [[ $code =~ ^($2)$ ]] && [ -n "$said" ] && holds "$seconds <= $4"; then
+        row PASS "$1" "exit code $code after $seconds s: $said"
+    else
+        row FAIL "$1" "exit code $code after $seconds s (wanted $2 within $4 s, and a line with '$3')"
+    fi
+}
+
+faults() {
+    local victim=$((RANKS - 1)) resume=1
+    fault_begin killed "$RANKS" --steps $fault_steps
+    await_steps 10
+    struck=$(now)
+    # shellcheck disable=SC2046
+    kill -KILL $(rank_processes $victim)
+    fault_ends "rank $victim killed" "137|78" "process rank $victim .* signal 9|rank $victim .* is stopped or gone" 15
+
+    fault_begin stopped "$RANKS" --steps $fault_steps
+    await_steps 10
+    struck=$(now)
+    # shellcheck disable=SC2046
+    kill -STOP $(rank_processes $victim)
+    fault_ends "rank $victim stopped" 78 "rank $victim \(process [0-9]+\) is stopped or gone" $((deadline + 15))
+
+    fault_begin stopped-early "$RANKS" --steps $fault_steps --deadline-setup 15
+    until [ -n "$(rank_processes $victim)" ] || ! runs; do :; done
+    struck=$(now)
+    # shellcheck disable=SC2046
+    kill -STOP $(rank_processes $victim)
+    fault_ends "rank $victim stopped while it sets up" 78 \
+        "rank $victim (\(process [0-9]+\) is stopped or gone|has not started)" 30
+
+    fault_begin asked "$RANKS" --steps $fault_steps
+    await_steps 20
+    struck=$(now)
+    kill -USR1 "$job"
+    fault_ends "SIGUSR1 to mpirun" 75 "^error \(rank 0\): SIGUSR1: stopped after step [0-9]+, saved in" 30
+    [ "$RANKS" -le 2 ] || resume=$((RANKS / 2))
+    rm -rf "$work/resumed"
+    cp -r "$work/asked" "$work/resumed"
+    fault_begin resumed $resume --steps $fault_steps
+    await_steps $(($(values asked loss | grep -c .) + 10))
+    struck=$(now)
+    kill -USR1 "$job"
+    fault_ends "it goes on with $resume ranks" 75 "^resuming from .*/step_[0-9]+" 30
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# scaling and memory
+
+# Steps of a run, then an end of it by force: nothing is saved. What a GPU holds is looked up at the end (MiB, the
+# fullest one); the first steps do not count.
+speed_skip=5
+speed_run() { # NAME RANKS STEPS OPTIONS...
+    local steps=$3
+    [ -f "$work/$1.speed" ] && return
+    [ "$(seconds_left)" -gt 5 ] || { row SKIP "$1" "no time left"; return 1; }
+    begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"
+    if ! await_steps "$steps"; then
+        await_end 0
+        tell_failure "$1"
+        return 1
+    fi
+    memory_used > "$work/$name.memory"
+    kill_run
+    wait "$job" 2> /dev/null
+    values "$name" tok_per_s | sed -n "$((speed_skip + 1)),${steps}p" | median > "$work/$name.speed"
+    rm -rf "${work:?}/$name/step_"*
+}
+
+memory_used() { # MiB: of the fullest GPU, or of the fullest process
+    if [ -n "$gpus" ]; then
+        nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
+    else
+        for process in $(rank_processes) $job; do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status"; done
+    fi | sort -g | tail -n 1
+}
+
+speed() { cat "$work/$1.speed"; }
+
+# The same rows a rank, so that a rank computes what one GPU alone does, and what is more is communication.
+weak_scaling() { # MODEL ROWS STEPS FLOOR RANK_COUNTS
+    local n zero base=$1-r1 name tokens ms ms1
+    speed_run "$base" 1 "$3" --model "$1" --micro-batch "$2" --batch-tokens $(($2 * speed_T)) || return
+    ms1=$(calculate "1000 * $2 * $speed_T / $(speed "$base")" %.3f)
+    row FIGURE "$1, $2 rows, one GPU" "$(calculate "$(speed "$base")" %.0f) tok/s, a step $ms1 ms"
+    for n in $5; do
+        tokens=$((n * $2 * speed_T))
+        for zero in $zero_modes; do
+            [ "$n" = "$RANKS" ] || [ "$zero" = 1 ] || continue
+            name=$1-r$n-z$zero
+            speed_run "$name" "$n" "$3" --model "$1" --micro-batch "$2" --batch-tokens $tokens --zero "$zero" || continue
+            ms=$(calculate "1000 * $tokens / $(speed "$name")" %.3f)
+            tell_speed "$1, $2 rows a rank, $n ranks, ZeRO-$zero" "$name" "$n" "$base" "$4" \
+                "; a step $ms ms, $(calculate "$ms - $ms1" %.2f) ms of it exposed communication"
+        done
+    done
+}
+
+# The same batch for any number of ranks.
+strong_scaling() {
+    local base=$strong_model-b$strong_batch-r1 name=$strong_model-b$strong_batch-r$RANKS tokens=$((strong_batch * speed_T))
+    local options=(--model "$strong_model" --micro-batch "$strong_rows" --batch-tokens "$tokens")
+    speed_run "$base" 1 12 "${options[@]}" || return
+    row FIGURE "$strong_model, $tokens tokens a step, one GPU" "$(calculate "$(speed "$base")" %.0f) tok/s"
+    speed_run "$name" "$RANKS" 20 "${options[@]}" --zero 1 &&
+        tell_speed "$strong_model, $tokens tokens a step, $RANKS ranks, ZeRO-1" "$name" "$RANKS" "$base" 95 ""
+}
+
+tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE
+    local share
+    share=$(calculate "100 * $(speed "$2") / ($3 * $(speed "$4"))" %.1f)
+    row "$(holds "$share >= $5" && echo PASS || echo SLOW)" "$1" "$(calculate "$(speed "$2")" %.0f) tok/s, $share% of $3 x one GPU (floor $5%)$6"
+}
+
+scaling() {
+    strong_scaling
+    weak_scaling "${small_model%:*}" "${small_model#*:}" 30 95 "${rank_counts#1 }"
+    weak_scaling "${large_model%:*}" "${large_model#*:}" 16 96 "$RANKS"
+}
+
+# What --dry-run foretells, in MiB: all of it; or of the parameters' state alone.
+planned() { # FILE
+    awk '/^memory in all/ { print $(NF - 1) }' "$1"
+}
+planned_state() {
+    awk '/MiB$/ && /^(parameters|weights|master|gradients|AdamW|.*moments|.*bucket)/ { sum += $(NF - 1) } END { print sum }' "$1"
+}
+
+# ZeRO changes nothing but the state, so what all modes take besides (the driver, NCCL, activations) shows where
+# nothing is shared out, and what is above it in another mode is state.
+memory() {
+    local zero name parameters rest state bytes foretold options=(--model "$memory_model" --micro-batch "$memory_rows")
+    options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))
+    for zero in $zero_modes; do
+        name=memory-z$zero
+        "$TRAINER" --dry-run --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
+            > "$work/$name.plan" 2> "$work/$name.error" || { row SKIP "ZeRO-$zero" "$(cat "$work/$name.error")"; return; }
+        speed_run "$name" "$RANKS" 5 "${options[@]}" --zero "$zero" || return
+        parameters=$(awk '/^parameters / { print $2 }' "$work/$name.plan")
+        foretold=$(planned_state "$work/$name.plan")
+        [ "$zero" != 0 ] || rest=$(calculate "$(cat "$work/$name.memory") - $foretold" %.1f)
+        state=$(calculate "$(cat "$work/$name.memory") - $rest" %.1f)
+        bytes=$(calculate "$state * 1048576 / $parameters" %.2f)
+        foretold=$(calculate "$foretold * 1048576 / $parameters" %.2f)
+        row "$(verdict "$bytes <= 1.05 * $foretold && $bytes >= 0.95 * $foretold")" "$memory_model, $RANKS ranks, ZeRO-$zero" \
+            "$bytes bytes of state a parameter, foretold $foretold; $(cat "$work/$name.memory") MiB in all, foretold $(planned "$work/$name.plan")"
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# nccl: the bandwidth that there is, by PyTorch's hand
+
+nccl() {
+    if [ -z "$gpus" ] || ! python3 -c 'import torch' 2> /dev/null; then
+        row SKIP all-reduce "no GPUs, or no PyTorch"
+        return
+    fi
+    cat > "$work/all_reduce.py" << 'PYTHON'
+import os, time, torch, torch.distributed as dist
+rank, ranks = (int(os.environ["OMPI_COMM_WORLD_" + x]) for x in ("RANK", "SIZE"))
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=ranks)
+for megabytes in (28, 249, 3100):
+    x = torch.zeros(megabytes * 250000, device="cuda")
+    for _ in range(3):
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    start, times = time.perf_counter(), 10
+    for _ in range(times):
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - start) / times
+    if rank == 0:  # bus bandwidth as nccl-tests counts it
+        print(f"{megabytes} MB: {1e3 * seconds:.2f} ms, {megabytes / 1e3 / seconds * 2 * (ranks - 1) / ranks:.0f} GB/s")
+dist.destroy_process_group()
+PYTHON
+    timeout -k 5 60 "${mpirun[@]}" -np "$RANKS" python3 "$work/all_reduce.py" > "$(log nccl)" 2>&1 || row FAIL all-reduce "$(tail -n 1 "$(log nccl)")"
+    grep ' GB/s' "$(log nccl)" | while read -r line; do row FIGURE "all-reduce, fp32, $RANKS GPUs" "$line"; done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+finish() {
+    local status=$?
+    [ -z "$job" ] || { runs && kill_run; } 2> /dev/null
+    echo
+    [ -z "$gpus" ] || nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+    cat "$table"
+    for run in "$work"/*/metrics.jsonl; do
+        [ -f "$run" ] && cp "$run" "$OUT/$(basename "$(dirname "$run")").jsonl"
+    done
+    rm -rf "$work"
+    [ $status = 0 ] && ! grep -q '^FAIL' "$table"
+}
+
+stage_limit() { # seconds
+    case $1 in
+    agree) echo 150 ;;
+    faults) echo 120 ;;
+    scaling) echo 280 ;;
+    memory) echo 60 ;;
+    nccl) echo 60 ;;
+    *) fail 64 "no stage is called $1" "There are: agree faults scaling memory nccl" ;;
+    esac
+}
+
+[ $# -gt 0 ] || set -- agree faults scaling memory nccl
+for stage in "$@"; do stage_limit "$stage" > /dev/null; done
+mkdir -p "$OUT"
+work=$(mktemp -d -p "$OUT" runs.XXXXXX)
+table=$OUT/table.txt
+: > "$table"
+trap 'finish; exit $?' EXIT
+trap 'exit 130' INT TERM
+make_text "$work/text.bin" "$text_tokens" 1 50257
+for stage in "$@"; do
+    begun=$SECONDS
+    stage_end=$((SECONDS + $(stage_limit "$stage")))
+    [ $stage_end -lt "$LIMIT" ] || stage_end=$LIMIT
+    $stage
+    row FIGURE "the stage $stage took" "$((SECONDS - begun)) s"
+done
