@@ -197,7 +197,7 @@ test-long-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
-test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of four
+test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
 	@scripts/deps.sh test
 	@$(MAKE) --no-print-directory -s test-faults-run
 

@@ -49,59 +49,73 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
+// What mpirun or srun says of this rank before MPI does. ranks, here: 0 where it does not say.
+typedef struct {
+    int rank, ranks;
+    int here;                    // ranks on this machine
+    const char *job, *directory; // of this run: its name, and the launcher's place for it on this machine; may be NULL
+} Launch;
+
+static Launch launch_read(void) {
+    Launch launch = {
+        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
+        .ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0)),
+        .here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+        .job = getenv("PMIX_NAMESPACE"),
+        .directory = getenv("PMIX_SERVER_TMPDIR"),
+    };
+    if (!launch.here && environment_int("SLURM_STEP_NUM_NODES", 0) == 1) launch.here = launch.ranks;
+    return launch;
+}
+
+// Shared memory for the watchdogs of this machine's ranks, a line for each rank there is. Whoever comes first creates
+// it, before MPI is started: a rank that never gets through MPI's own start is to be told from those that do. It is a
+// file in the launcher's own directory of this run, which goes away with the run, however that ends. Where there is none
+// (NULL) the watchdogs do their work without.
+static WatchdogEntry *board_open(const Launch *launch) {
+    char path[512];
+    if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
+    int n = snprintf(path, sizeof path, "%s/gns_ranks.%s", launch->directory, launch->job);
+    int fd = n < (int)sizeof path ? open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600) : -1;
+    if (fd < 0) return NULL;
+    size_t bytes = watchdog_board_bytes(launch->ranks);
+    void *memory = MAP_FAILED;
+    if (posix_fallocate(fd, 0, (off_t)bytes) == 0)
+        memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
 static void end_job(int code) {
     if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
     _exit(code); // mpirun and srun --kill-on-bad-exit end the others
 }
 
-// Shared memory for the watchdogs of this machine's ranks. The first creates it; when all have it, its name goes away.
-// Where there is none (*board NULL) the watchdogs do their work without.
-static int board_create(MPI_Comm local, const Comm *comm, WatchdogEntry **board, Error *e) {
-    char name[64];
-    int process = (int)getpid(), flags = comm->local_rank == 0 ? O_CREAT | O_EXCL : 0;
-    size_t bytes = watchdog_board_bytes(comm->local_ranks);
-    *board = NULL;
-    MPI_TRY(MPI_Bcast(&process, 1, MPI_INT, 0, local), e);
-    snprintf(name, sizeof name, "/gns_ranks_%d", process);
-    if (comm->local_rank > 0) MPI_TRY(MPI_Barrier(local), e); // until it is there
-    int fd = shm_open(name, flags | O_RDWR, 0600);
-    if (fd >= 0 && (comm->local_rank > 0 || ftruncate(fd, (off_t)bytes) == 0)) {
-        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (memory != MAP_FAILED) *board = memory;
-    }
-    if (fd >= 0) close(fd);
-    if (comm->local_rank == 0) MPI_TRY(MPI_Barrier(local), e);
-    return 0;
-}
-
 static int join_machine(Comm *comm, Error *e) {
     MPI_Comm local;
-    WatchdogEntry *board;
+    watchdog_join(comm->watchdog, comm->rank, comm->ranks);
+    watchdog_begin(comm->watchdog, "meeting of the ranks of a machine");
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
     MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
     MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
-    TRY(board_create(local, comm, &board, e));
-    watchdog_join(comm->watchdog, comm->rank, comm->ranks, board, comm->local_ranks, comm->local_rank);
-    MPI_TRY(MPI_Barrier(local), e);
-    if (comm->local_rank == 0) {
-        char name[64];
-        snprintf(name, sizeof name, "/gns_ranks_%d", (int)getpid());
-        shm_unlink(name);
-    }
     MPI_TRY(MPI_Comm_free(&local), e);
     return 0;
 }
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    if (!started_for_mpi()) return refuse_strangers(e);
+    Launch launch = launch_read();
     WatchdogConfig watchdog = {
-        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
-        .ranks = 2, // or more: as soon as MPI says
+        .rank = launch.rank,
+        .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: as soon as MPI says
+        .here = launch.here,
+        .board = board_open(&launch),
         .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
         .end = end_job,
     };
-    *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    if (!started_for_mpi()) return refuse_strangers(e);
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
+    watchdog_begin(comm->watchdog, "start of MPI");
     int got;
     MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog ends the job from its thread
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);

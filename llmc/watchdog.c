@@ -20,9 +20,9 @@ static const double seconds_until_still = 1.5;
 enum { SECONDS_TO_END = 5 };
 
 struct WatchdogEntry {
-    atomic_int rank, process; // process id
-    atomic_llong begun;       // collectives
-    atomic_llong stirred;     // microseconds of the machine's monotonic clock
+    atomic_int process;   // process id; 0: not here
+    atomic_llong begun;   // collectives
+    atomic_llong stirred; // microseconds of the machine's monotonic clock
 };
 
 size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
@@ -39,8 +39,7 @@ struct Watchdog {
     double since; // seconds of the clock: the last sign of progress
     double looked;
     const char *collective;
-    WatchdogEntry *board;
-    int count, mine;
+    bool joined;
     WatchdogDevice device;
 };
 
@@ -62,17 +61,47 @@ static bool is_still(const WatchdogEntry *entry, double now) {
     return now - 1e-6 * (double)atomic_load(&entry->stirred) > seconds_until_still;
 }
 
-// Whom this rank is waiting for, as far as the board tells. Says nothing where it does not.
-static void name_culprits(const Watchdog *w, char *text, size_t bytes) {
+static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->config.rank]; }
+
+// Whom this rank is waiting for, as far as the board tells. Returns how many it has named.
+static int name_culprits(const Watchdog *w, char *text, size_t bytes) {
     double now = clock_seconds();
-    for (int i = 0; w->board && i < w->count; i++) {
-        const WatchdogEntry *entry = &w->board[i];
-        if (i == w->mine) continue;
-        int rank = atomic_load(&entry->rank), process = atomic_load(&entry->process);
+    long long begun = atomic_load(&own_entry(w)->begun);
+    int named = 0;
+    for (int rank = 0; rank < w->config.ranks; rank++) {
+        const WatchdogEntry *entry = &w->config.board[rank];
+        int process = atomic_load(&entry->process);
+        if (rank == w->config.rank || !process) continue;
         if (is_still(entry, now)) append(text, bytes, "; rank %d (process %d) is stopped or gone", rank, process);
-        else if (atomic_load(&entry->begun) < atomic_load(&w->board[w->mine].begun))
+        else if (atomic_load(&entry->begun) < begun)
             append(text, bytes, "; rank %d (process %d) has not come to it", rank, process);
+        else continue;
+        named++;
     }
+    return named;
+}
+
+// Before the ranks have met: who of this machine's is not there at all. Which ranks those are is certain where all are
+// on this machine.
+static int name_missing(const Watchdog *w, char *text, size_t bytes) {
+    int missing = w->config.here;
+    for (int rank = 0; rank < w->config.ranks; rank++) missing -= atomic_load(&w->config.board[rank].process) != 0;
+    if (missing <= 0) return 0;
+    if (w->config.here < w->config.ranks) {
+        append(text, bytes, "; %d of this machine's %d ranks have not started", missing, w->config.here);
+        return missing;
+    }
+    for (int rank = 0; rank < w->config.ranks; rank++)
+        if (!atomic_load(&w->config.board[rank].process)) append(text, bytes, "; rank %d has not started", rank);
+    return missing;
+}
+
+static void name_guilty(const Watchdog *w, char *text, size_t bytes) {
+    if (!w->config.board) return;
+    int named = name_culprits(w, text, bytes);
+    if (!w->joined) named += name_missing(w, text, bytes);
+    if (!named && w->config.here && w->config.here < w->config.ranks)
+        append(text, bytes, "; this machine's %d ranks are all there: look at the others", w->config.here);
 }
 
 static void describe(const Watchdog *w, Error *e) {
@@ -82,16 +111,17 @@ static void describe(const Watchdog *w, Error *e) {
     FAIL(e, ERR_RANK, "look for the rank that hangs; start the same command again",
          "%s: nothing has got on for %g s (%s)", where, w->config.deadline[w->phase], options[w->phase]);
     if (w->collective) append(e->what, sizeof e->what, "; last collective: %s", w->collective);
-    name_culprits(w, e->what, sizeof e->what);
+    name_guilty(w, e->what, sizeof e->what);
 }
 
 // How many ranks of this machine speak before this one: those before it that run and are not behind.
 static int speakers_before(const Watchdog *w) {
     int n = 0;
     double now = clock_seconds();
-    for (int i = 0; w->board && i < w->mine; i++) {
-        const WatchdogEntry *entry = &w->board[i];
-        n += !is_still(entry, now) && atomic_load(&entry->begun) >= atomic_load(&w->board[w->mine].begun);
+    for (int rank = 0; w->config.board && rank < w->config.rank; rank++) {
+        const WatchdogEntry *entry = &w->config.board[rank];
+        n += atomic_load(&entry->process) && !is_still(entry, now) &&
+             atomic_load(&entry->begun) >= atomic_load(&own_entry(w)->begun);
     }
     return n;
 }
@@ -116,12 +146,16 @@ static void sleep_until_next_look(Watchdog *w) {
     pthread_cond_timedwait(&w->changed, &w->lock, &until);
 }
 
+static void stir(Watchdog *w, double now) {
+    if (w->config.board) atomic_store(&own_entry(w)->stirred, (long long)(1e6 * now));
+}
+
 static void look(Watchdog *w) {
     Error e = {0};
     double now = clock_seconds();
     if (now - w->looked > seconds_until_still) w->since = now; // it is this process that was stopped
     w->looked = now;
-    if (w->board) atomic_store(&w->board[w->mine].stirred, (long long)(1e6 * now));
+    stir(w, now);
     if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e);
     double over = now - w->since - w->config.deadline[w->phase];
     if (over < 0 || over < seconds_between_speakers * speakers_before(w)) return;
@@ -140,6 +174,14 @@ static void *watch(void *context) {
     return NULL;
 }
 
+// On the board. What an earlier run may have left there under the same name is overwritten.
+static void enter(Watchdog *w) {
+    if (!w->config.board) return;
+    atomic_store(&own_entry(w)->begun, 0);
+    stir(w, w->looked);
+    atomic_store(&own_entry(w)->process, (int)getpid());
+}
+
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Watchdog), "watchdog", e));
     Watchdog *w = *out;
@@ -147,6 +189,7 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     sigset_t all, before;
     w->config = *config;
     w->since = w->looked = clock_seconds();
+    enter(w);
     pthread_mutex_init(&w->lock, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -178,19 +221,13 @@ void watchdog_destroy(Watchdog *w) {
 // ---------------------------------------------------------------------------------------------------------------------
 // From the main thread
 
-void watchdog_join(Watchdog *w, int rank, int ranks, WatchdogEntry *board, int count, int mine) {
+void watchdog_join(Watchdog *w, int rank, int ranks) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
+    if (rank != w->config.rank || ranks != w->config.ranks) w->config.board = NULL; // a launcher that said otherwise
     w->config.rank = rank;
     w->config.ranks = ranks;
-    w->board = board;
-    w->count = count;
-    w->mine = mine;
-    if (board) {
-        atomic_store(&board[mine].rank, rank);
-        atomic_store(&board[mine].process, (int)getpid());
-        atomic_store(&board[mine].stirred, (long long)(1e6 * clock_seconds()));
-    }
+    w->joined = true;
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -215,7 +252,7 @@ void watchdog_begin(Watchdog *w, const char *collective) {
     pthread_mutex_lock(&w->lock);
     w->collective = collective;
     w->since = clock_seconds();
-    if (w->board) atomic_fetch_add(&w->board[w->mine].begun, 1);
+    if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, 1);
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -2,9 +2,9 @@
 // than the phase's deadline, it says which rank, step and collective, and which other rank is to blame as far as can be
 // told, and ends the job with ERR_RANK.
 //
-// Ranks of one machine see each other on a board in shared memory: how many collectives each has begun (all begin the
-// same ones in the same order, so the one that is behind has not come), and when its watchdog last stirred (a stopped
-// process has none).
+// Ranks of one machine see each other on a board in shared memory: who has come, how many collectives each has begun
+// (all begin the same ones in the same order, so the one that is behind has not come to it), and when its watchdog last
+// stirred (a stopped process has none).
 #ifndef GNS_WATCHDOG_H
 #define GNS_WATCHDOG_H
 
@@ -22,7 +22,9 @@ size_t watchdog_board_bytes(int count);     // of `count` lines; they start out 
 typedef struct Watchdog Watchdog;
 
 typedef struct {
-    int rank, ranks;
+    int rank, ranks;              // as far as is known
+    int here;                     // ranks on this machine; 0: not known yet
+    WatchdogEntry *board;         // (ranks), in which those of this machine fill in their own; may be NULL
     double deadline[PHASE_COUNT]; // seconds
     void (*end)(int code);        // ends the whole job; does not return
 } WatchdogConfig;
@@ -30,8 +32,8 @@ typedef struct {
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);
 void watchdog_destroy(Watchdog *w); // NULL is fine, here and below
 
-// Who and where this rank is, once that is known. board: (count) entries, of which this rank's is number `mine`.
-void watchdog_join(Watchdog *w, int rank, int ranks, WatchdogEntry *board, int count, int mine);
+// All ranks have met: who this one is, for certain. Those that are not on the board are on other machines.
+void watchdog_join(Watchdog *w, int rank, int ranks);
 
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step); // restarts the clock, as do the next two
 void watchdog_progress(Watchdog *w);

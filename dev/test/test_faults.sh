@@ -2,7 +2,7 @@
 # One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
 #
 #     dev/test/test_faults.sh          each fault once or twice: what make test runs
-#     dev/test/test_faults.sh ROUNDS   at random times, so many rounds (make test-faults)
+#     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of five (make test-faults)
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s; a run may take 15 s more to end.
 set -u
@@ -57,6 +57,9 @@ killed() { harm "$1" "$2" kill "$3" 137 "mpirun noticed that process rank $2 .* 
 exits() { harm "$1" "$2" "exit:$4" "$3" "$4" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm "$1" "$2" exit:0 "$3" 1 "process rank $2 .*exiting improperly|process rank $2"; }
 stopped() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): step .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
+# before it is a rank that MPI knows, or in the midst of becoming one
+never_came() { harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
+stopped_early() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
 # What is wrong with one rank before the first step: rank 1 runs in a directory of its own.
 apart() { # CODE TEXT PREPARATION: of the directory of rank 1
@@ -159,6 +162,7 @@ for ((round = 0; round < rounds; round++)); do
     check exits $ranks $((RANDOM % ranks)) "$(between 0 3)" 3
     check exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
     check stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
+    check stopped_early $ranks $((RANDOM % ranks)) "$(between 0 0.2)"
 done
 [ "$rounds" = 0 ] || finish
 
@@ -174,6 +178,10 @@ check stopped 2 0 1
 check stopped 2 1 1.3
 check stopped 3 2 0.9
 check stopped 4 3 1.1
+check never_came 2 1
+check never_came 3 0
+check stopped_early 2 0 0.02
+check stopped_early 3 2 0.05
 for test in broken_shard missing_shard token_out_of_range other_data shard_that_shrinks other_options \
     bad_options_on_one_rank another_build nowhere_to_write not_finite asked_to_stop; do
     check $test

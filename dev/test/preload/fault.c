@@ -1,5 +1,5 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
-// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds. For test_faults.sh.
+// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds; 0: before main. For test_faults.sh.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -21,5 +21,7 @@ static void *strike(void *action) {
 __attribute__((constructor)) static void arm(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *victim = getenv("FAULT_RANK");
     pthread_t thread;
-    if (rank && victim && strcmp(rank, victim) == 0) pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+    if (!rank || !victim || strcmp(rank, victim) != 0) return;
+    if (atof(getenv("FAULT_AFTER")) > 0) pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+    else strike(getenv("FAULT_ACTION"));
 }
