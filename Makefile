@@ -85,8 +85,10 @@ $(BUILD)/engine.o: train_gpt2.c
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
-# Calls that this test makes fail (dev/test/faults.h).
-$(BUILD)/dev/test/test_crash: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
+# Calls that these tests make fail (dev/test/faults.h).
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
+$(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS)
+$(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_begin_step
 
 # The CPU engine has nothing to tune; this test has a fake in front of it that has.
 $(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
@@ -205,9 +207,15 @@ test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
 
-test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; about ten minutes
-	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/dev/test/test_crash $(BUILD)/dev/test/test_resume
-	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(BUILD)/dev/test/test_resume $(BUILD)/dev/test/test_crash
+CRASH_TESTS := $(addprefix $(BUILD)/dev/test/,test_resume test_crash test_crash_ranks)
+
+test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s test-crash-run
+
+test-crash-run:
+	@$(MAKE) --no-print-directory -s -j2 $(CRASH_TESTS)
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS)
 
 fuzz: ## the fuzzers, ten minutes each
 	@scripts/deps.sh test
@@ -245,6 +253,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -13,6 +13,7 @@
 #include "llmc/cpu/vector_math.h"
 #include "llmc/adamw.h"
 #include "llmc/engine.h"
+#include "llmc/hash.h"
 #include "llmc/train.h"
 
 #include <assert.h>
@@ -585,6 +586,19 @@ size_t engine_weight_bytes(const Engine *engine) {
 void *engine_stream(Engine *engine) {
     (void)engine;
     return NULL;
+}
+
+int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    (void)e;
+    uint64_t sum = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : sum)
+    for (size_t i = range.begin; i < range.end; i++) {
+        uint32_t bits;
+        memcpy(&bits, &engine->param[i], sizeof bits);
+        sum += hash_element(i, bits);
+    }
+    *hash = sum;
+    return 0;
 }
 
 // m, v: the moments of the part's first element and those behind it.

@@ -13,6 +13,7 @@
 #include "llmc/cuda/embedding.cuh"
 #include "llmc/cuda/engine.cuh"
 #include "llmc/cuda/gelu.cuh"
+#include "llmc/cuda/hash.cuh"
 #include "llmc/cuda/layernorm.cuh"
 #include "llmc/cuda/matmul.cuh"
 #include "llmc/cuda/optimizer.cuh"
@@ -529,6 +530,19 @@ void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
 
 void *engine_stream(Engine *engine) { return engine->stream; }
+
+int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    uint64_t *sum = (uint64_t *)engine->scratch, *answer = (uint64_t *)engine->stats_host;
+    size_t n = range.end - range.begin, all = engine->config.model->flat_count;
+    bool masters = (void *)engine->weight != engine->param && engine->config.owned_count == 0;
+    CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
+    TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
+    if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
+    CUDA_TRY(cudaMemcpyAsync(answer, sum, sizeof *sum, cudaMemcpyDeviceToHost, engine->stream), e);
+    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    *hash = *answer;
+    return 0;
+}
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     OptimizerArrays arrays = {engine->param,   (float *)engine->weight == engine->param ? NULL : engine->weight,

@@ -26,7 +26,7 @@ enum {
     ERR_STOPPED = 75,   // stopped on request; run the same command again
     ERR_NONFINITE = 76, // a loss or gradient is not a number
     ERR_SKIPPED = 77,   // a test that could not run here
-    ERR_RANK = 78       // a rank was lost, or a deadline passed
+    ERR_RANK = 78       // a rank was lost or went astray, or a deadline passed
 };
 
 typedef struct {

@@ -1,6 +1,6 @@
 // engine: what the training loop asks of an engine. There are two, one a program: train_gpt2.c (CPU) and
-// train_gpt2.cu (CUDA). Nothing here makes the device wait but engine_result, engine_eval, engine_logits and
-// engine_store, which hand numbers to the host.
+// train_gpt2.cu (CUDA). Nothing here makes the device wait but engine_result, engine_eval, engine_logits,
+// engine_hash and engine_store, which hand numbers to the host.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the division by B happens in the
@@ -116,6 +116,10 @@ typedef enum {
 void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
 size_t engine_weight_bytes(const Engine *engine);                         // of one element of BUFFER_WEIGHT
 void *engine_stream(Engine *engine);
+
+// A hash (hash.h) of the bits of all weights in the range that every rank keeps alike: what forward and backward read,
+// and the master weights, unless this rank has only its share of them. Waits for the device.
+int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;

@@ -135,6 +135,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "ZeRO: what each rank keeps of the optimizer's state: all of it, or its share. Changes no bit of any result")    \
     X(CHOICE, comm_dtype,      "",   AS_IS,         "fp32",      "fp32|bf16",      "",       RANKS,                    \
       "what gradients are rounded to on their way between ranks")                                                      \
+    X(INT,    compare_every,   "",   AS_IS,         "100",       "[0, 1e9]",       "steps",  RANKS,                    \
+      "between checks that the weights of all ranks are the same to the bit, besides those at the start and before "   \
+      "every checkpoint; 0: only those. A run whose weights are not the same ends (exit code 78)")                     \
     X(REAL,   deadline_setup,  "",   AS_IS,         "1800",      "(0, 1e9]",       "seconds",RANKS,                    \
       "that set-up may take without getting on before the run is ended (exit code 78)")                                \
     X(REAL,   deadline_step,   "",   AS_IS,         "300",       "(0, 1e9]",       "seconds",RANKS,                    \

@@ -78,7 +78,7 @@ void options_print_help(FILE *f, const char *program) {
     }
     fprintf(f, "\nExit codes: 0 done; 64 usage; 65 bad input; 69 no usable GPU; 70 internal; 71 out of memory;\n"
                "74 writing failed; 75 stopped by a signal with a checkpoint, run me again; 76 the loss or gradient\n"
-               "is not finite.\n");
+               "is not finite; 78 a rank was lost, a deadline passed, or the ranks' weights differ.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -140,6 +140,61 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Replicas
+
+static int gather_hashes(Parallel *p, Range range, uint64_t *hashes, Error *e) {
+    uint64_t mine;
+    TRY(engine_hash(p->engine, range, &mine, e));
+    return comm_gather(p->comm, &mine, hashes, sizeof mine, e);
+}
+
+static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
+    int count = 0;
+    for (int r = 0; r < ranks; r++) count += hashes[r] == hash;
+    return count;
+}
+
+static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
+
+// The ranks that are not with the majority, "1, 2"; all of them where there is none.
+static void name_strays(const uint64_t *hashes, int ranks, char *out, size_t bytes) {
+    int with = 0; // whom most are with
+    while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
+    size_t used = 0;
+    for (int r = 0; r < ranks && used < bytes; r++)
+        if (with == ranks || hashes[r] != hashes[with])
+            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+}
+
+// The hashes of all weights differ: where?
+static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
+    const Model *model = p->model;
+    char strays[256];
+    const Tensor *t = NULL;
+    int ranks = p->comm->ranks;
+    name_strays(hashes, ranks, strays, sizeof strays);
+    for (int i = 0; i < model->tensor_count; i++) {
+        t = &model->tensors[i];
+        TRY(gather_hashes(p, (Range){t->offset, t->offset + t->count}, hashes, e));
+        if (!all_same(hashes, ranks)) break;
+    }
+    comm_settle(p->comm); // all ranks say the same
+    return FAIL(e, ERR_RANK,
+                "is the memory of their machine sound? The same command goes on from the newest checkpoint",
+                "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
+}
+
+int parallel_compare(Parallel *p, Error *e) {
+    uint64_t *hashes; // (ranks)
+    if (!p->buckets) return 0;
+    TRY(memory_alloc((void **)&hashes, sizeof *hashes * (size_t)p->comm->ranks, "the ranks' hashes", e));
+    int code = gather_hashes(p, (Range){0, p->model->flat_count}, hashes, e);
+    if (!code && !all_same(hashes, p->comm->ranks)) code = fail_strays(p, hashes, e);
+    memory_free(hashes);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // The state as a whole
 
 // What rank 0 asks the others for. kind < 0: nothing more.

@@ -68,6 +68,10 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
+// Have all ranks the same weights, to the bit? They start with the same and make the same updates, so it takes a fault of
+// a machine to change that. ERR_RANK, settled, names the ranks that are out of line and the first tensor.
+int parallel_compare(Parallel *p, Error *e);
+
 // The engine's state as a whole, wherever it is kept: engine_store for rank 0, while the others serve it. In between
 // rank 0 may store whatever it likes, in any order; parallel_served lets the others go on.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0

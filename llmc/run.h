@@ -52,6 +52,7 @@ typedef struct {
     int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
     double val_loss;                // the latest; NaN before the first
     bool uneven;                    // the shares of some step differed, and that has been said
+    int64_t compared_step;          // after which the ranks' weights were compared last; -1: not yet
     bool stop;                      // a signal asked some rank to; all know
     Outliers loss_window, grad_window;
     char tuning[TUNING_BYTES]; // the engine's

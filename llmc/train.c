@@ -78,6 +78,14 @@ static int sample_during(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Checkpoints
 
+// No run goes on, and no checkpoint is made, from weights that are not the same everywhere.
+static int compare_ranks(Run *r, Error *e) {
+    if (r->compared_step == r->step) return 0;
+    if (parallel_compare(&r->parallel, e)) return error_prefix(e, "step %lld", (long long)r->step);
+    r->compared_step = r->step;
+    return 0;
+}
+
 static void save_failed(Run *r, int64_t step, const Error *why) {
     fprintf(stderr, "warning: step %lld was not saved: %s. Training goes on; the newest checkpoint is %s\n",
             (long long)step, why->what, r->saved[0] ? r->saved : "none yet");
@@ -120,6 +128,7 @@ static void save_aside_first(Run *r) {
 // While training goes on. What goes wrong is said, and training goes on.
 static int save_aside(Run *r, Error *e) {
     comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    TRY(compare_ranks(r, e));
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
     save_aside_first(r);
     return parallel_served(&r->parallel, e);
@@ -142,6 +151,7 @@ static int save_now_first(Run *r, Error *e) {
 static int save_now(Run *r, Error *e) {
     Error ending = {0};
     comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    TRY(compare_ranks(r, e));
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
     int code = save_now_first(r, e), ended = parallel_served(&r->parallel, &ending);
     if (!code && ended) *e = ending;
@@ -187,6 +197,7 @@ static int train_loop(Run *r, Error *e) {
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
+        if (is_due(r->step, o->compare_every)) TRY(compare_ranks(r, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
         if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
@@ -238,6 +249,7 @@ static int run_training(Run *r, Error *e) {
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
     TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
+    TRY(compare_ranks(r, e));
     if (is_first(r)) say_setup(r);
     int code = train_loop(r, e);
     SaveReport report;
@@ -330,6 +342,7 @@ int train_main(int argc, char **argv) {
         r->argc = argc;
         r->argv = argv;
         r->val_loss = NAN;
+        r->compared_step = -1;
         code = run_program(r, &e);
         if (code && r->metrics) progress_break(&r->progress);
         if (metrics_close(r->metrics, &closing) && !code) code = (e = closing).code;

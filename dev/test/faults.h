@@ -1,6 +1,6 @@
 // faults: system calls that fail, fall short or end the program when told to. The linker sends the library's calls here
 // (-Wl,--wrap=write and so on, see the Makefile), so this works without touching the code under test. For programs that
-// run the trainer in a child process: plan and counts lie in memory that both share.
+// run the trainer in child processes: plan and counts lie in memory that all share, a file of the present directory.
 #ifndef GNS_FAULTS_H
 #define GNS_FAULTS_H
 
@@ -28,31 +28,57 @@ typedef enum {
     FAULT_SHORT, // a write that writes half
 } Fault;
 
+enum { FAULT_RANKS = 4 };
+
 typedef struct {
     Fault fault;
+    int rank;     // to which it happens
     int call;     // of this kind; -1: any but ALLOC
     long at;      // the n-th such call, from 1
     int error;    // errno
     long free_kb; // what statvfs says is left, if not 0
     long slow_us; // what an fsync takes besides
 
-    _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
-    _Atomic long committed;        // step of the last checkpoint that got its name; 0: none
+    struct {
+        _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
+        _Atomic long steps;            // begun
+        _Atomic int process;           // 0: has not come so far
+    } of[FAULT_RANKS];
+    _Atomic long committed; // step of the last checkpoint that got its name; 0: none
+
+    // one bit of a rank's weights that changes before a step
+    int stray_rank; // -1: none does
+    long stray_step;
+    size_t stray_element;
 } Faults;
 
-static Faults *faults; // shared with the child
-
-static void faults_setup(void) {
-    faults = mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (faults == MAP_FAILED) abort();
-}
+static Faults *faults; // shared with the children
 
 static pid_t faults_parent; // faults happen in children only
+static int faults_rank;     // this process's
+
+static void faults_setup(void) {
+    int fd = open("faults", O_RDWR | O_CREAT, 0666);
+    if (fd < 0 || ftruncate(fd, sizeof *faults) != 0) abort();
+    faults = mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (faults == MAP_FAILED) abort();
+    close(fd);
+}
+
+// The same in a rank that mpirun started.
+static inline void faults_join(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    faults_setup();
+    faults_parent = 1;
+    faults_rank = rank ? atoi(rank) : 0;
+    faults->of[faults_rank].process = getpid();
+}
 
 static void faults_plan(Fault fault, int call, long at, int error) {
     memset((void *)faults, 0, sizeof *faults);
     faults_parent = getpid();
     faults->fault = fault;
+    faults->stray_rank = -1;
     faults->call = call;
     faults->at = at;
     faults->error = error;
@@ -61,9 +87,10 @@ static void faults_plan(Fault fault, int call, long at, int error) {
 // Is this the call that fails? Counts it, in any case.
 static bool strikes(Call call) {
     if (!faults || !faults_parent || getpid() == faults_parent) return false;
-    long of_kind = ++faults->count[call], of_any = call == CALL_ALLOC ? 0 : ++faults->count[CALLS];
+    _Atomic long *count = faults->of[faults_rank].count;
+    long of_kind = ++count[call], of_any = call == CALL_ALLOC ? 0 : ++count[CALLS];
     long n = faults->call < 0 ? of_any : faults->call == (int)call ? of_kind : 0;
-    if (n == 0 || faults->fault == FAULT_NONE) return false;
+    if (n == 0 || faults->fault == FAULT_NONE || faults->rank != faults_rank) return false;
     if (faults->fault == FAULT_ON ? n < faults->at : n != faults->at) return false;
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
     errno = faults->error;

@@ -2,67 +2,15 @@
 // previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
 // nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
 #define _DEFAULT_SOURCE
-#include "../../llmc/archive.h"
-#include "faults.h"
-#include "trainer.h"
-
-#include <time.h>
-
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
-
-static uint64_t draw_state = 1;
-static uint32_t draw(uint32_t below) { return rng_u32(1234, 5, draw_state++) % below; }
-
-static void sleep_us(long us) { usleep((useconds_t)us); }
-
-static pid_t start(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    pid_t child = trainer_start(NULL, format, args);
-    va_end(args);
-    return child;
-}
-
-// The run that all others must end like, and how many calls of each kind it makes.
-static long calls_of_run[CALLS + 1];
+#include "crash.h"
 
 static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
-    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->count[i];
+    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
     CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
     CHECK(newest_step("whole") > 15, "%ld steps", newest_step("whole"));
-}
-
-// The newest good checkpoint is there and is not older than the last that got its name.
-static void check_nothing_lost(const char *what) {
-    char directory[ARCHIVE_PATH];
-    bool found = false;
-    int64_t step = -1;
-    Error e = {0};
-    FILE *notes = fopen("/dev/null", "w");
-    long committed = faults->committed;
-    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, &found, &step, directory, &e) : 0;
-    fclose(notes);
-    CHECK(code == 0, "%s: %s", what, e.what);
-    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was there, and now there is %ld", what,
-          committed, found ? (long)step : -1);
-}
-
-static void check_goes_on(const char *what) {
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    int code = trainer_run(COMMAND "--out part");
-    CHECK(code == 0, "%s: taken up again: exit code %d: %s", what, code, log_tail());
-    check_same_end("whole", "part", what);
-}
-
-static void remove_part(void) {
-    char path[32];
-    remove_tree("part");
-    for (int i = 1; i < 4; i++) {
-        snprintf(path, sizeof path, "part.%d", i);
-        remove_tree(path);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -373,6 +321,7 @@ static void test_retention(void) {
 int main(void) {
     trainer_setup();
     faults_setup();
+    draw_begin();
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
     RUN(test_killed_at_random_moments);

@@ -8,6 +8,7 @@
 #include "test.h"
 
 #include "../../llmc/common.h"
+#include "../../llmc/hash.h"
 #include "small_model.h"
 
 #include <time.h>
@@ -432,6 +433,51 @@ static void test_ranges(void) {
     world_close(&w);
 }
 
+// The hash that replicas compare, against a loop over the weights as they are stored: the working weights, and the fp32
+// masters behind them where they are not the same.
+static uint64_t hash_of(const float *param, size_t all, Range range) {
+    uint64_t sum = 0;
+    for (size_t i = range.begin; i < range.end; i++) {
+        uint32_t bits, rounded;
+        float working = FP32 ? param[i] : round_bf16(param[i]);
+        memcpy(&bits, &param[i], sizeof bits);
+        memcpy(&rounded, &working, sizeof rounded);
+        sum += hash_element(i, FP32 ? rounded : rounded >> 16);
+        if (!FP32) sum += hash_element(all + i, bits);
+    }
+    return sum;
+}
+
+static void test_hash(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    size_t n = w.model.flat_count;
+    Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    float *param = take<float>(n);
+    uint64_t hash, again;
+    CHECK_OK(gpu.store(engine, STATE_PARAM, all_of(&w.model), param, &e), &e);
+    for (size_t cut = 0; cut < n; cut = 3 * cut + 1) {
+        Range range = {cut, n - cut / 2 > cut ? n - cut / 2 : n};
+        CHECK_OK(engine_hash(engine, range, &hash, &e), &e);
+        CHECK(hash == hash_of(param, n, range), "from %zu to %zu", range.begin, range.end);
+    }
+    CHECK_OK(engine_hash(engine, all_of(&w.model), &hash, &e), &e);
+    for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, which bf16 does not see
+        uint32_t bits;
+        memcpy(&bits, &param[i], sizeof bits);
+        bits ^= 1;
+        memcpy(&param[i], &bits, sizeof bits);
+        CHECK_OK(gpu.load(engine, STATE_PARAM, Range{i, i + 1}, &param[i], &e), &e);
+        CHECK_OK(engine_hash(engine, all_of(&w.model), &again, &e), &e);
+        CHECK(again != hash && again == hash_of(param, n, all_of(&w.model)), "element %zu", i);
+        hash = again;
+    }
+    free(param);
+    gpu.destroy(engine);
+    world_close(&w);
+}
+
 // A gradient that is not a number moves nothing.
 static void test_nonfinite(void) {
     World w;
@@ -525,6 +571,7 @@ int main(int argc, char **argv) {
     RUN(test_same_bits);
     RUN(test_accumulation);
     RUN(test_ranges);
+    RUN(test_hash);
     RUN(test_nonfinite);
     RUN(test_memory);
     return test_summary();

@@ -20,6 +20,9 @@ enum { TRAINER_ARGUMENTS = 128 };
 static struct {
     char scratch[PATH_MAX]; // the present directory while the tests run
     bool thorough;          // GNS_LONG=1: the long forms (make test-crash)
+    int batch_min;          // of trainer_command: no fewer than there are ranks
+    int ranks;              // > 1: under mpirun, as `program rank train_gpt2 ...`
+    char program[PATH_MAX]; // this one
 } trainer;
 
 // Words with some order in them, so that there is something to learn.
@@ -38,6 +41,9 @@ static void trainer_setup(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *thorough = getenv("GNS_LONG");
     trainer.thorough = thorough && strcmp(thorough, "1") == 0;
     snprintf(trainer.scratch, sizeof trainer.scratch, "%s/gns_test_XXXXXX", base);
+    trainer.ranks = 1;
+    trainer.batch_min = 2;
+    if (readlink("/proc/self/exe", trainer.program, sizeof trainer.program - 1) < 0) exit(1);
     if (!mkdtemp(trainer.scratch) || chdir(trainer.scratch) != 0) exit(1);
     trainer_make_shard("train.bin", 1, 6000);
     trainer_make_shard("other.bin", 2, 6000);
@@ -54,16 +60,33 @@ static int trainer_end(void) {
 // calibration, a ramp under way, outlier windows.
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
-    "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-exact-every 3 "
+    "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
     "--gns-half-life 60 --ramp-kappa 1000 --lr 1e-2 --val-every 7 --val-tokens 128 --skip-loss-z 3 ";
 
+// Takes the place of this process. A run that hangs is killed.
+static void trainer_exec_ranks(int argc, char **argv) {
+    static char *all[TRAINER_ARGUMENTS + 20] = {
+        "timeout",   "-s",   "KILL",          "120", "mpirun", "-np", NULL, "--oversubscribe", "--allow-run-as-root",
+        "--bind-to", "none", trainer.program, "rank"};
+    char ranks[12];
+    int n = 13;
+    snprintf(ranks, sizeof ranks, "%d", trainer.ranks);
+    all[6] = ranks;
+    for (int i = 0; i < argc; i++) all[n++] = argv[i];
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores, all on this machine
+    setenv("OMPI_MCA_btl", "self,vader", 1);
+    execvp(all[0], all);
+    _exit(127);
+}
+
 // Starts the program with more options behind those above (or other ones, where `format` begins with "train_gpt2").
-// What it prints goes to the file "log". in_child runs before it.
-static pid_t trainer_start(void (*in_child)(void), const char *format, va_list args) {
+// What it prints goes to the file "log".
+static pid_t trainer_start(const char *format, va_list args) {
     char line[4096], *argv[TRAINER_ARGUMENTS + 1] = {0};
     int argc = 0;
     bool whole = strncmp(format, "train_gpt2", 10) == 0;
-    size_t used = (size_t)snprintf(line, sizeof line, "%s", whole ? "" : trainer_command);
+    size_t used = 0;
+    if (!whole) used = (size_t)snprintf(line, sizeof line, "%s --batch-min %d ", trainer_command, trainer.batch_min);
     vsnprintf(line + used, sizeof line - used, format, args);
     for (char *word = strtok(line, " "); word && argc < TRAINER_ARGUMENTS; word = strtok(NULL, " "))
         argv[argc++] = word;
@@ -73,7 +96,7 @@ static pid_t trainer_start(void (*in_child)(void), const char *format, va_list a
     if (child) return child;
     if (!freopen("log", "w", stdout)) _exit(1);
     dup2(1, 2);
-    if (in_child) in_child();
+    if (trainer.ranks > 1) trainer_exec_ranks(argc, argv);
     int code = train_main(argc, argv);
     fflush(stdout);
     _exit(code);
@@ -89,7 +112,7 @@ static int trainer_wait(pid_t child) {
 __attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *format, ...) {
     va_list args;
     va_start(args, format);
-    pid_t child = trainer_start(NULL, format, args);
+    pid_t child = trainer_start(format, args);
     va_end(args);
     return trainer_wait(child);
 }
