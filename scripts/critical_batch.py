@@ -3,11 +3,13 @@
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
     critical_batch.py gain RUN         what a batch that follows the noise scale can save over a constant one
+    critical_batch.py probe CHECKPOINT the critical batch there, measured: short branches at k times the batch
 
 McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch Training":
 a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
     (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12),
-and a batch that follows the noise scale has gamma <= 1 on the right instead (appendix D).
+and a batch that follows the noise scale has gamma <= 1 on the right instead (appendix D). The probe is the branched
+training of Merrill et al. 2025 (arXiv 2505.23971); it trains, so it wants the machine that the run was made on.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, missing_package, reach, run_main
+
+from branched_probe import probe
 
 try:
     import numpy as np
@@ -140,17 +144,31 @@ def gain(args):
     both, equal_steps = 1 - (1 + math.sqrt(gamma)) / 2, (1 - gamma) / 2
     print("In words: a constant batch obeys (S/S_min - 1)(E/E_min - 1) = 1; one that follows B = sqrt(r B_n), with a")
     print(f"constant r, has gamma = {gamma:.4f} in place of the 1. gamma is 1 where B_n never moves (nothing to gain),")
-    print("and falls towards 0 the more B_n moves. Against the constant batch B_crit, which needs twice S_min steps and")
-    print("twice E_min examples, such a batch saves")
+    print("and falls towards 0 the more B_n moves. Against the constant batch B_crit, which needs twice S_min steps")
+    print("and twice E_min examples, such a batch saves")
     print(f"  {100 * both:.1f}% of the steps and {100 * both:.1f}% of the examples together, or")
     print(f"  {100 * equal_steps:.1f}% of the examples in as many steps, or")
     print(f"  {100 * equal_steps:.1f}% of the steps with as many examples.")
     print("This is what the model of plain SGD with the best learning rate at each step promises: no measured result.")
 
 
+def factors(text):
+    values = [float(word) for word in text.split(",")]
+    if not all(0 < k <= 1024 for k in values):
+        raise ValueError
+    return values
+
+
+def tokens(text):
+    value = float(text)
+    if not 1 <= value <= 1e15 or value != int(value):
+        raise ValueError
+    return int(value)
+
+
 def main():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="fit|gain")
+    commands = parser.add_subparsers(required=True, metavar="fit|gain|probe")
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")
     one.add_argument("--target", type=float, help="loss to reach (default: the lowest that all runs reach)")
@@ -158,7 +176,22 @@ def main():
     two = commands.add_parser("gain", help="gamma from one run's noise scales")
     two.add_argument("run", metavar="RUN")
     two.set_defaults(act=gain)
+    three = commands.add_parser("probe", help="branches from a checkpoint at several batches, at equal tokens")
+    three.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
+    three.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
+                       help="batches to try, as multiples of the run's there (default: %(default)s)")
+    three.add_argument("--tokens", type=tokens, help="of each branch, rounded up so that all take whole steps "
+                       "(default: 5%% of those done, and 32 steps of the largest batch at least)")
+    three.add_argument("--tolerance", type=float, default=0.01, help="loss in nats a token above the smallest batch's "
+                       "that still does no harm (default: %(default)s)")
+    three.add_argument("--program", help="the trainer (default: the run's own, from where it was started)")
+    three.add_argument("--launch", default="", metavar="WORDS", help="what stands before it, as 'mpirun -np 8'")
+    three.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
+    three.add_argument("--json", metavar="FILE", help="the result as JSON as well")
+    three.set_defaults(act=probe)
     args = parser.parse_args()
+    if args.act is probe:
+        return probe(args)
     if isinstance(np, Fault):
         raise np
     args.act(args)

@@ -41,12 +41,13 @@ def run_main(main):
 class Run:
     """Parallel lists, one entry a step (`steps`) and one a validation (`vals`), each a dictionary of columns."""
 
-    def __init__(self, path):
+    def __init__(self, path, begin=0):
+        """begin: tokens done before the first line, where an earlier part is told elsewhere."""
         self.path = path
         self.name = os.path.basename(os.path.abspath(path))
         self.info = read_json(os.path.join(path, "run.json"))
         self.rows, self.val_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
-        add_seconds(self.rows, self.val_rows)
+        add_seconds(self.rows, self.val_rows, begin)
 
     def column(self, name):
         """A field over the steps, NaN where a step has none."""
@@ -121,9 +122,9 @@ def read_metrics(path):
     return rows, val_rows
 
 
-def add_seconds(rows, val_rows):
+def add_seconds(rows, val_rows, begin):
     """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
-    seconds, tokens = 0.0, 0
+    seconds, tokens = 0.0, begin
     at = {}
     known = [row["tok_per_s"] for row in rows if row.get("tok_per_s")]
     rate = known[0] if known else math.nan

@@ -273,7 +273,8 @@ def the_tensorboard_package():
 
 def without_clock(path):
     with open(path, newline="", encoding="utf-8") as file:
-        return [{name: x for name, x in row.items() if name not in ("tok_per_s", "mfu")} for row in csv.DictReader(file)]
+        return [{name: x for name, x in row.items() if name not in ("tok_per_s", "mfu")}
+                for row in csv.DictReader(file)]
 
 
 def go_back_to(out, step):
@@ -305,7 +306,7 @@ def interrupted():
     parts = json.load(open("parts/run.json"))["parts"]
     check([part["first_step"] for part in parts] == [1, 31, 51], f"run.json: {parts}")
     # The learning rate of the middle part is another, since its horizon was: steps 31 to 50 and what came of them.
-    check(without_clock("parts/metrics.csv")[:30] == without_clock("whole/metrics.csv")[:30], "the first 30 rows differ")
+    check(without_clock("parts/metrics.csv")[:30] == without_clock("whole/metrics.csv")[:30], "steps 1 to 30 differ")
 
 
 def interrupted_by_the_package():

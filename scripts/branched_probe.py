@@ -1,0 +1,261 @@
+"""critical_batch.py probe: the critical batch at one point of a run, measured by going on from there at several.
+
+Merrill, Arora, Groeneveld and Hajishirzi 2025, "Critical Batch Size Revisited" (arXiv 2505.23971), branched training:
+from one checkpoint, optimizer state included, every branch trains the same number of tokens at k times the batch with
+sqrt(k) times the learning rate (the rule for Adam: Malladi et al. 2022, arXiv 2205.10287). Up to the critical batch the
+losses at the end are alike; above it they rise. Here every branch sees the same examples in the same order, too.
+"""
+
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json
+
+EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
+POINTS = 8           # validations of a branch, at tokens that all branches share
+# The run's options that a branch keeps; a number that is 0 or a text that is empty was not given.
+KEPT = ("train", "val", "seed", "model", "layers", "heads", "channels", "vocab_size", "micro_batch", "recompute",
+        "seq_len", "weight_decay", "beta1", "beta2", "eps", "grad_clip", "val_tokens", "threads", "zero", "comm_dtype")
+NEVER_ZERO = ("layers", "heads", "channels", "vocab_size")
+
+
+class Origin:
+    """The checkpoint that the branches start from, and the run as it was there."""
+
+    def __init__(self, path):
+        path = os.path.normpath(path)
+        name = os.path.basename(os.path.abspath(path))
+        run_path = os.path.dirname(os.path.abspath(path)) if name.startswith("step_") else path
+        self.checkpoint = os.path.abspath(path) if name.startswith("step_") else newest_checkpoint(run_path)
+        self.run = Run(run_path)
+        state = read_json(os.path.join(self.checkpoint, "state.json"))
+        try:
+            self.step, self.tokens = int(state["step"]), int(state["tokens"])
+            self.seq_len = int(self.run.info["options"]["seq_len"])
+        except (KeyError, TypeError, ValueError):
+            raise Fault(EXIT_INPUT, f"{self.checkpoint}/state.json: no step, tokens or --seq-len in it") from None
+        rows = [row for row in self.run.rows if row["step"] <= self.step]
+        if not rows or rows[-1]["step"] != self.step:
+            raise Fault(EXIT_INPUT, f"{run_path}/metrics.jsonl: does not reach step {self.step} of the checkpoint")
+        # A run's last step may be a smaller rest: the step before it tells the batch.
+        row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
+        self.batch, self.lr, self.row = row["batch"], row["lr"], row
+
+    def noise_scale(self):
+        """Of the whole model, in rows, as the run measured it; NaN where it did not."""
+        ratio = [x for x in self.run.column("gns_ratio")[:self.step] if math.isfinite(x)]
+        scale = self.row.get("gns_total") or (self.row.get("gns_ln") or math.nan) * (ratio[-1] if ratio else 1)
+        return scale if scale > 0 else math.nan
+
+
+def newest_checkpoint(path):
+    try:
+        names = sorted(name for name in os.listdir(path) if name.startswith("step_") and "." not in name)
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+    if not names:
+        raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
+    return os.path.join(os.path.abspath(path), names[-1])
+
+
+class Branch:
+    """One batch: its directory, its command and, once it has run, its losses."""
+
+    def __init__(self, origin, batch, tokens, out):
+        self.batch, self.factor = batch, batch / origin.batch
+        self.lr = origin.lr * math.sqrt(self.factor)
+        self.steps = tokens // (batch * origin.seq_len)
+        self.out = os.path.join(out, f"batch_{batch}")
+        self.horizon = origin.tokens + tokens
+        kept = {name: origin.run.info["options"].get(name) for name in KEPT}
+        own = {"out": os.path.abspath(self.out), "batch_tokens": self.batch * origin.seq_len,
+               "train_tokens": self.horizon, "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0,
+               "ramp": "fixed", "gns": "ln", "val_every": self.steps // POINTS, "sample_every": 0,
+               "checkpoint_every": 0}
+        self.options = {name: value for name, value in (kept | own).items()
+                        if value not in ("", None) and not (name in NEVER_ZERO and value == 0)}
+        self.words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
+        self.loss = math.nan  # infinite: diverged
+
+    def is_done(self):
+        """Has it run already? What lies in its place must be the same branch."""
+        path = os.path.join(self.out, "run.json")
+        if not os.path.exists(path):
+            return False
+        there = read_json(path)["options"]
+        other = [name for name in self.options if name != "out" and there.get(name) != self.options[name]]
+        if other:
+            raise Fault(EXIT_USAGE, f"{self.out}: holds a branch with another --{other[0].replace('_', '-')}; "
+                        "choose another --out, or remove it")
+        return os.path.exists(os.path.join(self.out, "done"))
+
+    def prepare(self, origin):
+        """The checkpoint under the branch's own directory: links where the file system has them, else copies."""
+        place = os.path.join(self.out, os.path.basename(origin.checkpoint))
+        if os.path.exists(place):
+            return
+        try:
+            os.makedirs(place + ".partial", exist_ok=True)
+            for name in os.listdir(origin.checkpoint):
+                target = os.path.join(place + ".partial", name)
+                if os.path.exists(target):
+                    os.remove(target)
+                try:
+                    os.link(os.path.join(origin.checkpoint, name), target)
+                except OSError:
+                    shutil.copyfile(os.path.join(origin.checkpoint, name), target)
+            os.rename(place + ".partial", place)
+        except OSError as error:
+            raise Fault(EXIT_WRITE, f"{self.out}: cannot copy {origin.checkpoint}: {error.strerror}") from None
+
+    def train(self, program, directory):
+        log = os.path.join(self.out, "log")
+        try:
+            with open(log, "ab") as file:
+                code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
+                                      stdin=subprocess.DEVNULL).returncode
+        except OSError as error:
+            raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)"
+                        ) from None
+        if code not in (0, EXIT_NONFINITE):
+            with open(log, encoding="utf-8", errors="replace") as file:
+                last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise Fault(code if code > 0 else 70, f"{shlex.join(program[:1])} ended with {code}: {last} (see {log})")
+        with open(os.path.join(self.out, "done"), "w", encoding="utf-8") as file:
+            file.write("diverged\n" if code else "trained\n")
+        # The numbers stay, the weights need not.
+        for name in os.listdir(self.out):
+            if name.startswith("step_"):
+                shutil.rmtree(os.path.join(self.out, name))
+
+    def read_loss(self, origin):
+        with open(os.path.join(self.out, "done"), encoding="utf-8") as file:
+            diverged = file.read().strip() == "diverged"
+        if diverged:
+            self.loss = math.inf
+            return
+        run = Run(self.out, begin=origin.tokens)
+        if run.val_rows:
+            self.loss = run.val_rows[-1]["val_loss"]
+            return
+        # The same examples in every branch: the mean over the last eighth of them.
+        last = [row for row in run.rows if row["tokens"] > self.horizon - (self.horizon - origin.tokens) / POINTS]
+        self.loss = sum(row["loss"] * row["batch"] for row in last) / sum(row["batch"] for row in last)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the losses say
+
+def critical_batch(batches, losses, tolerance):
+    """(largest batch that does no harm, smallest that does or None, where the loss crosses the tolerance or None).
+
+    Batches ascend. Harm: more than `tolerance` above the smallest batch's loss; a batch above one that does harm does
+    not count, whatever its own loss. The crossing is straight between the two in the logarithm of the batch."""
+    harm = [loss - losses[0] for loss in losses]
+    first = next((i for i, x in enumerate(harm) if not x <= tolerance), None)
+    if first is None:
+        return batches[-1], None, None
+    low, high = batches[first - 1], batches[first]
+    part = (tolerance - harm[first - 1]) / (harm[first] - harm[first - 1]) if math.isfinite(harm[first]) else 0.0
+    return low, high, low * (high / low) ** part
+
+
+def say_result(origin, branches, tolerance, kind, tokens):
+    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], tolerance)
+    print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
+    for b in branches:
+        harm = b.loss - branches[0].loss
+        loss = "diverged" if b.loss == math.inf else f"{b.loss:.4f}"
+        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {loss:>12} "
+              f"{'' if b.loss == math.inf else f'{harm:+.4f}':>16}{'' if harm <= tolerance else '  harm'}")
+    print(f"\nAfter {tokens:,} tokens from step {origin.step}; harm: more than {tolerance:g} above the smallest batch.")
+    if high is None:
+        print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
+    elif low == branches[0].batch and crossing <= low:
+        print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more "
+              "--tokens.")
+    else:
+        print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at "
+              f"{crossing:.3g}.")
+    scale = origin.noise_scale()
+    if math.isfinite(scale):
+        print(f"The run's noise scale there: {scale:.3g} rows.")
+    if low > origin.batch:
+        print(f"Recommendation: from here on --batch-tokens {low * origin.seq_len} ({low} rows) with --lr times "
+              f"{math.sqrt(low / origin.batch):.3g} takes 1/{low / origin.batch:.3g} of the steps and costs no data.")
+    else:
+        print(f"Recommendation: stay at {origin.batch} rows; a larger batch would cost data.")
+    return low, high, crossing
+
+
+def choose_batches(origin, factors):
+    batches = sorted({round(k * origin.batch) for k in factors})
+    if batches[0] < 1 or len(batches) < 2:
+        raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has "
+                    f"{origin.batch}")
+    if math.lcm(*batches) > 4 * batches[-1]:
+        raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
+    return batches
+
+
+def choose_tokens(origin, batches, wanted):
+    """Whole steps of every batch from one validation to the next, so that all are compared at the same tokens."""
+    grid = POINTS * math.lcm(*batches) * origin.seq_len
+    wanted = wanted or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
+    return -(-wanted // grid) * grid
+
+
+def trainer_of(origin, args):
+    """(words, directory): the program and what stands before it, and where the run's own paths hold."""
+    parts = origin.run.info.get("parts")
+    part = parts[-1] if parts else {"command": ["./train_gpt2"], "directory": "."}
+    program = os.path.abspath(args.program) if args.program else part["command"][0]
+    directory = part["directory"] if os.path.isdir(part["directory"]) else "."
+    return shlex.split(args.launch) + [program], directory
+
+
+def probe(args):
+    origin = Origin(args.origin)
+    out = args.out or os.path.join(origin.run.path, f"probe_{origin.step:08d}")
+    batches = choose_batches(origin, args.factors)
+    tokens = choose_tokens(origin, batches, args.tokens)
+    program, directory = trainer_of(origin, args)
+    branches = [Branch(origin, batch, tokens, out) for batch in batches]
+
+    print(f"from {origin.checkpoint}: {origin.tokens:,} tokens done, batch {origin.batch} rows, lr {origin.lr:.4g}")
+    print(f"{len(branches)} branches of {tokens:,} tokens each, in {out}")
+    for branch in branches:
+        if branch.is_done():
+            print(f"batch {branch.batch}: was trained before")
+            continue
+        branch.prepare(origin)
+        print(f"batch {branch.batch}: {branch.steps} steps ...", flush=True)
+        branch.train(program, directory)
+    for branch in branches:
+        branch.read_loss(origin)
+    if not math.isfinite(branches[0].loss):
+        raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
+    kind = "val" if origin.run.info["options"].get("val") else "train"
+    result = say_result(origin, branches, args.tolerance, kind, tokens)
+    if args.json:
+        write_json(args.json, origin, branches, args.tolerance, kind, tokens, result)
+
+
+def write_json(path, origin, branches, tolerance, kind, tokens, result):
+    scale = origin.noise_scale()
+    report = {"checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
+              "lr": origin.lr, "noise_scale": scale if math.isfinite(scale) else None, "branch_tokens": tokens,
+              "loss": kind, "tolerance": tolerance,
+              "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps,
+                            "loss": b.loss if math.isfinite(b.loss) else None} for b in branches],
+              "no_harm_up_to": result[0], "harm_from": result[1], "critical_batch": result[2]}
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=2)
+            file.write("\n")
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
