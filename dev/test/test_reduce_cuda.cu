@@ -1,0 +1,107 @@
+// Reductions (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+// Segments of all sizes, some empty, with gaps between them; *n: elements in all.
+static std::vector<ReduceSegment> random_segments(int S, size_t *n) {
+    std::vector<ReduceSegment> segments(S);
+    *n = 0;
+    for (int s = 0; s < S; s++) {
+        const bool empty = s > 0 && random_int(0, 9) == 0;
+        *n += random_int(0, 5);
+        segments[s].offset = *n;
+        segments[s].count = empty ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000);
+        *n += segments[s].count;
+    }
+    *n += 3;
+    return segments;
+}
+
+static void reduce_squares_case(int S) {
+    Error e = {};
+    size_t n;
+    const std::vector<ReduceSegment> segments = random_segments(S, &n);
+    std::vector<float> x(n, NAN); // in the gaps
+    std::vector<double> want(S, 0.0);
+    for (int s = 0; s < S; s++)
+        for (size_t i = 0; i < segments[s].count; i++) {
+            const float v = (float)random_normal();
+            x[segments[s].offset + i] = v;
+            want[s] += (double)v * v;
+        }
+    double *squares = device_new<double>(S);
+    float *d_x = device_from(x);
+    ReduceSegment *d_segments = device_from(segments);
+    void *workspace = workspace_new(reduce_squares_workspace_bytes(S));
+    run_twice(
+        "squares", [&] { CUDA_OK(cudaMemset(squares, POISON, S * sizeof(double))); },
+        [&] { CHECK_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e), &e); },
+        {{squares, S * sizeof(double)}});
+    check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
+
+    int bad = random_int(0, S - 1); // one value that is not finite must show, in its segment only
+    while (segments[bad].count == 0) bad = (bad + 1) % S;
+    x[segments[bad].offset + segments[bad].count - 1] = S % 2 ? NAN : INFINITY;
+    device_set(d_x, x);
+    CHECK_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e), &e);
+    const std::vector<double> got = host_from(squares, S);
+    for (int s = 0; s < S; s++) CHECK(isfinite(got[s]) == (s != bad), "segment %d: %g", s, got[s]);
+    case_end();
+}
+
+static void test_reduce_squares(void) {
+    reduce_squares_case(1);
+    for (int i = 0; i < 5; i++) reduce_squares_case(random_int(2, small_shapes_only ? 40 : 300));
+}
+
+static void test_reduce_examples(void) {
+    Error e = {};
+    const size_t large = small_shapes_only ? 30000 : 300000;
+    const size_t sizes[] = {1, 5, 768, 4097, large, (size_t)random_int(1, 50000)};
+    for (size_t n : sizes) {
+        const int E = random_int(1, 19);
+        const std::vector<float> x = random_vector<float>(E * n), before = random_vector<float>(n);
+        float *d_x = device_from(x), *gradient = device_new<float>(n), *examples = device_new<float>(E);
+        double *squares = device_new<double>(1);
+        void *workspace = workspace_new(reduce_examples_workspace_bytes(E));
+        run_twice(
+            "examples",
+            [&] { device_set(gradient, before), device_set(squares, std::vector<double>(1, SQUARES_BEFORE)); },
+            [&] { CHECK_OK(reduce_examples(gradient, squares, examples, d_x, E, n, workspace, 0, &e), &e); },
+            {{gradient, n * sizeof(float)}, {squares, sizeof(double)}, {examples, E * sizeof(float)}});
+        std::vector<double> sum(before.begin(), before.end()), want(E, 0.0);
+        for (int b = 0; b < E; b++)
+            for (size_t i = 0; i < n; i++) {
+                const double v = x[b * n + i];
+                sum[i] += v;
+                want[b] += v * v;
+            }
+        check_close("gradient", host_from(gradient, n), sum, SUM_RELATIVE, SUM_ABSOLUTE);
+        check_close("examples", host_from(examples, E), want, 2e-6, 0.0);
+        CHECK_CLOSE(host_from(squares, 1)[0] - SQUARES_BEFORE, std::accumulate(want.begin(), want.end(), 0.0), 2e-6,
+                    0.0);
+        CHECK_OK(reduce_examples(NULL, squares, NULL, d_x, E, n, workspace, 0, &e), &e);
+        CHECK_CLOSE(host_from(squares, 1)[0] - SQUARES_BEFORE, 2.0 * std::accumulate(want.begin(), want.end(), 0.0),
+                    2e-6, 0.0);
+        case_end();
+    }
+}
+
+static void test_reduce_sum(void) {
+    Error e = {};
+    for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
+        const std::vector<float> x = random_vector<float>(n, 3.0);
+        double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE));
+        CHECK_OK(reduce_sum(sum, device_from(x), n, 0, &e), &e);
+        CHECK_CLOSE(host_from(sum, 1)[0] - SQUARES_BEFORE, std::accumulate(x.begin(), x.end(), 0.0), 1e-9, 1.0);
+        case_end();
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_reduce_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_reduce_squares);
+    RUN(test_reduce_examples);
+    RUN(test_reduce_sum);
+    return test_summary();
+}
