@@ -8,6 +8,7 @@
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #define _POSIX_C_SOURCE 200809L // setenv, execv
 #include "llmc/cpu/attention.h"
+#include "llmc/cpu/calibrate.h"
 #include "llmc/cpu/layers.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/vector_math.h"
@@ -65,9 +66,9 @@ struct Engine {
 };
 
 // Rows of the head processed at a time: the logits of a whole micro-batch never exist.
+enum { HEAD_BYTES = 64 << 20 };
 static int head_chunk(const EngineConfig *config) {
-    const size_t most_bytes = (size_t)64 << 20;
-    size_t rows = most_bytes / sizeof(float) / (size_t)config->model->vocab_padded;
+    size_t rows = HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
@@ -179,6 +180,20 @@ void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes =
         matmul_bytes(threads) + attention_bytes(threads, (size_t)config->seq_len, (size_t)(m->channels / m->heads));
     for (int i = 0; i < plan->count; i++) plan->total += plan->item[i].bytes;
+}
+
+// CPUs are in no table: what the cores reach depends on clock, width and neighbours, so it is measured.
+void engine_device(const EngineConfig *config, EngineDevice *device) {
+    const double seconds = 0.05; // for each of the two
+    int threads = engine_thread_count(config);
+    *device = (EngineDevice){
+        .value_bytes = sizeof(float),
+        .head_bytes = HEAD_BYTES,
+        .flops = calibrate_flops(threads, seconds),
+        .bandwidth = calibrate_copy(threads, seconds),
+        .memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE),
+    };
+    snprintf(device->name, sizeof device->name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
 }
 
 int engine_create(Engine **out, const EngineConfig *config, Error *e) {

@@ -19,6 +19,7 @@
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/train.h"
+#include "llmc/workload.h"
 
 #include <assert.h>
 #include <math.h>
@@ -113,6 +114,17 @@ void engine_describe(const Engine *engine, char *out, size_t bytes) {
 size_t engine_memory_in_use(const Engine *) {
     size_t available, all;
     return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
+}
+
+void engine_device(const EngineConfig *, EngineDevice *out) {
+    Device device;
+    Error none_here;
+    memset(out, 0, sizeof *out);
+    out->value_bytes = sizeof(real);
+    out->head_bytes = WORK_HEAD_BYTES_GPU;
+    if (device_open(&device, &none_here)) return;
+    snprintf(out->name, sizeof out->name, "%s", device.name);
+    out->memory_bytes = (double)device.memory_bytes;
 }
 
 double engine_peak_flops(const Engine *engine) { return device_peak_flops(&engine->device); }

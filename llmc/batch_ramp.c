@@ -169,6 +169,13 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     }
 }
 
+int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
+    int64_t left = ((int64_t)r->config.train_tokens - tokens) / r->config.seq_len;
+    if (left <= 0) return 0;
+    int64_t batch = ramp_batch(r, step, (double)tokens);
+    return batch < left ? batch : left;
+}
+
 void ramp_settle(Ramp *r) {
     if (r->config.mode == RAMP_GNS) r->state.batch = ramp_clamp(&r->config, (double)r->state.batch);
 }

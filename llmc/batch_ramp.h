@@ -12,8 +12,8 @@
 //   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B over
 //                two half-lives of its average without a break; never goes down by itself
 //
-// A batch is rounded to whole rows and never depends on the number of ranks. The loop cuts a step short that would
-// overrun the horizon. One rank may decide and broadcast: the answer is one integer.
+// A batch is rounded to whole rows and never depends on the number of ranks. One rank may decide and broadcast: the
+// answer is one integer.
 #ifndef GNS_BATCH_RAMP_H
 #define GNS_BATCH_RAMP_H
 
@@ -65,6 +65,9 @@ void ramp_settle(Ramp *r);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
+
+// The same, cut short where it would overrun the horizon; 0 at the horizon.
+int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
 // kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
 double ramp_target(const Ramp *r, double ratio, double gns_ln);

@@ -54,6 +54,17 @@ typedef struct {
 
 void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan);
 
+// The device that the engine would run on, without creating it.
+typedef struct {
+    char name[256];      // as its maker or driver calls it; "": none here
+    size_t value_bytes;  // of a weight or an activation in the kernels
+    size_t head_bytes;   // most that a chunk of logits takes
+    double flops;        // FLOP/s of multiply-adds, measured in a moment; 0: ask device_specs.h
+    double bandwidth;    // B/s of a copy, read and written together, likewise
+    double memory_bytes; // likewise
+} EngineDevice;
+void engine_device(const EngineConfig *config, EngineDevice *device);
+
 int engine_create(Engine **out, const EngineConfig *config, Error *e);
 void engine_destroy(Engine *engine); // NULL is fine
 

@@ -19,6 +19,7 @@ typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES } AliasUnit;
     S(GNS, "Gradient noise scale")                                                                                     \
     S(RAMP, "Batch ramp")                                                                                              \
     S(RANKS, "Several processes (mpirun -np N ...)")                                                                   \
+    S(PLAN, "Planning (--dry-run)")                                                                                    \
     S(PROGRAM, "Program")
 
 #define S(id, title) SECTION_##id,

@@ -147,12 +147,20 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(FLAG,   tune,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
       "on a GPU: before the first step, time the algorithms on offer for every matrix product, and keep to the "       \
       "fastest. The choice is in run.json and the checkpoints, and a run that goes on keeps to it")                    \
+    X(FLAG,   dry_run,         "",   AS_IS,         "",          "",               "",       PLAN,                     \
+      "check everything, say what the run would take in memory, time, disk and money, and end")                        \
+    X(TEXT,   device,          "",   AS_IS,         "",          "",               "",       PLAN,                     \
+      "plan for this GPU (H200, B200, A100, RTX 4090, ...) rather than for what this machine has")                     \
+    X(INT,    ranks,           "",   AS_IS,         "",          "[1, 1000000]",   "",       PLAN,                     \
+      "plan for so many processes, one a GPU, rather than for those that are running")                                 \
+    X(REAL,   price,           "",   AS_IS,         "",          "(0, 1e6]",       "",       PLAN,                     \
+      "of an hour of one GPU, in whatever currency")                                                                   \
+    X(REAL,   link,            "",   AS_IS,         "",          "(0, 1e6]",       "GB/s",   PLAN,                     \
+      "between machines, each way, for each GPU, instead of what such machines usually have")                          \
     X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
       "of the CPU; 0: one a core. The results do not depend on it")                                                    \
     X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
       "file of options, one `name = value` a line, # for comments; the command line wins")                             \
-    X(FLAG,   dry_run,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
-      "check everything, say what memory it would take, and end")                                                      \
     X(FLAG,   help,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
       "print this and end")                                                                                            \
     X(FLAG,   version,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
@@ -212,7 +220,7 @@ bool options_given(const Options *o, const char *flag);
 // --help, at most 100 columns wide.
 void options_print_help(FILE *f, const char *program);
 
-// One JSON object: every option under its field's name, and "resolved". `indent` is how many spaces stand before the
+// One JSON object: every option but those of planning under its field's name, and "resolved". `indent` is how many spaces stand before the
 // lines after the first. No newline at the end.
 void options_write_json(FILE *f, const Options *o, int indent);
 

@@ -122,6 +122,7 @@ static void write_json_resolved(FILE *f, const Options *o, int indent) {
 void options_write_json(FILE *f, const Options *o, int indent) {
     fputs("{\n", f);
     for (int id = 0; id < OPTION_COUNT; id++) {
+        if (option_rows[id].section == SECTION_PLAN) continue; // of no run
         fprintf(f, "%*s\"%s\": ", indent + 2, "", option_rows[id].field);
         write_json_value(f, option_rows[id].type, option_rows[id].values, (const char *)o + option_rows[id].offset);
         fputs(",\n", f);

@@ -112,7 +112,21 @@ static int resolve_gns(Options *o, Error *e) {
     return 0;
 }
 
+static int resolve_plan(const Options *o, Error *e) {
+    static const OptionId planning[] = {OPTION_device, OPTION_ranks, OPTION_price, OPTION_link};
+    char flag[FLAG_BYTES];
+    for (size_t i = 0; !o->dry_run && i < sizeof planning / sizeof *planning; i++) {
+        if (!given(o, planning[i])) continue;
+        option_flag(flag, planning[i]);
+        FAIL(e, ERR_USAGE, NULL, "%s is for planning, and goes with --dry-run", flag);
+        if (planning[i] == OPTION_ranks) return error_hint(e, "to run, say mpirun -np %lld", (long long)o->ranks);
+        return error_hint(e, "add --dry-run, or leave it out");
+    }
+    return 0;
+}
+
 int options_resolve(Options *o, Error *e) {
+    TRY(resolve_plan(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_batch(o, e));

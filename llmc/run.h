@@ -90,6 +90,9 @@ bool may_save_aside(const Options *o);
 void describe_build(const Run *r, char *out, size_t bytes);
 RunState run_state(Run *r, const char *build);
 
+// --dry-run (dry_run.c): prints what the run would take.
+int run_dry(Run *r, Error *e);
+
 // ---------------------------------------------------------------------------------------------------------------------
 // One optimizer step (step.c)
 

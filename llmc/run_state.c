@@ -351,7 +351,8 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
 
 // Options that say what this invocation does rather than what the run is.
 static bool is_of_the_run(const char *field) {
-    static const char *const passing[] = {"config", "fresh", "out", "dry_run", "help", "version", "resolved"};
+    static const char *const passing[] = {"config", "fresh", "out",  "dry_run", "device",  "ranks",
+                                          "price",  "link",  "help", "version", "resolved"};
     for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
         if (strcmp(field, passing[i]) == 0) return false;
     return true;

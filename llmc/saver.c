@@ -56,11 +56,10 @@ static int read_param(void *s, Range range, float *values, Error *e) { return re
 static int read_moment1(void *s, Range range, float *values, Error *e) { return read_state(s, 1, range, values, e); }
 static int read_moment2(void *s, Range range, float *values, Error *e) { return read_state(s, 2, range, values, e); }
 
-static uint64_t bytes_needed(const Saver *s) {
+uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
     const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
-    const Tokenizer *tokenizer = s->config.tokenizer;
     uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
-    return (s->config.model->parameters + 2 * s->config.model->flat_count) * sizeof(float) + s->state_bytes + rest;
+    return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
 }
 
 static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
@@ -80,7 +79,8 @@ static int write_checkpoint(Saver *s, Error *e) {
     char directory[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
     Error ignored;
-    TRY(archive_begin(s->config.out, s->report.step, bytes_needed(s), directory, e));
+    TRY(archive_begin(s->config.out, s->report.step,
+                      saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes, directory, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);

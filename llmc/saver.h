@@ -40,6 +40,9 @@ typedef struct {
 // Bytes of that copy.
 size_t saver_copy_bytes(const Model *model);
 
+// Bytes that a checkpoint takes on the disk, state.json apart.
+uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
+
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 

@@ -9,13 +9,6 @@ static GnsMode step_mode(const Run *r) {
     return every > 0 && r->step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// Rows of the next step; the last one is cut short to end on the horizon.
-static int64_t step_batch(const Run *r) {
-    int64_t left = (r->options.run.horizon_tokens - r->tokens) / r->shape.seq_len;
-    int64_t batch = ramp_batch(&r->ramp, r->step, (double)r->tokens);
-    return batch < left ? batch : left;
-}
-
 // This rank's share of the step's rows. While the engine works on some, the loader reads the next: behind the last of
 // this step it is taken to be as large as this one.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
@@ -107,7 +100,7 @@ static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double secon
 
 // Rank 0 decides, all follow.
 static int agree_batch(Run *r, int64_t *B, Error *e) {
-    *B = step_batch(r);
+    *B = ramp_next(&r->ramp, r->step, r->tokens);
     TRY(comm_broadcast(r->comm, B, sizeof *B, e));
     if (*B % r->comm->ranks == 0 || r->uneven || !is_first(r)) return 0;
     r->uneven = true;

@@ -263,24 +263,6 @@ static int run_sampling(Run *r, Error *e) {
     return print_sample(r, NULL, e);
 }
 
-static int run_dry(Run *r, Error *e) {
-    const Options *o = &r->options;
-    if (o->train[0]) TRY(setup_data(r, e));
-    MemoryPlan plan;
-    engine_plan_memory(&r->shape, &plan);
-    printf("parameters       %zu\n", r->model.parameters);
-    printf("FLOPs a token    %.4g (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
-    if (o->run.horizon_tokens > 0)
-        printf("training         %.4g tokens, %.4g FLOPs\n", (double)o->run.horizon_tokens,
-               (double)o->run.horizon_tokens * model_flops_per_token(&r->model, r->shape.seq_len));
-    for (int i = 0; i < plan.count; i++)
-        printf("%-36s %10.1f MiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 20));
-    size_t copy = may_save_aside(o) ? saver_copy_bytes(&r->model) : 0;
-    if (copy) printf("%-36s %10.1f MiB\n", "copy for checkpoints, on the host", (double)copy / (1 << 20));
-    printf("%-36s %10.1f MiB\n", "memory in all", (double)(plan.total + copy) / (1 << 20));
-    return 0;
-}
-
 // A run of 8 ranks is one run: the same command line, the same program, the same data.
 static int check_same_options(Run *r, Error *e) {
     char *text = NULL;

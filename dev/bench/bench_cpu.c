@@ -8,6 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/common.h"
 #include "../../llmc/cpu/attention.h"
+#include "../../llmc/cpu/calibrate.h"
 #include "../../llmc/cpu/matmul.h"
 #include "../../llmc/cpu/vector_math.h"
 #include <omp.h>
@@ -31,24 +32,14 @@ typedef struct {
     double peak;          // GFLOP/s of all threads
 } Bench;
 
-// Peak: chains of multiply-adds on registers, enough of them to hide their latency.
-enum { CHAINS = 12, CHAIN_STEPS = 1000000 };
-
-static float fma_chains(size_t steps) {
-    Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
-    for (int i = 0; i < CHAINS; i++) v[i] = vec_set((float)i * 0.1f); // no fixed point: that chain would be folded away
-    for (size_t s = 0; s < steps; s++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) v[i] = v[i] * scale + shift;
-    for (int i = 0; i < CHAINS; i++) sum += v[i];
-    return sum[0];
-}
+// Peak: multiply-adds on registers.
+enum { CHAIN_STEPS = 1000000 };
 
 static void run_peak(Bench *bench, size_t unused[3]) {
     (void)unused;
     float total = 0;
 #pragma omp parallel num_threads(bench->threads) reduction(+ : total)
-    total += fma_chains(CHAIN_STEPS);
+    total += calibrate_chains(CHAIN_STEPS);
     bench->y[0] = total; // so that the work is not optimised away
 }
 
@@ -237,7 +228,7 @@ int main(int argc, char **argv) {
     }
     if (argc > 3) n = select_cases(cases, n, argv[3]);
     omp_set_num_threads(bench.threads);
-    cases[0].flops = 2.0 * VEC * CHAINS * CHAIN_STEPS * bench.threads;
+    cases[0].flops = 2.0 * VEC * CALIBRATE_CHAINS * CHAIN_STEPS * bench.threads;
 #ifdef HAVE_OPENBLAS
     openblas_set_num_threads(bench.threads);
     printf("OpenBLAS kernel: %s\n", openblas_get_corename());

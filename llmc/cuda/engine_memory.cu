@@ -7,6 +7,7 @@
 #include "gelu.cuh"
 #include "layernorm.cuh"
 #include "optimizer.cuh"
+#include "../workload.h"
 
 #include <string.h>
 
@@ -18,9 +19,8 @@ enum { FORWARD, HEAD, BACKWARD }; // the phases of a micro-step
 // Examples whose logits are computed at a time. The logits of a whole micro-batch would be most of the memory. A step
 // of d12 takes as long with chunks of 4k, 8k or 16k rows, and 2% longer with 2k.
 int engine_head_examples(const EngineConfig *config) {
-    const size_t most_bytes = (size_t)800 << 20; // 8k rows of GPT-2's vocabulary in bf16
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
-    int most = (int)size_min(size_max(most_bytes / one, 1), config->micro_batch);
+    int most = (int)size_min(size_max(WORK_HEAD_BYTES_GPU / one, 1), config->micro_batch);
     int chunks = (config->micro_batch + most - 1) / most;
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }

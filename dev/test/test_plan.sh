@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# --dry-run as a program: it runs without data, plans GPUs from a machine that has none, foretells the steps that the
+# trainer then makes, and says where the disk is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+root=$PWD
+train=$PWD/$GNS_BUILD/train_gpt2
+tokenize=$PWD/$GNS_BUILD/data/tokenize
+cuda=$PWD/build/cuda-BF16/train_gpt2cu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failed=0
+
+# check NAME: runs the function of that name; its output is the reason of a failure, 77 skips
+check() {
+    local start=$EPOCHREALTIME out status code
+    out=$("$1" 2>&1)
+    code=$?
+    case $code in 0) status=PASS ;; 77) status=SKIP ;; *) status=FAIL failed=1 ;; esac
+    printf '%s plan/%s %.2fs%s\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')" \
+        "$([ $status = SKIP ] && echo ": $out")"
+    [ $status != FAIL ] || echo "$out" | tail -n 5 | sed 's/^/  /'
+}
+
+d12="--model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9"
+plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
+says() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
+
+plans_a_gpu_from_here() { # shellcheck disable=SC2086
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && says '^device +H200: 989 TFLOP/s bf16' &&
+        says '^ +matmul, blocks .* compute ' && says '^ +LayerNorm, residual .* memory ' && says '^> +8 +1 +65,536 ' &&
+        says '^ +16 +2 ' && says '^ +8960 +1120 ' && says '^run +19,074 steps of 512 rows, .* cost [0-9]'
+}
+plans_this_cpu() {
+    plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && says '^device +CPU, ' && says 'measured just now' &&
+        says ' tok/s, MFU ' && says '^run +10 steps of 4 rows'
+}
+fits_a_screen() { # shellcheck disable=SC2086
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 || return 1
+    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 50) { print NR " lines"; bad = 1 } exit bad }' plan.txt
+}
+hours_are_tokens_over_speed() { # of the same page; without --val nothing is added
+    # shellcheck disable=SC2086
+    plan $d12 --device H200 || return 1
+    awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
+        END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
+            print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
+}
+says_where_the_disk_is_too_small() {
+    plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && says 'NOT ENOUGH' &&
+        plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && says 'free in \.'
+}
+says_where_memory_is_too_small() { plan --device "RTX 4090" --model gpt2-1558M && says 'NOT EVEN ONE ROW FITS'; }
+planning_goes_with_dry_run() {
+    local option
+    for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
+        # shellcheck disable=SC2086
+        "$train" --train x --steps 1 $option > plan.txt 2>&1
+        [ $? = 64 ] && says "${option% *} .*--dry-run" || return 1
+    done
+    "$train" --dry-run --device 3dfx > plan.txt 2>&1
+    [ $? = 64 ] && says '3dfx.*H200'
+}
+writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
+
+# The ramp walked through is the ramp of the run.
+foretells_the_steps() {
+    local small="--train code_train_*.bin --vocab-size 256 --layers 1 --heads 1 --channels 16 --seq-len 32 --lr 1e-3
+        --train-tokens 30000 --micro-batch 8 --gns off --checkpoint-every 0" ramp planned made
+    cat "$root"/llmc/*.[ch] > text.txt
+    "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
+    for ramp in "" "--ramp linear --batch-min 2 --batch-max 9" "--ramp seesaw --batch-min 2 --batch-max 9 --warmup-tokens 3000"; do
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' plan $small $ramp || return 1
+        planned=$(awk '/^run / { print $2 }' plan.txt)
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' "$train" $small $ramp --out run --fresh > run.log 2>&1 || { cat run.log; return 1; }
+        made=$(grep -c '"loss"' run/metrics.jsonl)
+        [ "$planned" = "$made" ] || { echo "$ramp: planned $planned steps, made $made"; return 1; }
+    done
+}
+
+# The CUDA trainer plans to the byte, without a GPU; from the CPU's trainer its memory is estimated.
+memory_in_all() { awk '/memory in all/ { print $4 }' "$1"; }
+estimates_what_the_cuda_engine_takes() {
+    [ -x "$cuda" ] || { echo "no $cuda (make train_gpt2cu)"; return 77; }
+    local options
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" "--model d24"; do
+        # shellcheck disable=SC2086
+        plan --device H200 --micro-batch 32 $options || return 1
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
+        awk -v here="$(memory_in_all plan.txt)" -v there="$(memory_in_all cuda.txt)" -v options="$options" 'BEGIN {
+            if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
+                print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
+    done
+}
+
+for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
+    says_where_the_disk_is_too_small says_where_memory_is_too_small planning_goes_with_dry_run writes_nothing \
+    foretells_the_steps estimates_what_the_cuda_engine_takes; do
+    check $test
+done
+exit $failed

@@ -1,0 +1,72 @@
+// What of a plan concerns memory.
+#include "plan.h"
+
+#include <string.h>
+
+static void add_item(MemoryPlan *memory, const char *what, double bytes) {
+    memory->item[memory->count].what = what;
+    memory->item[memory->count++].bytes = (size_t)bytes;
+    memory->total += (size_t)bytes;
+}
+
+// Values of the flat arrays that this rank updates.
+static double owned_values(const EngineConfig *shape) {
+    double owned = shape->owned_count ? 0 : (double)shape->model->flat_count;
+    for (int i = 0; i < shape->owned_count; i++) owned += (double)(shape->owned[i].end - shape->owned[i].begin);
+    return owned;
+}
+
+// Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
+// block without recomputing; here attention keeps its row sums only, and there is no dropout.
+static double block_activations(const EngineConfig *shape, double value) {
+    const ModelConfig *m = &shape->model->config;
+    double C = m->channels, L = m->layers, kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L;
+    double gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
+    double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
+    // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
+    return value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
+}
+
+void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
+    const double matmul_workspace = 64 << 20;
+    const Model *model = shape->model;
+    double N = (double)shape->micro_batch * shape->seq_len, C = model->config.channels, value = device->value;
+    double all = (double)model->flat_count, owned = owned_values(shape), fp32 = sizeof(float);
+    double logits = value * shape->seq_len * model->vocab_padded; // of a row
+    double most = device->head_bytes / logits, rows = most < 1 ? 1 : most < shape->micro_batch ? (int)most : 0;
+    logits *= rows > 0 ? rows : shape->micro_batch;
+    memset(memory, 0, sizeof *memory);
+    add_item(memory, "weights in fp32 and bf16, estimated", fp32 * owned + (value < fp32 ? value : 0) * all);
+    add_item(memory, "gradients, fp32, estimated", fp32 * all);
+    add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
+    add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
+    // What lives in the head's part of a step, and in the backward pass, shares its memory.
+    double head = logits + 2 * value * N * C, backward = value * N * 6 * C;
+    add_item(memory, "logits, gradients, scratch, estimated", (head > backward ? head : backward) + matmul_workspace);
+    if (shape->gns == GNS_EXACT)
+        add_item(memory, "exact per-example norms, estimated", fp32 * (model->vocab_padded * C + N * C));
+}
+
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
+    EngineConfig shape = plan->shape;
+    shape.micro_batch = micro_batch;
+    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    else engine_plan_memory(&shape, memory);
+}
+
+double plan_usable_memory(const PlanDevice *device) {
+    const double share = 0.97; // the driver, the program's code and the libraries' own buffers have the rest
+    return share * device->memory_bytes;
+}
+
+int plan_largest_micro_batch(const Plan *plan, int most) {
+    int fits = 0, fails = most + 1;
+    while (fails - fits > 1) {
+        int middle = fits + (fails - fits) / 2;
+        MemoryPlan memory;
+        plan_memory(plan, middle, &memory);
+        if ((double)memory.total <= plan_usable_memory(&plan->device)) fits = middle;
+        else fails = middle;
+    }
+    return fits;
+}
