@@ -1,13 +1,16 @@
-"""A run's directory as the scripts read it: run.json (the options) and metrics.jsonl (a line a step or validation).
+"""A run's directory as the scripts read it: run.json (the options) and metrics.jsonl or metrics.jsonl.gz (a line a step
+or validation).
 
 The fields of metrics.jsonl are those that llmc/metrics.c writes; a number that was not finite is null there, NaN here.
 """
 
 import argparse
+import gzip
 import json
 import math
 import os
 import sys
+import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 
@@ -65,9 +68,14 @@ def number(x):
 
 
 def read_text(path):
+    """A file's text; gzip's, where there is only a file with .gz behind the name."""
+    packed = not os.path.exists(path) and os.path.exists(path + ".gz")
+    path += ".gz" if packed else ""
     try:
-        with open(path, encoding="utf-8") as file:
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8") as file:
             return file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short") from None
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
+
+Writes DIR/gns-{ramp,loss,ratio,layers}.svg and prints the page's table. Where the study tried several learning rates,
+every batch is shown at the one with the lowest final validation loss (mean over the seeds); of several seeds the first.
+"""
+
+import math
+import os
+import re
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
+from report import show, show_time, write_whole
+from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main, smooth, span_of
+
+RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)-lr([\d.e+-]+)-seed(\d+)$")
+
+
+def last_val(run):
+    return run.val_column("val_loss")[-1] if run.val_rows else math.inf
+
+
+def load(study):
+    """One run a batch: constant ones by their size, then the ramps by kappa."""
+    found = {}  # (kind, size) -> lr -> [(seed, run)]
+    for name in sorted(os.listdir(study)) if os.path.isdir(study) else []:
+        match = RUN_NAME.match(name)
+        if match and os.path.isdir(os.path.join(study, name)):
+            kind, size, lr, seed = match.groups()
+            by_lr = found.setdefault((kind, float(size)), {})
+            by_lr.setdefault(float(lr), []).append((int(seed), Run(os.path.join(study, name))))
+    runs = []
+    for (kind, size), by_lr in sorted(found.items()):
+        best = min(by_lr.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
+        run = min(best)[1]
+        run.ramp = kind == "ramp"
+        run.label = f"ramp, kappa {size:g}" if run.ramp else f"{size:g} rows"
+        runs.append(run)
+    if not any(run.ramp for run in runs) or all(run.ramp for run in runs):
+        raise Fault(EXIT_INPUT, f"{study}: no ramp and constant batches of dev/bench/ramp_study.sh in it")
+    return runs
+
+
+def print_table(runs):
+    print("| batch | lr | steps | time | val loss |\n| --- | --- | --- | --- | --- |")
+    for run in runs:
+        last = run.rows[-1]
+        print(f"| {run.label} | {max(run.column('lr')):.2e} | {last['step']:,} | {show_time(last['seconds'])} | "
+              f"{show(last_val(run), 5)} |")
+
+
+def carried(values, start):
+    """Every value, or the last known one before it."""
+    out = []
+    for x in values:
+        start = x if math.isfinite(x) and x > 0 else start
+        out.append(start)
+    return out
+
+
+def draw_ramp(plots, run, others):
+    """Left: what the controller looks at. Right: the LayerNorms' noise scale of every run."""
+    figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.8), width_ratios=(3, 2))
+    ratio = carried(run.column("gns_ratio"), 1.0)
+    target, se, lower = ([c * x for c, x in zip(ratio, run.column(name))]
+                         for name in ("gns_ln", "gns_ln_se", "gns_ln_lower"))
+    at, target, se, lower, batch = plots.thin(run.column("tokens")[:-1], target[:-1], se[:-1], lower[:-1],
+                                              run.column("batch")[:-1])
+    low = [max(x - e, x / 20) for x, e in zip(target, se)]  # 0 has no place on a logarithmic axis
+    left.fill_between(at, low, [x + e for x, e in zip(target, se)], color="tab:orange", alpha=0.25, lw=0,
+                      label="one standard error")
+    left.plot(at, target, color="tab:orange", lw=1.2, label="target: noise scale of the whole model, c x ln")
+    left.plot(at, [x if x > 0 else math.nan for x in lower], color="tab:red", lw=0.8, ls=":",
+              label="its lower bound, 95%")
+    left.step(at, batch, where="post", color="black", lw=1.6, label="batch")
+    left.step(at, [2 * x for x in batch], where="post", color="black", lw=0.8, ls="--",
+              label="twice the batch: what the bound has to exceed")
+    plots.limit_gns(left, target, batch)
+    left.set(title=run.label, ylabel="rows")
+    for other, colour in zip(others, plots.colours(others)):
+        at, scale = plots.thin(other.column("tokens")[:-1], other.column("gns_ln")[:-1])
+        right.plot(at, [x if x > 0 else math.nan for x in scale], color=colour, lw=1, label=other.label)
+    plots.limit_gns(right, [x for other in others for x in other.column("gns_ln")[:-1]], [1])
+    right.set(title="noise scale of the LayerNorms, at every batch")
+    for axes in (left, right):
+        axes.set_yscale("log")
+        plots.token_axis(axes)
+        axes.legend()
+    return figure
+
+
+def draw_loss(plots, runs):
+    """Smoothed training loss (lines) and validation loss (dots)."""
+    figure, panels = plots.plt.subplots(1, 2, figsize=(13, 4.8), sharey=True)
+    for axes, name in zip(panels, ("tokens", "step")):
+        for run, colour in zip(runs, plots.colours(runs)):
+            soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))
+            axes.plot(*plots.thin(run.column(name), soft), color=colour, lw=1.1, label=run.label)
+            axes.plot(run.val_column(name), run.val_column("val_loss"), "o", color=colour, ms=4,
+                      markeredgecolor="white")
+        axes.legend()
+    plots.token_axis(panels[0])
+    panels[1].set(xscale="log", xlabel="steps")
+    panels[0].set(ylabel="loss (nats a token)", ylim=plots.loss_limits(runs))
+    return figure
+
+
+def draw_ratio(plots, runs):
+    figure, axes = plots.plt.subplots(figsize=(9, 4))
+    for run, colour in zip(runs, plots.colours(runs)):
+        known = [row for row in run.rows if row.get("gns_ratio") not in (None, 1)]  # 1: nothing known yet
+        axes.plot([row["tokens"] for row in known], [row["gns_ratio"] for row in known], color=colour, lw=1.2,
+                  label=run.label)
+    axes.set(ylabel="c: noise scale, whole model / LayerNorms", ylim=(0, None))
+    plots.token_axis(axes)
+    axes.legend()
+    return figure
+
+
+def write_figure(plots, path, title, figure):
+    """A tenth of a point is fine enough for curves, and half the size."""
+    svg = plots.svg_of(figure, title)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
+    write_whole(path, svg + "\n")
+
+
+def main():
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("study", metavar="STUDY", help="the OUT of dev/bench/ramp_study.sh")
+    parser.add_argument("-o", "--out", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR",
+                        help="where the figures go (default: beside this program)")
+    args = parser.parse_args()
+    runs = load(args.study)
+    try:
+        import report_plots as plots
+    except ImportError as error:
+        raise missing_package("matplotlib", error) from None
+    ramp = next(run for run in runs if run.ramp)
+    with plots.style():
+        for name, title, figure in (
+                ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
+                ("loss", "Loss against tokens and steps", draw_loss(plots, runs)),
+                ("ratio", "Noise scale of the whole model over that of the LayerNorms", draw_ratio(plots, runs)),
+                ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp]))):
+            write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)
+    print_table(runs)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# dev/bench/ramp_study.sh with the CPU trainer on a text made up here, and dev/docs/plots.py on what it leaves.
+# GNS_BUILD names the build directory. The figures are skipped where no Python has matplotlib.
+set -u
+cd "$(dirname "$0")/../.."
+build=${GNS_BUILD:-build/cpu}
+export TRAINER=$PWD/$build/train_gpt2 TOKENIZE=$PWD/$build/data/tokenize
+here=$(mktemp -d)
+text=$build/study_text # one name for all times: the files for validation are drawn by a hash of their paths
+trap 'rm -rf "$here" "$text"' EXIT
+failed=0
+
+begin() { start=$EPOCHREALTIME && wrong=0; }
+check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...
+end() {
+    local word=PASS
+    [ $wrong = 0 ] || { word=FAIL && failed=1; }
+    printf '%s study/%s %.2fs\n' $word "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+}
+says() { grep -qF -- "$2" "$1"; } # FILE TEXT
+
+# Sixty files, one a copy of another, and one that is too small to count.
+rm -rf "$text" && mkdir -p "$text"
+for i in $(seq 60); do seq "$i" 7 $((i + 500)) | sed "s/^/int name_$i = /" > "$text/$i.c"; done
+cp "$text/1.c" "$text/copy.c" && echo small > "$text/small.c"
+
+begin
+export OUT=$here/study TEXTS=$text TOKENS=20000 BATCHES="4 16" SEQ_LEN=16 MICRO_BATCH=8 VAL_TOKENS=512 LRS=1e-2
+export SHAPE="--layers 1 --heads 2 --channels 16" RAMP_VAL_EVERY=20 EXACT_EVERY=2
+dev/bench/ramp_study.sh > "$here/log" 2>&1
+check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
+row() { awk -v name="$1-lr1e-2-seed1" -v column="$2" '$1 == name { print $column }' "$OUT/table.txt"; }
+# 20,000 tokens are 1250 rows of 16: 313 steps of 4 rows, 79 of 16.
+check "steps of 4 rows: $(row constant-4 2)" [ "$(row constant-4 2)" = 313 ]
+check "steps of 16 rows: $(row constant-16 2)" [ "$(row constant-16 2)" = 79 ]
+check "the ramp's batch: $(row ramp-kappa1 4)" [ "$(row ramp-kappa1 4)" -le 16 ]
+for name in constant-4 constant-16 ramp-kappa1; do
+    run=$OUT/$name-lr1e-2-seed1
+    check "$name: tokens $(row $name 3)" [ "$(row $name 3)" = 20000 ]
+    check "$name: val loss $(row $name 6)" says <(gzip -dc "$run/metrics.jsonl.gz" | tail -n 1) "\"val_loss\": $(row $name 6 | cut -c 1-5)"
+    check "$name: no run.json" [ -s "$run/run.json" ]
+done
+# The learning rate of 16 rows is sqrt(16 / 4) times that of 4.
+check "lr at 16 rows" says "$OUT/constant-16-lr1e-2-seed1/run.json" '"lr": 0.02,'
+check "lr at 4 rows" says "$OUT/constant-4-lr1e-2-seed1/run.json" '"lr": 0.01,'
+check "checkpoints are left" [ -z "$(find "$OUT" -name '*.safetensors')" ]
+end runs
+[ $failed = 0 ] || exit 1
+
+begin
+TRAINER=$here/none dev/bench/ramp_study.sh > "$here/log" 2>&1
+check "no trainer: exit code $?" [ $? = 64 ]
+TEXTS=$here/none OUT=$here/none dev/bench/ramp_study.sh > "$here/log" 2>&1
+check "no text: exit code $?" [ $? = 65 ]
+check "no text: says $(tail -n 1 "$here/log")" says "$here/log" "error: no source text"
+SHAPE="--layers 0" OUT=$here/bad dev/bench/ramp_study.sh > "$here/log" 2>&1
+check "a trainer that fails: exit code $?" [ $? = 1 ]
+check "a trainer that fails is not named" says "$here/log" "FAIL constant-4-lr1e-2-seed1: exit code 64"
+end errors
+
+for python in build/venv/bin/python3 python3 ""; do
+    [ -z "$python" ] || ! "$python" -c 'import matplotlib' 2> /dev/null || break
+done
+[ -n "$python" ] || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
+begin
+# Another rate whose last validation is better, on a machine that knows it by its time: it has to be the one shown.
+better=$OUT/constant-4-lr5e-3-seed1
+mkdir "$better" && cp "$OUT/constant-4-lr1e-2-seed1/run.json" "$better"
+gzip -dc "$OUT/constant-4-lr1e-2-seed1/metrics.jsonl.gz" |
+    sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' > "$better/metrics.jsonl"
+cp -r "$better" "$OUT/constant-4-lr5e-3-seed2"
+"$python" dev/docs/plots.py "$OUT" -o "$here" > "$here/log" 2>&1
+check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
+check "the better rate: $(grep '4 rows' "$here/log")" says "$here/log" "| 313 | 10.0 seconds | 0.125 |"
+check "a line a batch: $(grep -c '^|' "$here/log")" [ "$(grep -c '^|' "$here/log")" = 5 ]
+check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
+for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$here" ramp loss ratio layers
+for label in '4 rows' '16 rows' 'ramp, kappa 1'; do check "$label is not in the figure" says "$here/gns-loss.svg" "$label"; done
+head -c 300 "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz" > "$here/cut" && mv "$here/cut" "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz"
+"$python" dev/docs/plots.py "$OUT" -o "$here/none" > "$here/log" 2>&1
+check "a cut log: exit code $?" [ $? = 65 ]
+check "a cut log: says $(cat "$here/log")" says "$here/log" "constant-16-lr1e-2-seed1/metrics.jsonl.gz: damaged"
+"$python" dev/docs/plots.py "$here" > "$here/log" 2>&1
+check "no study: exit code $?" [ $? = 65 ]
+end figures
+exit $failed
