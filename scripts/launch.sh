@@ -66,6 +66,10 @@ run_and_listen() {
         kill -0 $job 2> /dev/null || break # otherwise it was the trap that ended the wait
     done
     trap - INT TERM USR1
+    [ $code -le 128 ] || { # as srun gives it, or a process alone
+        echo "error: a rank was lost (exit code $code: signal $((code - 128)))" >&2
+        code=78
+    }
     return $code
 }
 
@@ -95,7 +99,7 @@ launch() { # more options, which go behind OPTIONS
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
-        local mpirun=(mpirun -np "$RANKS" --bind-to none)
+        local mpirun=(scripts/mpirun.sh -np "$RANKS" --bind-to none)
         [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")

@@ -31,7 +31,7 @@ command -v python3 > /dev/null || fail 64 "no python3" "Install it: the random t
 # NVLink multicast (NVLS) stays off: it is not everywhere allowed, and what is measured here is to be comparable. All
 # ranks are on this machine, and talk over shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
-mpirun=(mpirun --bind-to none)
+mpirun=(scripts/mpirun.sh --bind-to none)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
 gpus=1 threads=()
 if [[ $TRAINER != *cu ]]; then
@@ -97,11 +97,11 @@ begin() { # NAME RANKS OPTIONS...
     job=$!
 }
 
-# Processes of the run under way that are rank R, or any rank.
-rank_processes() { # [R]
+# Processes of the run under way: all of them, with mpirun; or those that are rank R.
+run_processes() { # [R]
     local environment
     grep -lzxF "GNS_RANKS_CHECK=$work/$name" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
-        grep -qzxE "OMPI_COMM_WORLD_RANK=${1:-[0-9]+}" "$environment" 2> /dev/null || continue
+        [ $# = 0 ] || grep -qzx "OMPI_COMM_WORLD_RANK=$1" "$environment" 2> /dev/null || continue
         environment=${environment%/environ}
         echo "${environment#/proc/}"
     done
@@ -110,9 +110,16 @@ rank_processes() { # [R]
 runs() { kill -0 "$job" 2> /dev/null; }
 steps_done() { sed -n '/"loss"/p' "$work/$name/metrics.jsonl" 2> /dev/null | wc -l; }
 
-kill_run() {
-    # shellcheck disable=SC2046
-    kill -KILL "$job" $(rank_processes) 2> /dev/null
+kill_run() { # and waits, not for ever, until its processes have given back what they held
+    local process state processes end=$((SECONDS + 20))
+    processes=$(run_processes)
+    # shellcheck disable=SC2086
+    kill -KILL $processes 2> /dev/null
+    for process in $processes; do
+        while { read -r _ _ state _ < "/proc/$process/stat"; } 2> /dev/null && [ "$state" != Z ] && [ $SECONDS -lt $end ]; do
+            sleep 0.05
+        done
+    done
 }
 
 # Waits for the run's end, for so many seconds at most; `code` is its exit code, 124 where it had to be ended.
@@ -232,21 +239,21 @@ faults() {
     await_steps 10
     struck=$(now)
     # shellcheck disable=SC2046
-    kill -KILL $(rank_processes $victim)
-    fault_ends "rank $victim killed" "137|78" "process rank $victim .* signal 9|rank $victim .* is stopped or gone" 15
+    kill -KILL $(run_processes $victim)
+    fault_ends "rank $victim killed" 78 "process rank $victim .* signal 9" 15
 
     fault_begin stopped "$RANKS" --steps $fault_steps
     await_steps 10
     struck=$(now)
     # shellcheck disable=SC2046
-    kill -STOP $(rank_processes $victim)
+    kill -STOP $(run_processes $victim)
     fault_ends "rank $victim stopped" 78 "rank $victim \(process [0-9]+\) is stopped or gone" $((deadline + 15))
 
     fault_begin stopped-early "$RANKS" --steps $fault_steps --deadline-setup 15
-    until [ -n "$(rank_processes $victim)" ] || ! runs; do :; done
+    until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
     struck=$(now)
     # shellcheck disable=SC2046
-    kill -STOP $(rank_processes $victim)
+    kill -STOP $(run_processes $victim)
     fault_ends "rank $victim stopped while it sets up" 78 \
         "rank $victim (\(process [0-9]+\) is stopped or gone|has not started)" 30
 
@@ -292,7 +299,7 @@ memory_used() { # MiB: of the fullest GPU, or of the fullest process
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
     else
-        for process in $(rank_processes) $job; do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status"; done
+        for process in $(run_processes); do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status"; done
     fi | sort -g | tail -n 1
 }
 

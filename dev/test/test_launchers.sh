@@ -78,9 +78,30 @@ goes() { # CODE STARTS CODES...: of the launcher, when the program ends with the
     grep -q -- '--train .*x_train.* --lr 1 --seed 2$' "$work/starts"
 }
 done_at_once() { goes 0 1 0; }
+lost() { goes 78 1 137; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
 not_without_getting_on() { goes 78 2 75+ 78 0; }
 not_what_will_fail_again() { goes 76 2 75+ 76+ 0; }
+
+# An mpirun that waits for ever when its rank has ended. Begun early, because that takes its time to find out.
+mkdir "$work/hangs"
+mkfifo "$work/hangs/never"
+cat > "$work/hangs/mpirun" <<END
+#!/usr/bin/env bash
+OMPI_COMM_WORLD_RANK=0 sleep 2
+read -r < "$work/hangs/never"
+END
+chmod +x "$work/hangs/mpirun"
+(
+    PATH="$work/hangs:$PATH" timeout 40 scripts/mpirun.sh -np 2 program > "$work/hangs/log" 2>&1
+    echo $? > "$work/hangs/code"
+) &
+mpirun_that_hangs() {
+    until [ -s "$work/hangs/code" ]; do sleep 0.2; done
+    [ "$(cat "$work/hangs/code")" = 78 ] && grep -q 'it is killed' "$work/hangs/log" && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' && return
+    cat "$work/hangs/code" "$work/hangs/log"
+    return 1
+}
 
 stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
     command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
@@ -110,8 +131,8 @@ END
     [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
 
-for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm done_at_once again_until_done \
-    not_without_getting_on not_what_will_fail_again stops_and_goes_on; do
+for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm done_at_once lost again_until_done \
+    not_without_getting_on not_what_will_fail_again stops_and_goes_on mpirun_that_hangs; do
     check $test
 done
 exit $failed

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Open MPI's mpirun with a proper end: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. Mended here,
+# as found with 4.1.4:
+#
+#   - TERM and Ctrl-C make mpirun kill its ranks a second later. They become USR1, at which the ranks finish their step,
+#     save and end with 75.
+#   - Where a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
+#     --enable-recovery or --continuous it does not, and mpirun returns 0.) It becomes 78: a rank was lost.
+#   - Where a rank died while it was joining the others, mpirun may wait for ever for a lock of its own, in
+#     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
+set -u
+patience=10 # seconds
+
+children() { cat /proc/"$job"/task/*/children 2> /dev/null; }
+
+# Ranks on other machines are no children of mpirun's.
+has_ranks() {
+    local child
+    for child in $(children); do
+        grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null && return 0
+    done
+    return 1
+}
+
+# Those that are dead, and that mpirun has not buried, do not count.
+has_children() {
+    local child state
+    for child in $(children); do
+        { read -r _ _ state _ < "/proc/$child/stat"; } 2> /dev/null && [ "$state" != Z ] && return 0
+    done
+    return 1
+}
+
+end_when_alone() {
+    local alone=0
+    until has_ranks; do sleep 1 > /dev/null 2>&1; done
+    while [ $alone -lt $patience ]; do
+        sleep 1 > /dev/null 2>&1
+        if has_children; then alone=0; else alone=$((alone + 1)); fi
+    done
+    echo "mpirun has not ended $patience s after its ranks: it is killed" >&2
+    kill -KILL "$job"
+}
+
+setsid mpirun "$@" & # out of the terminal's reach, that is of its Ctrl-C
+job=$!
+trap 'kill -USR1 "$job" 2> /dev/null' INT TERM USR1
+end_when_alone &
+guard=$!
+while :; do
+    wait "$job"
+    code=$?
+    kill -0 "$job" 2> /dev/null || break # otherwise it was the trap that ended the wait
+done
+kill $guard 2> /dev/null
+if [ "$code" -gt 128 ]; then
+    echo "error: a rank was lost (exit code $code of mpirun: signal $((code - 128))). Start the same command again" >&2
+    code=78
+fi
+exit "$code"
