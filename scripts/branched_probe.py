@@ -211,10 +211,10 @@ def choose_tokens(origin, batches, wanted):
 
 def trainer_of(origin, args):
     """(words, directory): the program and what stands before it, and where the run's own paths hold."""
-    parts = origin.run.info.get("parts")
-    part = parts[-1] if parts else {"command": ["./train_gpt2"], "directory": "."}
+    part = (origin.run.parts() or [{"command": ["./train_gpt2"]}])[-1]
     program = os.path.abspath(args.program) if args.program else part["command"][0]
-    directory = part["directory"] if os.path.isdir(part["directory"]) else "."
+    directory = part.get("directory", ".")
+    directory = directory if os.path.isdir(directory) else "."
     return shlex.split(args.launch) + [program], directory
 
 

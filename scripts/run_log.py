@@ -1,5 +1,5 @@
-"""A run's directory as the scripts read it: run.json (the options) and metrics.jsonl or metrics.jsonl.gz (a line a step
-or validation).
+"""A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl (a
+line a step or validation) and samples.jsonl (a line a sample), either of them also packed, with .gz behind the name.
 
 The fields of metrics.jsonl are those that llmc/metrics.c writes; a number that was not finite is null there, NaN here.
 """
@@ -50,6 +50,7 @@ class Run:
         self.name = os.path.basename(os.path.abspath(path))
         self.info = read_json(os.path.join(path, "run.json"))
         self.rows, self.val_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
+        self.samples = read_samples(os.path.join(path, "samples.jsonl"))
         add_seconds(self.rows, self.val_rows, begin)
 
     def column(self, name):
@@ -58,6 +59,15 @@ class Run:
 
     def val_column(self, name):
         return [number(row.get(name)) for row in self.val_rows]
+
+    def parts(self):
+        """One dictionary a part of the run: first_step, ranks, started, host, directory, command."""
+        parts = self.info.get("parts", [])
+        good = isinstance(parts, list) and all(isinstance(part, dict) and isinstance(part.get("command"), list)
+                                               for part in parts)
+        if not good:
+            raise Fault(EXIT_INPUT, f"{os.path.join(self.path, 'run.json')}: \"parts\" is no list of commands")
+        return parts
 
     def has(self, name):
         return any(math.isfinite(x) for x in self.column(name))
@@ -111,15 +121,29 @@ def check_row(row, where):
             raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
 
 
-def read_metrics(path):
-    lines = read_text(path).splitlines()
-    rows, val_rows = [], []
-    for i, line in enumerate(lines, 1):
+def read_lines(path):
+    """(where, object) of every line of JSON."""
+    for i, line in enumerate(read_text(path).split("\n"), 1):
         where = f"{path} line {i}"
         try:
-            row = json.loads(line)
+            if line:
+                yield where, json.loads(line)
         except ValueError:
             raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+
+
+def read_samples(path):
+    samples = []
+    for where, sample in read_lines(path) if os.path.exists(path) or os.path.exists(path + ".gz") else ():
+        if not isinstance(sample, dict) or not is_number(sample.get("step")) or not isinstance(sample.get("text"), str):
+            raise Fault(EXIT_INPUT, f"{where}: no sample with its step and text")
+        samples.append(sample)
+    return samples
+
+
+def read_metrics(path):
+    rows, val_rows = [], []
+    for where, row in read_lines(path):
         check_row(row, where)
         kind = val_rows if "val_loss" in row else rows
         if kind and row["tokens"] < kind[-1]["tokens"]:
