@@ -376,16 +376,39 @@ static void test_more_ranks(void) {
     model_destroy(&model);
 }
 
+// Two ranks, 10 rows a step and a link so slow that the backward pass hides little: the layers' gradients but for that
+// time, the embeddings', and what is gathered; each bucket half of its bytes, after one latency.
+static void test_exposed(void) {
+    Model model;
+    make_model(&model, "d2", 256, 64);
+    Plan p = make_plan(&model, "H200", 10, 64);
+    PlanShares *s = &p.device.shares;
+    p.ranks = 2;
+    p.device.link = 1e9, s->link = 0.5, s->hop = 1e-3; // 0.5 GB/s
+    double C = 128, embeddings = 256 * C + 64 * C, layer = 12 * C * C + 13 * C;
+    double last = layer + 2 * C; // with ln_f
+    double scatter = 2 * 1e-3 + 0.5 * 4 * (layer + last) / 0.5e9, behind = 1e-3 + 0.5 * 4 * embeddings / 0.5e9;
+    PlanStep zero0 = plan_step(&p, 10);
+    CHECK(zero0.last_backward > 0 && zero0.last_backward < scatter, "hides a part: %g s", zero0.last_backward);
+    CHECK_CLOSE(zero0.exposed, scatter - zero0.last_backward + behind + scatter + behind, 1e-9, 0);
+    CHECK_CLOSE(zero0.seconds, zero0.forward + zero0.backward + zero0.update + zero0.exposed, 1e-12, 0);
+    p.zero = 1, p.wire = 2; // gradients and weights in bf16: half as many bytes, as many latencies
+    double half = (scatter - 2e-3) / 2 + 2e-3, half_behind = (behind - 1e-3) / 2 + 1e-3;
+    CHECK_CLOSE(plan_step(&p, 10).exposed, half - zero0.last_backward + half_behind + half + half_behind, 1e-9, 0);
+    model_destroy(&model);
+}
+
 // 10 rows on 4 ranks in micro-batches of 2: the first has 3 rows, so 2 + 1.
 static void test_steps_are_cut(void) {
     Model model;
-    make_model(&model, "d2", 256, 64);
-    Plan p = make_plan(&model, "H200", 2, 64);
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 2, 1024);
     p.ranks = 4;
     PlanStep s = plan_step(&p, 10), two, one;
     CHECK(s.micro_steps == 2, "%lld", (long long)s.micro_steps);
     p.ranks = 1;
     two = plan_step(&p, 2), one = plan_step(&p, 1);
+    CHECK(two.backward > 1.2 * one.backward, "two rows take longer than one");
     CHECK_CLOSE(s.forward, two.forward + one.forward, 1e-12, 0);
     CHECK_CLOSE(s.last_backward, one.backward, 1e-12, 0);
     CHECK_CLOSE(plan_eval_seconds(&p, 5), 2 * two.forward + one.forward, 1e-12, 0);
@@ -447,13 +470,15 @@ static void test_seconds_of_a_run(void) {
     Model model;
     Error e;
     Ramp ramp;
-    make_model(&model, "d2", 256, 10);
-    Plan p = make_plan(&model, "H200", 4, 10);
-    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 10, .train_tokens = 1000};
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 4, 1024);
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 1024, .train_tokens = 1024 * 100};
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
+    CHECK(ramp_next(&ramp, 32, 1024 * 96) == 3 && ramp_next(&ramp, 33, 1024 * 99) == 1, "the last step is cut short");
+    CHECK(ramp_next(&ramp, 34, 1024 * 100) == 0 && ramp_next(&ramp, 40, 1024 * 120) == 0, "and then it is over");
     PlanRun run = plan_run(&p, &ramp, 0);
     CHECK_CLOSE(run.seconds, 33 * plan_step(&p, 3).seconds + plan_step(&p, 1).seconds, 1e-9, 0);
-    ramp.config.train_tokens = 30.0 * (2.0 * PLAN_STEPS_MAX); // twice as long as is walked through
+    ramp.config.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice as long as is walked through
     run = plan_run(&p, &ramp, 0);
     CHECK(run.cut && run.steps == 2 * (int64_t)PLAN_STEPS_MAX, "%lld steps", (long long)run.steps);
     CHECK_CLOSE(run.seconds, 2.0 * PLAN_STEPS_MAX * plan_step(&p, 3).seconds, 1e-6, 0);
@@ -474,6 +499,7 @@ static void test_devices_here_and_elsewhere(void) {
     CHECK(d.measured && d.peak == 2e11 && d.memory_bytes == 1e10 && d.value == 4 && !(d.network > 0), "the CPU");
     CHECK_OK(plan_device(&d, "h200", &cpu, 12e9, &e), &e);
     CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.network == 12e9, "a GPU from the CPU's trainer");
+    CHECK(strcmp(d.name, "H200") == 0, "by its own name, not %s", d.name);
     CHECK_OK(plan_device(&d, "", &gpu, 0, &e), &e);
     CHECK(d.value == 2 && d.peak == 989e12 && d.memory_bytes == 85e9, "the GPU at hand, with its own memory");
     CHECK_OK(plan_device(&d, "A100", &gpu32, 0, &e), &e);
@@ -512,6 +538,7 @@ int main(void) {
     RUN(test_ring);
     RUN(test_critical_tokens);
     RUN(test_more_ranks);
+    RUN(test_exposed);
     RUN(test_steps_are_cut);
     RUN(test_runs);
     RUN(test_seconds_of_a_run);
