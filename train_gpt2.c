@@ -661,11 +661,10 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without training
 
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, float *loss, Error *e) {
+int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     (void)e;
-    int T = engine->config.seq_len;
     size_t rows = (size_t)n * (size_t)T;
-    assert(n > 0 && n <= engine->config.micro_batch);
+    assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
     forward(engine, tokens, (size_t)T + 1, n, T);
     head_rows_run(engine, 0, rows, NULL);

@@ -585,10 +585,10 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without training
 
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, float *loss, Error *e) {
+int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Model *model = engine->config.model;
-    int T = engine->config.seq_len, chunk = engine_head_examples(&engine->config);
-    assert(n > 0 && n <= engine->config.micro_batch);
+    int chunk = engine_head_examples(&engine->config);
+    assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, n, T, e));
     for (int b = 0; b < n; b += chunk) {

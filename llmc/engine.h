@@ -152,8 +152,9 @@ typedef struct {
 } StepResult;
 int engine_result(Engine *engine, StepResult *result, Error *e);
 
-// Losses of n <= micro_batch rows without training. loss: (n, T), nats, loss of predicting tokens[b][t + 1].
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, float *loss, Error *e);
+// Losses of n <= micro_batch rows of T <= seq_len tokens, without training. tokens: (n, T + 1). loss: (n, T), nats, loss
+// of predicting tokens[b][t + 1].
+int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
 // Logits of the token that follows n <= seq_len tokens. logits: (V).
 int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);

@@ -41,7 +41,9 @@
     ESTIMATE_COLUMNS(C, gns_ranks, "gns/ranks")                                                                        \
     ESTIMATE_COLUMNS(C, gns_total, "gns/total")                                                                        \
     C(gns_ratio, "gns/ratio_total_to_ln")                                                                              \
-    C(val_loss, "loss/val")
+    C(val_loss, "loss/val")                                                                                            \
+    C(hellaswag, "test/hellaswag_acc")                                                                                 \
+    C(hellaswag_norm, "test/hellaswag_acc_norm")
 
 #define C(name, tag) COLUMN_##name,
 typedef enum { METRICS_COLUMNS(C) COLUMN_COUNT } Column;
@@ -355,6 +357,13 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
     m->row.column[COLUMN_val_loss] = val_loss;
     put_columns(begin_line(m, step, tokens), &m->row, COLUMN_val_loss, COLUMN_val_loss);
+    return end_line(m, e);
+}
+
+int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
+    m->row.column[COLUMN_hellaswag] = (double)s->correct / s->questions;
+    m->row.column[COLUMN_hellaswag_norm] = (double)s->correct_norm / s->questions;
+    put_columns(begin_line(m, step, tokens), &m->row, COLUMN_hellaswag, COLUMN_hellaswag_norm);
     return end_line(m, e);
 }
 

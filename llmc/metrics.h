@@ -1,7 +1,7 @@
 // metrics: what a run leaves behind of its course, step by step, in the run directory:
 //
-//     metrics.jsonl           one JSON object an optimizer step, and one a validation: the record that all else is
-//                             made from. Numbers read back as the same bits; what is not known is null
+//     metrics.jsonl           one JSON object an optimizer step, and one a validation or test: the record that all else
+//                             is made from. Numbers read back as the same bits; what is not known is null
 //     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise scales by
 //                             layer, whose number is the model's, are in metrics.jsonl only
 //     samples.jsonl           one JSON object a sample: step, tokens, prompt, text
@@ -12,6 +12,7 @@
 #ifndef GNS_METRICS_H
 #define GNS_METRICS_H
 
+#include "hellaswag.h"
 #include "noise.h"
 
 #ifdef __cplusplus
@@ -50,6 +51,7 @@ int metrics_sync(const Metrics *m, Error *e);
 // mode: what this step measured. Estimates are null while B was below 2 in all steps so far or EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, GnsMode mode, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
+int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
 int metrics_end_step(Metrics *m, Error *e);
 
 // The command that this part of the run was started with, for TensorBoard.

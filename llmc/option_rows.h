@@ -6,7 +6,7 @@
 #include "options.h"
 
 typedef enum { TYPE_INT, TYPE_REAL, TYPE_TEXT, TYPE_CHOICE, TYPE_FLAG } OptionType;
-typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES } AliasUnit;
+typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 // Sections of --help, in the table's order.
 #define SECTIONS(S)                                                                                                    \

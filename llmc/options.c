@@ -55,7 +55,6 @@ static const struct {
     {"-w", "fp32 master weights, which are always kept"},
     {"-ge", "GELU fusion"},
     {"-a", "overfitting one batch"},
-    {"-h", "HellaSwag; for help say --help"},
     {"-lg", "GPU log interval"},
     {"-pn", "number of processes, which mpirun -np says"},
     {"-pr", "process rank, which mpirun gives"},

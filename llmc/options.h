@@ -19,7 +19,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
 //
 //   type     INT (int64_t), REAL (double), TEXT (char[]), CHOICE (int, an index into values), FLAG (bool, no value)
 //   field    of struct Options; the flag is --field with dashes for underscores
-//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens here
+//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens here,
+//            or in VALIDATIONS, made steps here
 //   default  as one would type it; "" for none (0, empty or false)
 //   values   of a number: its interval, "[" and "]" inclusive, "(" and ")" exclusive; of a choice: "first|second"
 //
@@ -48,6 +49,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "instead of the preset's")                                                                                       \
     X(INT,    vocab_size,      "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
       "entries of the vocabulary: 256 for bytes; otherwise 50257, or what the model's files say")                      \
+    X(TEXT,   tokenizer,       "",   AS_IS,         "",          "",               "",       MODEL,                    \
+      "directory with a tokenizer's files (data/gpt2), or the word bytes: for prompts, samples, HellaSwag's text "     \
+      "and the checkpoints. Without it that of --model, or bytes where the vocabulary has 256")                        \
     X(INT,    micro_batch,     "-b", AS_IS,         "4",         "[1, 65536]",     "rows",   BATCH,                    \
       "rows of one forward and backward pass: as many as fit in memory; changes nothing else")                         \
     X(CHOICE, recompute,       "-r", AS_IS,         "none",      "none|gelu|block", "",      BATCH,                    \
@@ -84,6 +88,10 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "between validations, and one at the end; 0: never")                                                             \
     X(INT,    val_tokens,      "-m", MICRO_BATCHES, "131072",    "[1, 1e15]",      "tokens", EVALUATION,               \
       "to validate on, the same ones every time, spread over all of --val: whole rows, at least one")                  \
+    X(TEXT,   hellaswag,       "",   AS_IS,         "data/hellaswag/hellaswag_val.jsonl", "", "",  EVALUATION,         \
+      "HellaSwag's questions: the public jsonl (data/hellaswag.sh), or llm.c's hellaswag_val.bin")                     \
+    X(INT,    hellaswag_every, "-h", VALIDATIONS,   "0",         "[0, 1e9]",       "steps",  EVALUATION,               \
+      "between tests with HellaSwag, and one at the end; 0: never")                                                    \
     X(INT,    sample_every,    "-s", AS_IS,         "0",         "[0, 1e9]",       "steps",  EVALUATION,               \
       "between samples of what the model writes; 0: never")                                                            \
     X(INT,    sample_tokens,   "-g", AS_IS,         "64",        "[1, 1e6]",       "tokens", EVALUATION,               \
@@ -96,6 +104,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "sample among the k likeliest only; 0: among all")                                                               \
     X(FLAG,   sample_only,     "",   AS_IS,         "",          "",               "",       EVALUATION,               \
       "print a sample of --model and end")                                                                             \
+    X(FLAG,   eval_only,       "",   AS_IS,         "",          "",               "",       EVALUATION,               \
+      "print the loss and perplexity of --model on all of --val (or --val-tokens of it), HellaSwag's score where "     \
+      "--hellaswag is given, and end. Writes no file")                                                                 \
     X(INT,    checkpoint_every,"-n", AS_IS,         "1000",      "[0, 1e9]",       "steps",  CHECKPOINT,               \
       "between checkpoints, written while training goes on, besides those at the end and when the run is told to "     \
       "stop; 0: only those. The same command goes on from the newest one that is whole")                               \
@@ -213,6 +224,9 @@ int options_parse(Options *o, int argc, char **argv, Error *e);
 
 // Cross-checks that need no files, and o->run. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
+
+// Is a model to be trained? Otherwise one of the options that do something else and end was given.
+bool options_train(const Options *o);
 
 // Was "--layers" given, on the command line or in the config file?
 bool options_given(const Options *o, const char *flag);

@@ -44,7 +44,7 @@ static int print_flag(FILE *f, OptionId id) {
 
 // "[default 4; llm.c -b]", or nothing.
 static void help_suffix(char *out, size_t bytes, const OptionRow *row) {
-    static const char *const counts[] = {"", ", in steps", ", in micro-batches"};
+    static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     char fallback[80] = "", alias[80] = "";
     if (*row->fallback) snprintf(fallback, sizeof fallback, "default %s", row->fallback);
     if (*row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);

@@ -18,9 +18,10 @@ static int resolve_model(const Options *o, Error *e) {
              o->model);
         return error_hint(e, "leave it out, since the files say the shape, or use %s", model_preset_help);
     }
-    if (preset && o->sample_only)
+    if (preset && (o->sample_only || o->eval_only))
         return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
-                    "--sample-only of the preset " SAID ", which is not trained", o->model);
+                    "--%s-only of the preset " SAID ", which is not trained", o->sample_only ? "sample" : "eval",
+                    o->model);
     return 0;
 }
 
@@ -59,15 +60,18 @@ static int resolve_ramp(Options *o, Error *e) {
     return 0;
 }
 
-// What llm.c's flags count in steps or micro-batches is tokens here.
+// What llm.c's flags count in steps or micro-batches is tokens here, and what they count in validations is steps.
 static int resolve_aliases(Options *o, Error *e) {
+    const int64_t one[] = {[ALIAS_STEPS] = o->run.batch_ref_rows * o->seq_len,
+                           [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
+                           [ALIAS_VALIDATIONS] = o->val_every};
     for (int id = 0; id < OPTION_COUNT; id++) {
         if (o->alias_unit[id] == ALIAS_AS_IS) continue;
-        int64_t batch = o->alias_unit[id] == ALIAS_STEPS ? o->run.batch_ref_rows : o->micro_batch;
+        const OptionRow *row = &option_rows[id];
         int64_t *count = option_field(o, (OptionId)id);
-        if (__builtin_mul_overflow(*count, batch * o->seq_len, count) ||
-            !option_range_contains(&option_rows[id], (double)*count))
-            return FAIL(e, ERR_USAGE, "use a smaller number", "%s comes to too many tokens", option_rows[id].alias);
+        if (__builtin_mul_overflow(*count, one[o->alias_unit[id]], count) ||
+            !option_range_contains(row, (double)*count))
+            return FAIL(e, ERR_USAGE, "use a smaller number", "%s comes to too many %s", row->alias, row->unit);
         o->alias_unit[id] = ALIAS_AS_IS;
     }
     return 0;
@@ -78,7 +82,7 @@ static int resolve_horizon(Options *o, Error *e) {
     if (o->steps && o->train_tokens)
         return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens both say how long the run is");
     if (!o->steps && !o->train_tokens) {
-        if (o->sample_only || o->dry_run || *o->check) return 0;
+        if (!options_train(o)) return 0;
         return FAIL(e, ERR_USAGE, "give --train-tokens or --steps", "nothing says how long the run is");
     }
     int64_t tokens = o->train_tokens;
@@ -125,6 +129,24 @@ static int resolve_plan(const Options *o, Error *e) {
     return 0;
 }
 
+static int resolve_evaluation(const Options *o, Error *e) {
+    bool hellaswag = given(o, OPTION_hellaswag);
+    if (options_train(o) && hellaswag && !o->hellaswag_every)
+        return FAIL(e, ERR_USAGE, "give --hellaswag-every", "nothing says when to ask the questions of --hellaswag");
+    if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
+    if (!o->eval_only) return 0;
+    if (o->sample_only || *o->check)
+        return FAIL(e, ERR_USAGE, "give one of them", "--eval-only and --%s both say what to do",
+                    o->sample_only ? "sample-only" : "check");
+    if (!*o->val && !hellaswag)
+        return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
+    return 0;
+}
+
+bool options_train(const Options *o) {
+    return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
+}
+
 int options_resolve(Options *o, Error *e) {
     TRY(resolve_plan(o, e));
     TRY(resolve_model(o, e));
@@ -133,8 +155,9 @@ int options_resolve(Options *o, Error *e) {
     TRY(resolve_aliases(o, e));
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
+    TRY(resolve_evaluation(o, e));
     if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
-    if (!*o->train && !o->sample_only && !o->dry_run && !*o->check)
+    if (!*o->train && options_train(o))
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
     return 0;

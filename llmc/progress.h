@@ -33,6 +33,7 @@ void progress_destroy(Progress *p);
 // After each step. Shows a line if it is time, or if `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, GnsMode mode, bool force);
 void progress_val(Progress *p, const StepMetrics *step, double val_loss);
+void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagScore *score);
 
 // Before anything else is printed: leaves the updating line.
 void progress_break(Progress *p);

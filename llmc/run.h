@@ -9,6 +9,7 @@
 #include "data.h"
 #include "engine.h"
 #include "guard.h"
+#include "hellaswag.h"
 #include "loader.h"
 #include "metrics.h"
 #include "noise.h"
@@ -38,13 +39,14 @@ typedef struct {
     Engine *engine;
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     DataSet *train, *val; // val may be NULL
+    HellaSwag *hellaswag; // NULL: not asked for
     Schedule schedule;
     Ramp ramp;
     Noise noise;
     Metrics *metrics; // NULL but on rank 0, which alone writes and prints
     Progress progress;
     Loader *loader; // of `train`
-    uint16_t *rows; // (micro_batch, T + 1), for validation
+    uint16_t *rows; // (micro_batch, T + 1), for evaluation
     float *losses;  // (micro_batch, T)
     StepResult result;
     int64_t step, tokens, examples; // done
@@ -69,13 +71,15 @@ static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 int setup_model(Run *r, Error *e);                  // shape, tokenizer
 int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is none
-int setup_data(Run *r, Error *e);
+int setup_data(Run *r, Error *e);                   // what there is to train and to evaluate on
+int setup_same_data(const Run *r, Error *e);        // on all ranks?
 int setup_schedule(Run *r, Error *e);
-int setup_resume(Run *r, Error *e); // where an earlier part of this run stopped, if there is one
-int setup_buffers(Run *r, Error *e);
-int setup_engine(Run *r, Error *e); // with weights
-int setup_tuning(Run *r, Error *e); // which algorithms the matrix products take
-int setup_output(Run *r, Error *e); // the run directory, on rank 0
+int setup_resume(Run *r, Error *e);  // where an earlier part of this run stopped, if there is one
+int setup_rows(Run *r, Error *e);    // for evaluation
+int setup_buffers(Run *r, Error *e); // these, and what training needs
+int setup_engine(Run *r, Error *e);  // with weights
+int setup_tuning(Run *r, Error *e);  // which algorithms the matrix products take
+int setup_output(Run *r, Error *e);  // the run directory, on rank 0
 void say_setup(const Run *r);
 void run_destroy(Run *r);
 
@@ -92,6 +96,23 @@ RunState run_state(Run *r, const char *build);
 
 // --dry-run (dry_run.c): prints what the run would take.
 int run_dry(Run *r, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Evaluation (evaluate.c): all ranks call these and share the work. Nothing that training goes on from is touched.
+
+typedef struct {
+    int64_t rows, tokens;
+    double loss;  // nats a token
+    double bytes; // of the text that the tokens stand for; 0 where no tokenizer is known
+} Evaluation;
+
+// On so many tokens of the validation set, in whole rows: the same ones every time, spread over the whole set, because
+// its beginning may be a single document.
+int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
+
+int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e); // of r->hellaswag
+
+int evaluate_model(Run *r, Error *e); // --eval-only
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One optimizer step (step.c)

@@ -21,7 +21,7 @@ static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
     if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = o->sample_only && !options_given(o, "--seq-len"); // to what the model can see
+    bool shorten = !options_train(o) && !options_given(o, "--seq-len"); // to what the model can see
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
                     (long long)o->seq_len, o->model, config->context);
@@ -42,6 +42,22 @@ static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     return 0;
 }
 
+// The tokenizer that was named, or the model's own; none is no error as long as no text is needed.
+static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
+    const Options *o = &r->options;
+    int vocab = r->model.config.vocab;
+    const char *path = *o->tokenizer ? o->tokenizer : NULL;
+    if (!path && model_from_file && tokenizer_exists(o->model)) path = o->model;
+    if (!path && vocab == 256) path = "bytes";
+    if (!path) return 0;
+    TRY(tokenizer_load(&r->tokenizer, path, e));
+    int tokens = tokenizer_vocab_size(r->tokenizer);
+    if (tokens <= vocab) return 0;
+    FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
+    return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
+                      tokens);
+}
+
 int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
@@ -59,18 +75,16 @@ int setup_model(Run *r, Error *e) {
         .threads = o->threads ? (int)o->threads : comm_threads(r->comm),
         .gns = (GnsMode)o->gns,
         .recompute = (Recompute)o->recompute,
-        .inference = o->sample_only,
+        .inference = o->sample_only || o->eval_only,
     };
     if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
-    if (from_file && tokenizer_exists(o->model)) return tokenizer_load(&r->tokenizer, o->model, e);
-    if (config.vocab == 256) return tokenizer_create_bytes(&r->tokenizer, e);
-    return 0;
+    return setup_tokenizer(r, from_file, e);
 }
 
 int setup_tokenizer_needed(const Run *r, Error *e) {
     if (r->tokenizer) return 0;
     const char *flag = r->options.sample_only ? "--sample-only" : r->options.prompt[0] ? "--prompt" : "--sample-every";
-    return FAIL(e, ERR_USAGE, "use --vocab-size 256 for bytes, or a --model directory with the tokenizer's files",
+    return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
                 "%s: no tokenizer for a vocabulary of %d", flag, r->model.config.vocab);
 }
 
@@ -149,9 +163,24 @@ int setup_tuning(Run *r, Error *e) {
 int setup_data(Run *r, Error *e) {
     const Options *o = &r->options;
     int T = r->shape.seq_len, V = r->model.config.vocab;
-    TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
+    bool hellaswag = o->eval_only ? options_given(o, "--hellaswag") : o->hellaswag_every > 0;
+    if (!o->eval_only) TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
-    return shard_list_create(&r->shards, r->train, e);
+    if (hellaswag) TRY(hellaswag_open(&r->hellaswag, o->hellaswag, r->tokenizer, V, T, e));
+    return r->train ? shard_list_create(&r->shards, r->train, e) : 0;
+}
+
+int setup_same_data(const Run *r, Error *e) {
+    const DataSet *sets[] = {r->train, r->val};
+    uint64_t counts[8] = {[6] = (uint64_t)r->step};
+    for (int i = 0; i < 2; i++) {
+        if (!sets[i]) continue;
+        DataInfo info = data_describe(sets[i]);
+        memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
+    }
+    if (r->hellaswag) counts[7] = (uint64_t)hellaswag_describe(r->hellaswag).rows;
+    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data or another checkpoint",
+                     "all ranks must find the same files under --train, --val, --hellaswag and --out", e);
 }
 
 int setup_schedule(Run *r, Error *e) {
@@ -179,11 +208,16 @@ int setup_schedule(Run *r, Error *e) {
     return noise_create(&r->noise, &r->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
 }
 
-int setup_buffers(Run *r, Error *e) {
-    size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len, n = (size_t)r->model.tensor_count;
-    TRY(loader_create(&r->loader, r->train, r->shape.micro_batch, r->shape.seq_len, e));
+int setup_rows(Run *r, Error *e) {
+    size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len;
     TRY(memory_alloc((void **)&r->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
-    TRY(memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e));
+    return memory_alloc((void **)&r->losses, rows * T * sizeof(float), "losses", e);
+}
+
+int setup_buffers(Run *r, Error *e) {
+    size_t n = (size_t)r->model.tensor_count;
+    TRY(setup_rows(r, e));
+    TRY(loader_create(&r->loader, r->train, r->shape.micro_batch, r->shape.seq_len, e));
     TRY(memory_alloc((void **)&r->result.rank_sq, n * sizeof(double), "norms", e));
     TRY(memory_alloc((void **)&r->result.grad_sq, n * sizeof(double), "norms", e));
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
@@ -344,19 +378,32 @@ static void say_mfu(const Run *r) {
     printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
 }
 
+static void say_data(const DataSet *data) {
+    DataInfo info = data_describe(data);
+    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)info.tokens,
+           (unsigned long long)info.windows);
+}
+
+static void say_hellaswag(const Run *r) {
+    HellaSwagInfo info = hellaswag_describe(r->hellaswag);
+    printf("tests   %d questions of %s", info.questions, r->options.hellaswag);
+    if (info.left_out) printf(", and %d left out, which have an ending longer than T", info.left_out);
+    if (info.cut) printf("; %d contexts cut to fit T", info.cut);
+    printf("\n");
+}
+
 void say_setup(const Run *r) {
     char engine[256];
     MemoryPlan plan;
     const ModelConfig *c = &r->model.config;
-    DataInfo data = data_describe(r->train);
     engine_describe(r->engine, engine, sizeof engine);
     engine_plan_memory(&r->shape, &plan);
     printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
            1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
-    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)data.tokens,
-           (unsigned long long)data.windows);
+    if (r->train) say_data(r->train);
+    if (r->hellaswag) say_hellaswag(r);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
-    say_mfu(r);
+    if (r->train) say_mfu(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     fflush(stdout);
 }
@@ -375,6 +422,7 @@ void run_destroy(Run *r) {
     noise_destroy(&r->noise);
     ramp_destroy(&r->ramp);
     shard_list_destroy(&r->shards);
+    hellaswag_close(r->hellaswag);
     data_close(r->val);
     data_close(r->train);
     tokenizer_destroy(r->tokenizer);

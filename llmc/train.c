@@ -13,37 +13,21 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
 
-// Rows done .. done + n of `rows` windows spread evenly over the validation set.
-static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
-    uint64_t windows = data_windows(r->val);
-    for (int i = 0; i < n; i++) {
-        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
-        TRY(data_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
-    }
-    return 0;
+static int validate(Run *r, const StepMetrics *last, Error *e) {
+    Evaluation v;
+    TRY(evaluate_loss(r, r->options.val_tokens, &v, e));
+    r->val_loss = v.loss;
+    if (!is_first(r)) return 0;
+    progress_val(&r->progress, last, v.loss);
+    return metrics_val(r->metrics, last->step, last->tokens, v.loss, e);
 }
 
-// Mean loss over --val-tokens of the validation set, in whole rows: the same ones every time. They are spread over the
-// whole set, because its beginning may be a single document, and shared out to the ranks.
-static int validate(Run *r, const StepMetrics *last, Error *e) {
-    int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
-    int64_t windows = (int64_t)data_windows(r->val);
-    if (rows > windows) rows = windows;
-    double sum = 0;
-    Share share = parallel_share(rows, r->comm->rank, r->comm->ranks);
-    for (int64_t done = 0; done < share.count;) {
-        int n = (int)(share.count - done < r->shape.micro_batch ? share.count - done : r->shape.micro_batch);
-        TRY(read_val_rows(r, share.first + done, n, rows, e));
-        TRY(engine_eval(r->engine, r->rows, n, r->losses, e));
-        for (int64_t i = 0; i < n * T; i++) sum += r->losses[i];
-        comm_progress(r->comm);
-        done += n;
-    }
-    TRY(comm_sum(r->comm, &sum, 1, e));
-    r->val_loss = sum / (double)(rows * T);
+static int test_hellaswag(Run *r, const StepMetrics *last, Error *e) {
+    HellaSwagScore score;
+    TRY(evaluate_hellaswag(r, &score, e));
     if (!is_first(r)) return 0;
-    progress_val(&r->progress, last, r->val_loss);
-    return metrics_val(r->metrics, last->step, last->tokens, r->val_loss, e);
+    progress_hellaswag(&r->progress, last, &score);
+    return metrics_hellaswag(r->metrics, last->step, last->tokens, &score, e);
 }
 
 // Where `copy` is not NULL, the text goes there too.
@@ -196,6 +180,7 @@ static int train_loop(Run *r, Error *e) {
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
+        if (r->hellaswag && (last || is_due(r->step, o->hellaswag_every))) TRY(test_hellaswag(r, &metrics, e));
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
         if (is_due(r->step, o->compare_every)) TRY(compare_ranks(r, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
@@ -229,21 +214,10 @@ static int setup_training(Run *r, Error *e) {
     return setup_engine(r, e);
 }
 
-static int check_same_data(const Run *r, Error *e) {
-    const DataSet *sets[] = {r->train, r->val};
-    uint64_t counts[7] = {[6] = (uint64_t)r->step};
-    for (int i = 0; i < 2 && sets[i]; i++) {
-        DataInfo info = data_describe(sets[i]);
-        memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
-    }
-    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data or another checkpoint",
-                     "all ranks must find the same files under --train, --val and --out", e);
-}
-
 static int run_training(Run *r, Error *e) {
     signals_install();
     TRY(comm_agree(r->comm, setup_start(r, e), e));
-    TRY(check_same_data(r, e));
+    TRY(setup_same_data(r, e));
     if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
     TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
@@ -279,7 +253,7 @@ static int check_same_options(Run *r, Error *e) {
 
 static int check_shares(const Run *r, Error *e) {
     int64_t rows = r->options.run.batch_min_rows;
-    if (r->options.sample_only || r->options.dry_run || rows >= r->comm->ranks) return 0;
+    if (!options_train(&r->options) || rows >= r->comm->ranks) return 0;
     FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows has none for some of %d ranks", (long long)rows, r->comm->ranks);
     return error_hint(e, "use a larger %s, or mpirun -np %lld",
                       r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
@@ -304,8 +278,8 @@ static int run_program(Run *r, Error *e) {
     if (code) *e = unread;
     TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
     TRY(check_same_options(r, e));
-    bool trains = !(o->help || o->version || o->dry_run || o->sample_only || *o->check);
-    if (trains) return run_training(r, e);
+    if (options_train(o)) return run_training(r, e);
+    if (o->eval_only && !(o->help || o->version || o->dry_run)) return evaluate_model(r, e);
     if (!is_first(r)) return 0;
     if (o->help) options_print_help(stdout, r->argv[0]);
     else if (o->version) printf("gns.c " GNS_VERSION "\n");

@@ -142,10 +142,10 @@ def read_samples(path):
 
 
 def read_metrics(path):
-    rows, val_rows = [], []
+    rows, val_rows, test_rows = [], [], []
     for where, row in read_lines(path):
         check_row(row, where)
-        kind = val_rows if "val_loss" in row else rows
+        kind = val_rows if "val_loss" in row else test_rows if "hellaswag" in row else rows
         if kind and row["tokens"] < kind[-1]["tokens"]:
             raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
         kind.append(row)

@@ -220,8 +220,8 @@ def check_texts(out, texts, first_steps):
 
 CSV_HEADER = ("step,tokens,examples,batch,loss,lr,grad_norm,tok_per_s,mfu,skipped,gns_ln,gns_ln_se,gns_ln_lower,"
               "gns_ln_g2,gns_ln_s,gns_ranks,gns_ranks_se,gns_ranks_lower,gns_ranks_g2,gns_ranks_s,gns_total,"
-              "gns_total_se,gns_total_lower,gns_total_g2,gns_total_s,gns_ratio,val_loss,gns_type_embedding,"
-              "gns_type_attention,gns_type_mlp,gns_type_ln")
+              "gns_total_se,gns_total_lower,gns_total_g2,gns_total_s,gns_ratio,val_loss,hellaswag,hellaswag_norm,"
+              "gns_type_embedding,gns_type_attention,gns_type_mlp,gns_type_ln")
 
 
 def check_csv(out):

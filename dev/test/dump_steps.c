@@ -116,7 +116,7 @@ static int measure_examples(Dump *d, Error *e) {
         TRY(measure(d, row, 1, GNS_EXACT, &d->loss[b], d->grad_sq, d->sum_exact, e));
         for (int k = 0; k < d->model.tensor_count; k++)
             d->example_sq[(size_t)k * (size_t)B + (size_t)b] = d->sum_exact[k];
-        TRY(engine_eval(d->engine, row, 1, token_loss, e));
+        TRY(engine_eval(d->engine, row, 1, T, token_loss, e));
         d->loss_eval[b] = 0;
         for (int t = 0; t < T; t++) d->loss_eval[b] += (double)token_loss[t] / T;
     }

@@ -60,7 +60,7 @@ static double loss_at(Setup *s, const Tensor *t, double h) {
     for (size_t i = range.begin; i < range.end; i++) s->moved[i] = (float)(s->params[i] + h * s->direction[i]);
     int code = engine_load(s->engine, STATE_PARAM, range, s->moved + range.begin, &e);
     for (int i = 0; i < rows * T; i++) s->token_loss[i] = NAN;
-    if (!code) code = engine_eval(s->engine, s->tokens, rows, s->token_loss, &e);
+    if (!code) code = engine_eval(s->engine, s->tokens, rows, T, s->token_loss, &e);
     CHECK(code == 0, "%s", e.what);
     double sum = 0;
     for (int i = 0; i < rows * T; i++) sum += (double)s->token_loss[i] / T;

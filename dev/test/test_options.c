@@ -220,12 +220,20 @@ static void test_aliases(void) {
     CHECK_ERROR(resolve(&o, "-i a -x 1 --keep 1", &e), &e, ERR_USAGE, "--keep 1");
     CHECK_ERROR(parse(&o, "-y 2", &e), &e, ERR_USAGE, "-y (--fresh)");
 
-    const char *foreign = "-nm 1 -f 0 -w 1 -ge 2 -a 1 -h 1 -lg 5 -pn 8 -pr 0 "
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 30", &e), &e);
+    CHECK(o.hellaswag_every == 30, "-h 1: at each validation, not every %lld steps", (long long)o.hellaswag_every);
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 0", &e), &e);
+    CHECK(o.hellaswag_every == 0, "-h 0");
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 0", &e), &e);
+    CHECK(o.hellaswag_every == 0, "no validation, no HellaSwag");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 -h 10000000 -v 1000", &e), &e, ERR_USAGE, "-h comes to too many steps");
+
+    const char *foreign = "-nm 1 -f 0 -w 1 -ge 2 -a 1 -lg 5 -pn 8 -pr 0 "
                           "-pg 8 -ps host -pp /tmp -pf /tmp -pi mpi --lr 1";
     CHECK_OK(parse(&o, foreign, &e), &e);
     int lines = 0;
     for (const char *c = o.notes; *c; c++) lines += *c == '\n';
-    CHECK(lines == 13 && strstr(o.notes, "-ge") && strstr(o.notes, "-h "), "%d lines: %s", lines, o.notes);
+    CHECK(lines == 12 && strstr(o.notes, "-ge") && strstr(o.notes, "-lg "), "%d lines: %s", lines, o.notes);
     CHECK(o.lr == 1, "values of foreign flags are passed over");
     CHECK_ERROR(parse(&o, "-pi tcp", &e), &e, ERR_USAGE, "-pi 'tcp'");
     CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);

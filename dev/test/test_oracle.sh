@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The engine against the float64 oracle, and our safetensors against Python's: test_oracle.sh, from the root, with the
-# programs in $GNS_BUILD/dev/test (dev/test/run.sh sets it) and Python in build/venv (scripts/deps.sh makes it) or $PYTHON.
+# The engine and its evaluation against the float64 oracle, and our safetensors against Python's: test_oracle.sh, from
+# the root, with the programs in $GNS_BUILD/dev/test (dev/test/run.sh sets it) and Python in build/venv (scripts/deps.sh
+# makes it) or $PYTHON.
 set -u
 programs=${GNS_BUILD:?the build directory}/dev/test
 python=${PYTHON:-build/venv/bin/python}
@@ -21,4 +22,5 @@ else
     echo "FAIL oracle/dump_steps: exit code $?"
     failed=1
 fi
+"$python" dev/oracle/check_evaluation.py "$GNS_BUILD" || failed=1
 exit $failed

@@ -1,0 +1,295 @@
+"""Evaluation against the oracle: check_evaluation.py BUILD, with the compiled programs.
+
+Made-up questions in both of HellaSwag's formats and validation shards, scored here in float64 from the texts and by the
+programs: losses of endings, the endings chosen, and what --eval-only prints. Prints lines as dev/test/test.h does.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+import gpt2
+
+TOLERANCE = 2e-5  # of sums and losses, relative
+PRINTED = 1e-6  # half of the last digit, and a little
+WORDS = """the a man woman dog roof guitar water then slowly quickly is was starts to pull cut wash her his and with
+from red café naïve 12 3.5 (again) "quoted" don't into out of , . !""".split()
+
+
+class Mismatch(Exception):
+    pass
+
+
+class Bytes:
+    name, vocab, eot = "bytes", 256, None
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def text_bytes(self, tokens):
+        return len(tokens)
+
+
+class GPT2:
+    """OpenAI's vocabulary, by OpenAI's package."""
+
+    vocab, eot = 50257, 50256
+
+    def __init__(self, directory):
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+        self.name = str(directory)
+        ranks = data_gym_to_mergeable_bpe_ranks(f"{directory}/vocab.bpe", f"{directory}/encoder.json")
+        pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+        self.codec = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(self, text):
+        return self.codec.encode(text)
+
+    def text_bytes(self, tokens):
+        return len(self.codec.decode_bytes([t for t in tokens if t != self.eot]))
+
+
+class World:
+    """A model, questions in both formats, and a validation shard, in a directory."""
+
+    def __init__(self, tokenizer, work, rng, questions, layers, heads, channels, context):
+        self.tokenizer, self.work, self.heads, self.context = tokenizer, Path(work), heads, context
+        self.params = random_params(rng, layers, channels, tokenizer.vocab, context)
+        self.model = self.work / "model"
+        self.model.mkdir()
+        save_file(self.params, self.model / "model.safetensors")
+        config = dict(model_type="gpt2", n_layer=layers, n_head=heads, n_embd=channels, n_positions=context,
+                      vocab_size=tokenizer.vocab)
+        (self.model / "config.json").write_text(json.dumps(config))
+        self.questions = [random_question(rng) for _ in range(questions)]
+        self.jsonl, self.bin, self.shard = (self.work / name for name in ("q.jsonl", "q.bin", "val.bin"))
+        self.jsonl.write_text("".join(json.dumps(q) + "\n" for q in self.questions))
+        write_questions(self.bin, self.questions, tokenizer)
+        tokens = []
+        for _ in range(40):
+            tokens += ([tokenizer.eot] if tokenizer.eot else []) + tokenizer.encode(sentence(rng, 25))
+        self.tokens = np.array(tokens)
+        write_int32_file(self.shard, [20240520, 1, len(tokens)], tokens)
+
+    def losses(self, rows):
+        """From rows (N, T + 1), padded at the end, to the losses (N, T), in float64."""
+        params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
+
+        def one(row):
+            z = gpt2.logits(params, params[gpt2.WTE], row[:-1], self.heads)
+            z = z - z.max(axis=-1, keepdims=True)
+            log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
+            return -log_p[jnp.arange(len(row) - 1), row[1:]]
+
+        return np.asarray(jax.lax.map(one, jnp.asarray(rows)))
+
+
+def random_params(rng, layers, C, V, T):
+    """Lively ones: at GPT-2's initial values all endings are alike."""
+    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(layers):
+        for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
+                                   ("mlp.c_proj", 4 * C, C)):
+            shapes[f"h.{i}.{name}.weight"], shapes[f"h.{i}.{name}.bias"] = (inner, outer), (outer,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{i}.{name}.weight"] = shapes[f"h.{i}.{name}.bias"] = (C,)
+    params = {}
+    for name, shape in shapes.items():
+        deviation = 0.3 if name.startswith("w") else 0.2 if len(shape) == 1 else shape[0] ** -0.5
+        mean = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+        params[name] = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+    return params
+
+
+def sentence(rng, most):
+    return " ".join(rng.choice(WORDS, size=rng.integers(2, most)))
+
+
+def random_question(rng):
+    endings = [sentence(rng, 12) for _ in range(4)]
+    return dict(ind=0, ctx=sentence(rng, 20), endings=endings, label=int(rng.integers(4)), split="val")
+
+
+def write_int32_file(path, header, tokens):
+    values = np.zeros(256, dtype="<i4")
+    values[: len(header)] = header
+    path.write_bytes(values.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
+
+
+def write_questions(path, questions, tokenizer):
+    stream, longest = [], 0
+    for i, q in enumerate(questions):
+        body = [i, q["label"], 4]
+        for text in [q["ctx"]] + [" " + ending for ending in q["endings"]]:
+            tokens = tokenizer.encode(text)
+            body += [len(tokens)] + tokens
+        stream += [65535, 2 * (len(body) + 2)] + body
+        longest = max(longest, 2 * (len(body) + 2))
+    write_int32_file(path, [20240522, 1, len(questions), longest], stream)
+
+
+def run(world, *command, code=0):
+    done = subprocess.run([str(c) for c in command], cwd=world.work, capture_output=True, text=True, timeout=120)
+    if done.returncode != code:
+        raise Mismatch(f"{Path(command[0]).name} ended with {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
+    return done.stdout
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# HellaSwag by the definition in llmc/hellaswag.h
+
+
+@functools.cache
+def oracle_hellaswag(world, T):
+    """Sums (questions, 4), numbers of tokens, acc and acc_norm, of the questions that can be asked, and which."""
+    rows, begins, counts, asked = [], [], [], []
+    for i, q in enumerate(world.questions):
+        context = world.tokenizer.encode(q["ctx"])
+        endings = [world.tokenizer.encode(" " + ending) for ending in q["endings"]]
+        if max(map(len, endings)) > T:
+            continue
+        asked.append(i)
+        for ending in endings:
+            row = (context + ending)[-(T + 1):]
+            begins.append(len(row) - len(ending))
+            counts.append(len(ending))
+            rows.append(row + [0] * (T + 1 - len(row)))
+    losses = world.losses(np.array(rows))
+    sums = [losses[i, b - 1 : b - 1 + n].sum() for i, (b, n) in enumerate(zip(begins, counts))]
+    sums, counts = np.reshape(sums, (-1, 4)), np.reshape(counts, (-1, 4))
+    labels = np.array([world.questions[i]["label"] for i in asked])
+    return dict(sums=sums, counts=counts, acc=score(sums, labels), acc_norm=score(sums / counts, labels))
+
+
+def score(losses, labels):
+    """The share of questions answered rightly, and that of those whose two best endings are too near to tell apart."""
+    best = np.sort(losses, axis=1)
+    return np.mean(losses.argmin(axis=1) == labels), np.mean(best[:, 1] < best[:, 0] * (1 + TOLERANCE))
+
+
+def close(got, want, what):
+    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
+    if got.shape != want.shape:
+        raise Mismatch(f"{what}: {got.shape} values, want {want.shape}")
+    error = float(np.max(np.abs(got - want) / np.abs(want)))
+    if not error <= TOLERANCE:
+        raise Mismatch(f"{what}: relative error {error:.3g}")
+    return error
+
+
+def check_endings(build, world, T):
+    want = oracle_hellaswag(world, T)
+    program = build / "dev/test/print_endings"
+    seen = {}
+    for path, tokenizer in ((world.jsonl, world.tokenizer.name), (world.bin, "-")):
+        for micro_batch in (1, 7, 64):
+            printed = run(world, program, world.model, path, tokenizer, T, micro_batch)
+            seen[path.name, micro_batch] = printed
+            sums = np.array(printed.split(), dtype=np.float64).reshape(-1, 4)
+            close(sums, want["sums"], f"{path.name}, {micro_batch} rows at a time")
+            for name, got, exact in (("sum", sums, want["sums"]),
+                                     ("mean", sums / want["counts"], want["sums"] / want["counts"])):
+                chosen = np.take_along_axis(exact, got.argmin(axis=1)[:, None], axis=1)[:, 0]
+                if np.any(chosen > exact.min(axis=1) * (1 + TOLERANCE)):
+                    raise Mismatch(f"{path.name}: other endings chosen by {name}")
+    if len(set(seen.values())) != 1:
+        raise Mismatch("the format or the micro-batch changes bits")
+
+
+def printed_number(text, name):
+    found = re.search(rf"^ *{name} +([0-9.]+)", text, re.MULTILINE)
+    if not found:
+        raise Mismatch(f"no {name} in: {text[-400:]}")
+    return float(found.group(1))
+
+
+def oracle_validation(world, T, rows=None):
+    windows = (len(world.tokens) - 1) // T
+    rows = rows or windows
+    starts = [i * windows // rows * T for i in range(rows)]
+    batch = np.array([world.tokens[s : s + T + 1] for s in starts])
+    losses = world.losses(batch)
+    text_bytes = sum(world.tokenizer.text_bytes(row[1:].tolist()) for row in batch)
+    return losses.mean(), losses.sum() / math.log(2) / text_bytes
+
+
+def check_eval_only(build, world, T):
+    want = oracle_hellaswag(world, T)
+    before = sorted(world.work.rglob("*"))
+    options = ["--eval-only", "--model", world.model, "--val", world.shard, "--seq-len", T, "--micro-batch", 5,
+               "--tokenizer", world.tokenizer.name]
+    for path in (world.jsonl, world.bin):
+        text = run(world, build / "train_gpt2", *options, "--hellaswag", path)
+        loss, bits = oracle_validation(world, T)
+        close(printed_number(text, "loss"), loss, "loss")
+        close(printed_number(text, "perplexity"), math.exp(loss), "perplexity")
+        close(printed_number(text, "bits a byte"), bits, "bits a byte")
+        for name in ("acc", "acc_norm"):
+            share, ambiguous = want[name]
+            if not abs(printed_number(text, name) - share) <= PRINTED + ambiguous:
+                raise Mismatch(f"{name}: {printed_number(text, name)}, want {share}")
+    text = run(world, build / "train_gpt2", *options, "--val-tokens", 3 * T - 1)
+    close(printed_number(text, "loss"), oracle_validation(world, T, 3)[0], "loss of 3 windows")
+    if sorted(world.work.rglob("*")) != before:
+        raise Mismatch("files were written")
+
+
+@contextlib.contextmanager
+def reported(name):
+    start = time.time()
+    try:
+        yield
+        print(f"PASS evaluation/{name} {time.time() - start:.2f}s", flush=True)
+    except (Mismatch, subprocess.TimeoutExpired) as why:
+        print(f"FAIL evaluation/{name} {time.time() - start:.2f}s: {why}", flush=True)
+        reported.failed = True
+
+
+reported.failed = False
+
+
+def check_world(build, label, tokenizer, rng, lengths, **shape):
+    with tempfile.TemporaryDirectory() as work:
+        world = World(tokenizer, work, rng, **shape)
+        for T in lengths:
+            with reported(f"{label}/endings_T{T}"):
+                check_endings(build, world, T)
+        with reported(f"{label}/eval_only"):
+            check_eval_only(build, world, lengths[-1])
+
+
+def main():
+    build = Path(sys.argv[1]).resolve()
+    seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
+    rng = np.random.default_rng(seed)
+    # Bytes: endings fit in 96, some contexts do not; in 40 some questions cannot be asked.
+    check_world(build, "bytes", Bytes(), rng, [96, 40, 200], questions=48, layers=2, heads=2, channels=32, context=200)
+    vocabulary = Path(os.environ.get("GNS_TEST_DATA", "/nonexistent")) / "gpt2"
+    if (vocabulary / "encoder.json").exists():
+        check_world(build, "gpt2", GPT2(vocabulary), rng, [32], questions=12, layers=1, heads=2, channels=16,
+                    context=32)
+    else:
+        print("SKIP evaluation/gpt2: no GPT-2 vocabulary in $GNS_TEST_DATA")
+    if reported.failed:
+        print(f"  SEED={seed}")
+    sys.exit(reported.failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# Evaluation through the program: HellaSwag in the loop and --eval-only. The scores themselves are checked against the
+# oracle (dev/oracle/check_evaluation.py). Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+train=$PWD/$GNS_BUILD/train_gpt2
+tokenize=$PWD/$GNS_BUILD/data/tokenize
+run_log=$PWD/scripts/run_log.py
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$PWD
+cd "$work" || exit 1
+failed=0
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
+export ASAN_OPTIONS=detect_leaks=0                            # of Open MPI's own
+
+check() { # NAME: runs the function of that name; its output is the reason of a failure
+    local start=$EPOCHREALTIME out status
+    out=$("$1" 2>&1) && status=PASS || status=FAIL
+    printf '%s eval/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
+}
+
+cat "$root"/llmc/*.h > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+
+# Questions that a model of C headers learns to answer: which of four words goes on from two others, where three have
+# their letters in another order?
+tr -cs 'a-z' ' ' < text.txt | grep -oE '\b[a-z]+ [a-z]+ [a-z]{4,12}\b' | awk 'function back(s, i, t) {
+        for (i = length(s); i > 0; i--) t = t substr(s, i, 1)
+        return t }
+    NR % 25 == 1 { n++; printf "{\"ctx\": \"%s %s\", \"endings\": [", $1, $2
+        for (i = 0; i < 4; i++) printf "%s\"%s\"", i ? ", " : "", i == n % 4 ? $3 : substr(back($3), i + 1) substr(back($3), 1, i)
+        printf "], \"label\": %d}\n", n % 4 }' > questions.jsonl
+questions=$(wc -l < questions.jsonl)
+
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 48
+    --val-tokens 1024 --warmup-tokens 4000 --threads 1 --lr 3e-3"
+asked="--hellaswag questions.jsonl --hellaswag-every 10"
+
+run() { # OUT OPTIONS...
+    local out=$1
+    shift
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+}
+newest() { ls -d "$1"/step_* | tail -n 1; }
+numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; } # without what a clock says
+scores() { grep hellaswag "$1/metrics.jsonl"; }
+same() { # A B WHAT: two texts
+    diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
+}
+
+training_is_not_disturbed() { # same weights and numbers, to the bit, with questions in between and without
+    local common="--steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20"
+    run plain $common && run asked $common $asked || return 1
+    cmp "$(newest plain)/model.safetensors" "$(newest asked)/model.safetensors" || return 1
+    same "$(numbers plain)" "$(numbers asked | grep -v hellaswag)" metrics
+}
+asked_when_due() { # and at the end
+    same "$(scores asked | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 10"step": 20"step": 30"step": 35' steps || return 1
+    scores asked | grep -q "\"hellaswag\": [0-9.]*, \"hellaswag_norm\": [0-9.]*}" || return 1
+    [ "$(grep -cE "^step +[0-9]+  HellaSwag acc [0-9]+/$questions = 0\.[0-9]{4}  acc_norm" asked.log)" = 4 ] || cat asked.log
+}
+goes_into_the_other_logs() {
+    scores asked | sed -E 's/[^0-9.]+/ /g' | awk '{ print $1, $3, $4 }' > want.txt
+    awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+        $at["hellaswag"] != "" { print $at["step"], $at["hellaswag"], $at["hellaswag_norm"] }' asked/metrics.csv |
+        diff - want.txt && grep -qaF test/hellaswag_acc_norm alias/events.out.tfevents.*
+}
+llm_c_asks_at_each_validation() {
+    run alias --steps 9 --micro-batch 4 -h 1 -v 4 --hellaswag questions.jsonl --tensorboard &&
+        same "$(scores alias | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 4"step": 8"step": 9' steps
+}
+resumed_as_if_never_stopped() { # a run that was lost behind its checkpoint asks the same questions again
+    cp -r asked lost && rm -r "$(newest lost)" || return 1
+    run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
+        grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
+}
+learns_to_answer() { # twice as good as guessing at least, and guessing before
+    run learner --steps 400 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 400 || return 1
+    scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
+}
+reports_read_the_log() {
+    local python=$root/build/venv/bin/python
+    [ -x "$python" ] || return 0
+    "$python" -c "import sys; sys.path.insert(0, '$(dirname "$run_log")'); import run_log
+rows, val = run_log.read_metrics('asked/metrics.jsonl')
+assert len(rows) == 35 and len(val) == 5, (len(rows), len(val))"
+}
+
+evaluate() { # OPTIONS...: of the learner
+    "$train" --eval-only --model "$(newest learner)" --threads 1 "$@"
+}
+figures() { grep '^  ' "$1"; }
+value() { awk -v name="$2" '$1 == name { print $2 }' "$1"; }
+
+eval_only_says_what_the_run_said() { # its last validation, and its last score
+    evaluate --val 'code_val_*.bin' --val-tokens 1024 --hellaswag questions.jsonl > e1 || return 1
+    run again --model "$(newest learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
+    small="--train code_train_*.bin --val code_val_*.bin --seq-len 48 --val-tokens 1024 --threads 1 --lr 0" \
+        run again --model "$(newest learner)" --steps 1 || return 1
+    awk -v a="$(value e1 loss)" -v b="$(grep -oE 'val_loss": [0-9.]+' again/metrics.jsonl | cut -d ' ' -f 2)" \
+        'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1 again/metrics.jsonl; return 1; }
+    awk -v a="$(value e1 acc)" -v b="$(scores learner | grep -oE 'swag": [0-9.]+' | cut -d ' ' -f 2)" \
+        'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1; scores learner; return 1; }
+    awk -v l="$(value e1 loss)" -v p="$(value e1 perplexity)" -v b="$(grep 'bits a byte' e1 | awk '{ print $4 }')" \
+        'BEGIN { exit !(p / exp(l) < 1.0001 && p / exp(l) > 0.9999 && b * log(2) / l < 1.0001 && b * log(2) / l > 0.9999) }'
+}
+the_whole_set_by_default() {
+    evaluate --val 'code_val_*.bin' > e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
+}
+micro_batch_and_threads_change_no_bit() {
+    evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl --micro-batch 1 > e3 &&
+        "$train" --eval-only --model "$(newest learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
+            --micro-batch 31 > e4 && same "$(figures e3)" "$(figures e4)" "the score"
+}
+ranks_share_the_work() { # and give the same
+    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl > e5 || return 1
+    local ranks
+    for ranks in 2 3; do
+        mpirun -np $ranks --oversubscribe --allow-run-as-root --bind-to none "$train" --eval-only --model "$(newest learner)" \
+            --threads 1 --val 'code_val_*.bin' --hellaswag questions.jsonl > e6 2> e6.err || { cat e6.err; return 1; }
+        same "$(figures e5)" "$(figures e6)" "the score of $ranks ranks" || return 1
+    done
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none "$train" ${small/--lr 3e-3/--lr 0} --out r3 --steps 10 \
+        --micro-batch 4 --batch-tokens 576 $asked > r3.log 2>&1 &&
+        small=${small/--lr 3e-3/--lr 0} run r1 --steps 10 --micro-batch 7 --batch-tokens 576 $asked &&
+        same "$(scores r1)" "$(scores r3)" "the score in training" || { tail -n 3 r3.log; return 1; }
+}
+writes_nothing() {
+    mkdir -p alone && cp -r "$(newest learner)" alone/model && cp questions.jsonl code_val_*.bin alone/ || return 1
+    (cd alone && find . | sort > ../before && chmod -R a-w . &&
+        "$train" --eval-only --model model --val 'code_val_*.bin' --hellaswag questions.jsonl > /dev/null)
+    local code=$?
+    chmod -R u+w alone
+    (cd alone && find . | sort) | diff before - && return $code
+}
+a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where it is taken then
+    "$tokenize" --train-bpe 300 --out vocabulary text.txt > bpe.log 2>&1 &&
+        "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt >> bpe.log 2>&1 || { cat bpe.log; return 1; }
+    local scratch="--train words_train_*.bin --vocab-size 300 --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"
+    small=$scratch run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
+    grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
+    small=$scratch run words --tokenizer vocabulary --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
+    "$train" --sample-only --model "$(newest words)" --prompt 'static int' --sample-tokens 5 > sample &&
+        grep -q '^static int' sample || { cat sample; return 1; }
+    "$train" --eval-only --model "$(newest words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7
+}
+
+refuse() { # CODE MENTION OPTIONS...: one line on stderr, nothing on stdout
+    local code=$1 mention=$2 got
+    shift 2
+    "$train" "$@" > out.txt 2> err.txt
+    got=$?
+    [ $got = "$code" ] && [ "$(wc -l < err.txt)" = 1 ] && [ ! -s out.txt ] && grep -qF -- "$mention" err.txt &&
+        grep -qE '^error: .*\. [a-z-]' err.txt || { echo "$*: $got, want $code, '$mention': $(cat err.txt out.txt)"; return 1; }
+}
+refusals() {
+    local model step
+    model=$(newest learner)
+    printf 'nonsense\n' > broken.jsonl
+    : > empty.jsonl
+    refuse 64 "--eval-only has nothing to evaluate" --eval-only --model "$model" || return 1
+    refuse 64 "--eval-only of the preset gpt2-124M" --eval-only --val 'code_val_*.bin' || return 1
+    refuse 64 "--eval-only and --sample-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
+    refuse 64 "--eval-only and --check" --eval-only --check "$model" --model "$model" --val 'code_val_*.bin' || return 1
+    refuse 64 "when to ask" --train 'code_train_*.bin' --steps 2 --hellaswag questions.jsonl || return 1
+    refuse 65 "nosuch.bin" --eval-only --model "$model" --val nosuch.bin || return 1
+    refuse 65 "nosuch.jsonl" --eval-only --model "$model" --hellaswag nosuch.jsonl || return 1
+    refuse 65 "broken.jsonl: line 1" --eval-only --model "$model" --hellaswag broken.jsonl || return 1
+    refuse 65 "empty.jsonl: no question" --eval-only --model "$model" --hellaswag empty.jsonl || return 1
+    refuse 65 "token shards" --eval-only --model "$model" --hellaswag "$(ls code_val_*.bin)" || return 1
+    refuse 65 "endings of more than 3 tokens" --eval-only --model "$model" --hellaswag questions.jsonl --seq-len 3 || return 1
+    refuse 65 "nosuch_dir" --eval-only --model "$model" --val 'code_val_*.bin' --tokenizer nosuch_dir || return 1
+    refuse 65 "vocabulary has 300 tokens" --eval-only --model "$model" --val 'code_val_*.bin' --tokenizer vocabulary || return 1
+    refuse 65 "data/hellaswag/hellaswag_val.jsonl" --train 'code_train_*.bin' --vocab-size 256 --steps 2 -h 1 || return 1
+    cp -r "$model" nan
+    step=$(stat -c %s nan/model.safetensors)
+    head -c 400 /dev/zero | tr '\0' '\377' | dd of=nan/model.safetensors bs=1 seek=$((step - 400)) conv=notrunc status=none
+    refuse_after_setup 76 "not finite" --eval-only --model nan --val 'code_val_*.bin'
+}
+refuse_after_setup() {
+    local code=$1 mention=$2 got
+    shift 2
+    "$train" "$@" > out.txt 2> err.txt
+    got=$?
+    [ $got = "$code" ] && [ "$(wc -l < err.txt)" = 1 ] && grep -qF -- "$mention" err.txt ||
+        { echo "$*: $got, want $code, '$mention': $(cat err.txt)"; return 1; }
+}
+
+for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation goes_into_the_other_logs resumed_as_if_never_stopped learns_to_answer \
+    reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default micro_batch_and_threads_change_no_bit \
+    ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch refusals; do
+    check $test
+done
+exit $failed
