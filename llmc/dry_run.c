@@ -53,7 +53,8 @@ int run_dry(Run *r, Error *e) {
     if (o->train[0]) TRY(setup_data(r, e));
     if (trains) TRY(setup_schedule(r, e));
     TRY(plan_of(r, &plan, e));
-    int64_t T = r->shape.seq_len;
+    int64_t T = r->shape.seq_len, val_rows = (o->val_tokens + T - 1) / T;
+    if (r->val && (int64_t)data_windows(r->val) < val_rows) val_rows = (int64_t)data_windows(r->val);
     PlanReport report = {
         .plan = &plan,
         .ramp = trains ? &r->ramp : NULL,
@@ -62,7 +63,7 @@ int run_dry(Run *r, Error *e) {
         .train_tokens = r->train ? (double)data_windows(r->train) * (double)T : 0,
         .host_bytes = may_save_aside(o) ? (double)saver_copy_bytes(&r->model) : 0,
         .val_every = o->val[0] ? o->val_every : 0,
-        .val_rows = (o->val_tokens + T - 1) / T,
+        .val_rows = val_rows,
         .checkpoint_every = o->checkpoint_every,
         .keep = o->keep,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer),

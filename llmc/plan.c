@@ -76,8 +76,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, d
     const DeviceSpec *spec = device_spec_find(*wanted ? wanted : here->name);
     if (*wanted && !spec) return unknown_device(wanted, e);
     if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = WORK_HEAD_BYTES_GPU;
-    if (*wanted || gpu_engine) snprintf(out->name, sizeof out->name, "%s", spec ? spec->name : "");
-    else snprintf(out->name, sizeof out->name, "%s", here->name);
+    snprintf(out->name, sizeof out->name, "%s", spec && (*wanted || gpu_engine) ? spec->name : here->name);
     if (!*wanted && !gpu_engine) device_from_measurement(out, here);
     else if (spec) device_from_spec(out, spec);
     if (!*wanted && here->memory_bytes > 0) out->memory_bytes = here->memory_bytes;

@@ -33,10 +33,10 @@ typedef struct {
 } PlanShares;
 
 typedef struct {
-    char name[256];                 // "": nothing is known of the device, and no time can be planned
+    char name[256];                 // "": there is none
     bool measured;                  // the figures are measured (CPU), not those of a data sheet
     double value;                   // bytes of a weight or activation in the kernels
-    double peak;                    // FLOP/s for such values
+    double peak;                    // FLOP/s for such values; 0: not known, and no time can be planned
     double bandwidth, memory_bytes; // B/s, bytes
     double link, network;           // B/s each way a device, in a machine and between machines; 0: not known
     int devices_a_machine;

@@ -72,7 +72,9 @@ static void print_device(FILE *f, const PlanReport *r) {
     if (!(d->peak > 0)) {
         char names[400];
         device_spec_names(names, sizeof names);
-        fprintf(f, "device      unknown: no times. --device plans for %s\n", names);
+        if (*d->name) fprintf(f, "device      %s: not in the table of devices, so no times\n", d->name);
+        else fprintf(f, "device      none here, so no times\n");
+        fprintf(f, "            --device plans for %s\n", names);
         return;
     }
     char peak[TEXT_BYTES], bandwidth[TEXT_BYTES];
@@ -301,6 +303,7 @@ void plan_print(FILE *f, const PlanReport *r) {
     print_model(f, r);
     print_device(f, r);
     print_memory(f, r);
+    if (r->plan->shape.inference) return;
     if (r->plan->device.peak > 0) {
         print_step(f, r);
         print_ranks(f, r);

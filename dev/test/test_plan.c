@@ -505,7 +505,10 @@ static void test_devices_here_and_elsewhere(void) {
     CHECK_OK(plan_device(&d, "A100", &gpu32, 0, &e), &e);
     CHECK(d.value == 4 && d.peak == 19.5e12 && d.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
     CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
-    CHECK(!(d.peak > 0), "no GPU here, and none named: no times");
+    CHECK(!(d.peak > 0) && !*d.name, "no GPU here, and none named: no times");
+    snprintf(none.name, sizeof none.name, "NVIDIA RTX A4000");
+    CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
+    CHECK(!(d.peak > 0) && strcmp(d.name, "NVIDIA RTX A4000") == 0, "one that the table does not have");
     CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, 0, &e), &e, ERR_USAGE, "Voodoo 2");
 }
 
