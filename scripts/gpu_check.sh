@@ -9,9 +9,11 @@
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
+#     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck)
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
+TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 [ "$gpus" -gt 0 ] || gpus=1
@@ -49,11 +51,12 @@ tests() {
     done
 }
 
+# Every kernel at its smallest, under every tool.
 sanitize() {
-    local small=7 # cases: all shapes but the large ones
-    for tool in memcheck racecheck initcheck synccheck; do
-        check "$tool-engine" 300 compute-sanitizer --tool $tool --error-exitcode 1 \
-            "$BUILD/cuda-BF16/dev/test/test_engine_cuda" 1 $small
+    for tool in $TOOLS; do
+        for program in "$BUILD"/cuda-BF16/dev/test/test_*_cuda; do
+            check "$tool-$(basename "$program")" 200 compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small
+        done
     done
 }
 

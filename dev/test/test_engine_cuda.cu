@@ -3,8 +3,8 @@
 // agree up to rounding, and without for bf16, where the CPU computes in fp32 on the same bf16-rounded weights. And what
 // the CUDA engine promises about itself: the same bits whatever is recomputed, kept, or run twice.
 //
-//     test_engine_cuda [seed [cases]]      (a fresh seed is drawn, and printed, otherwise; cases: only the first ones,
-//                                          and only against the CPU, for tools that slow everything down)
+//     test_engine_cuda [seed [small]]      (0, or no seed: a fresh one is drawn, and printed; small: few and tiny cases
+//                                          that run every kernel all the same, for tools that slow everything down)
 #include "test.h"
 
 #include "../../llmc/common.h"
@@ -62,8 +62,10 @@ static const Api cpu = {cpu_engine_create,     cpu_engine_destroy,    cpu_engine
 // ---------------------------------------------------------------------------------------------------------------------
 // Cases
 
+enum { STEPS = 20 };
+
 static uint64_t seed;
-static int case_count;
+static int steps = STEPS; // that are trained
 
 typedef struct {
     const char *name;
@@ -78,7 +80,15 @@ static const Case cases[] = {
     {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
     {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
 };
-enum { CASES = sizeof cases / sizeof *cases };
+static const Case small_cases[] = {
+    {"small, heads of 64", {2, 1, 64, 40, 70}, 70, 2, 2}, // more than a tile of rows; a block to recompute
+    {"small, heads of 128", {1, 1, 128, 40, 70}, 70, 1, 1},
+    {"small, padded heads", {2, 2, 24, 11, 16}, 7, 3, 2},
+    {"small, odd", {1, 3, 27, 31, 9}, 9, 2, 2},
+};
+
+static const Case *in_use = cases;
+static int case_count = sizeof cases / sizeof *cases;
 
 typedef struct {
     const Case *c;
@@ -276,7 +286,7 @@ static void test_against_cpu(void) {
     memset(worst_seen, 0, sizeof worst_seen);
     for (int i = 0; i < case_count; i++) {
         World w;
-        world_open(&w, &cases[i], 1);
+        world_open(&w, &in_use[i], 1);
         printf("  %s\n", w.c->name);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -293,8 +303,6 @@ static void test_against_cpu(void) {
            worst_seen[1], worst_seen[2]);
 }
 
-enum { STEPS = 20 };
-
 static UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
@@ -307,7 +315,7 @@ static UpdateConfig update_config(const Case *c, int step) {
 static void train(const Api *api, Engine *engine, const World *w, double *losses) {
     Error e = {};
     size_t step_tokens = (size_t)w->c->batch * (size_t)(w->c->seq_len + 1);
-    for (int step = 1; step <= STEPS; step++) {
+    for (int step = 1; step <= steps; step++) {
         UpdateConfig update = update_config(w->c, step);
         Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, w->c->batch,
                             w->c->micro_batch, GNS_LN);
@@ -321,13 +329,13 @@ static void test_training_against_cpu(void) {
     for (int i = 0; i < case_count; i++) {
         World w;
         double got[STEPS], want[STEPS];
-        world_open(&w, &cases[i], STEPS);
+        world_open(&w, &in_use[i], steps);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         if (a && b) {
             train(&gpu, a, &w, got);
             train(&cpu, b, &w, want);
-            for (int s = 0; s < STEPS; s++)
+            for (int s = 0; s < steps; s++)
                 CHECK(fabs(got[s] - want[s]) <= TRAINED * fabs(want[s]), "%s, step %d: loss %.7f, want %.7f", w.c->name,
                       s + 1, got[s], want[s]);
         }
@@ -361,7 +369,7 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
     if (a && b) {
         train(&gpu, a, w, losses[0]);
         train(&gpu, b, w, losses[1]);
-        CHECK(memcmp(losses[0], losses[1], sizeof losses[0]) == 0, "%s: %s, losses differ", w->c->name, what);
+        CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", w->c->name, what);
         check_same_bits(w, a, b, what);
     }
     gpu.destroy(a);
@@ -371,7 +379,7 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
 static void test_same_bits(void) {
     for (int i = 0; i < case_count; i++) {
         World w;
-        world_open(&w, &cases[i], STEPS);
+        world_open(&w, &in_use[i], steps);
         compare_with(&w, RECOMPUTE_NONE, "two runs");
         compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
         compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
@@ -382,7 +390,7 @@ static void test_same_bits(void) {
 // 8 rows at once, one at a time, and in pieces that differ.
 static void test_accumulation(void) {
     World w;
-    world_open(&w, &cases[CASES - 1], 1);
+    world_open(&w, &in_use[case_count - 1], 1);
     Engine *engine = engine_of(&gpu, &w, 8, RECOMPUTE_NONE);
     const double tolerance = FP32 ? 1e-5 : 1e-2;
     if (engine) {
@@ -402,11 +410,48 @@ static void test_accumulation(void) {
     world_close(&w);
 }
 
+// What was tuned on one engine and taken over by another gives the same bits there; and what was tuned elsewhere is
+// refused, and leaves an engine as it was. Tuning itself trains nothing.
+static void test_tuning(void) {
+    World w;
+    Error e = {};
+    double losses[3][STEPS];
+    char elsewhere[TUNING_BYTES];
+    world_open(&w, &in_use[case_count - 1], steps);
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    CHECK(engine_tuning(a)[0] == 0, "tuned unasked: %s", engine_tuning(a));
+    CHECK_OK(engine_tune(a, &e), &e);
+    printf("  %.400s...\n", engine_tuning(a));
+    CHECK(strlen(engine_tuning(a)) > 100, "'%s'", engine_tuning(a));
+    CHECK_OK(engine_set_tuning(b, engine_tuning(a), &e), &e);
+    CHECK(strcmp(engine_tuning(a), engine_tuning(b)) == 0, "'%s'", engine_tuning(b));
+    train(&gpu, a, &w, losses[0]);
+    train(&gpu, b, &w, losses[1]);
+    CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "losses differ");
+    check_same_bits(&w, a, b, "tuned, and a tuning taken over");
+    snprintf(elsewhere, sizeof elsewhere, "x%s", engine_tuning(a));
+    CHECK_ERROR(engine_set_tuning(b, elsewhere, &e), &e, ERR_INPUT, "tuned for x");
+    CHECK(engine_tuning(b)[0] == 0, "'%s' is left", engine_tuning(b));
+    gpu.destroy(a);
+    a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+    Outcome untuned = measure(&gpu, a, &w, w.tokens, w.c->batch, w.c->micro_batch, GNS_OFF);
+    Outcome refused = measure(&gpu, b, &w, w.tokens, w.c->batch, w.c->micro_batch, GNS_OFF);
+    CHECK(!memcmp(untuned.grad, refused.grad, w.model.flat_count * sizeof(float)),
+          "a refused tuning changed something");
+    outcome_free(&untuned);
+    outcome_free(&refused);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
 // Norms add up over ranges, and an update in pieces is the update.
 static void test_ranges(void) {
     World w;
     Error e = {};
-    world_open(&w, &cases[2], 1);
+    world_open(&w, &in_use[2], 1);
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
@@ -454,7 +499,7 @@ static uint64_t hash_of(const float *param, size_t all, Range range) {
 static void test_hash(void) {
     World w;
     Error e = {};
-    world_open(&w, &cases[2], 1);
+    world_open(&w, &in_use[2], 1);
     size_t n = w.model.flat_count;
     Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     float *param = take<float>(n);
@@ -485,7 +530,7 @@ static void test_hash(void) {
 static void test_nonfinite(void) {
     World w;
     Error e = {};
-    world_open(&w, &cases[2], 1);
+    world_open(&w, &in_use[2], 1);
     const Tensor *gamma = model_tensor(&w.model, LN2_W, 1);
     w.param[gamma->offset + 5] = NAN;
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -547,17 +592,19 @@ static void test_memory(void) {
 
 int main(int argc, char **argv) {
     Error e = {};
-    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
-    case_count = argc > 2 ? atoi(argv[2]) : CASES;
+    bool small = argc > 2 && strcmp(argv[2], "small") == 0;
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
+    if (!seed) seed = (uint64_t)time(NULL);
+    if (small) in_use = small_cases, case_count = sizeof small_cases / sizeof *small_cases, steps = 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("test_engine_cuda %s, seed %llu\n", FP32 ? "fp32" : "bf16", (unsigned long long)seed);
     World w;
     Engine *engine = NULL;
-    if (model_create(&w.model, &cases[1].config, &e)) return 1;
+    if (model_create(&w.model, &in_use[1].config, &e)) return 1;
     EngineConfig config = {};
     config.model = &w.model;
     config.micro_batch = 1;
-    config.seq_len = cases[1].seq_len;
+    config.seq_len = in_use[1].seq_len;
     int code = engine_create(&engine, &config, &e);
     if (code) error_print(&e, 0, 1);
     if (code == ERR_NO_GPU) return ERR_SKIPPED;
@@ -569,13 +616,13 @@ int main(int argc, char **argv) {
     engine_destroy(engine);
     model_destroy(&w.model);
     RUN(test_against_cpu);
-    if (case_count < CASES) return test_summary();
-    RUN(test_training_against_cpu);
+    if (!small) RUN(test_training_against_cpu);
     RUN(test_same_bits);
-    RUN(test_accumulation);
+    if (!small) RUN(test_accumulation);
+    if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
     RUN(test_ranges);
     RUN(test_hash);
     RUN(test_nonfinite);
-    RUN(test_memory);
+    if (!small) RUN(test_memory); // asks for more than there is
     return test_summary();
 }
