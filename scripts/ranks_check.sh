@@ -110,16 +110,18 @@ run_processes() { # [R]
 runs() { kill -0 "$job" 2> /dev/null; }
 steps_done() { sed -n '/"loss"/p' "$work/$name/metrics.jsonl" 2> /dev/null | wc -l; }
 
-kill_run() { # and waits, not for ever, until its processes have given back what they held
+# And waits, not for ever, until its processes have given back what they held.
+kill_run() {
     local process state processes end=$((SECONDS + 20))
-    processes=$(run_processes)
-    # shellcheck disable=SC2086
-    kill -KILL $processes 2> /dev/null
-    for process in $processes; do
-        while { read -r _ _ state _ < "/proc/$process/stat"; } 2> /dev/null && [ "$state" != Z ] && [ $SECONDS -lt $end ]; do
-            sleep 0.05
+    {
+        processes=$(run_processes)
+        # shellcheck disable=SC2086
+        kill -KILL $processes
+        for process in $processes; do
+            while read -r _ _ state _ < "/proc/$process/stat" && [ "$state" != Z ] && [ $SECONDS -lt $end ]; do sleep 0.05; done
         done
-    done
+        wait "$job"
+    } 2> /dev/null
 }
 
 # Waits for the run's end, for so many seconds at most; `code` is its exit code, 124 where it had to be ended.
@@ -290,7 +292,6 @@ speed_run() { # NAME RANKS STEPS OPTIONS...
     fi
     memory_used > "$work/$name.memory"
     kill_run
-    wait "$job" 2> /dev/null
     values "$name" tok_per_s | sed -n "$((speed_skip + 1)),${steps}p" | median > "$work/$name.speed"
     rm -rf "${work:?}/$name/step_"*
 }
@@ -346,12 +347,9 @@ scaling() {
     weak_scaling "${large_model%:*}" "${large_model#*:}" 16 96 "$RANKS"
 }
 
-# What --dry-run foretells, in MiB: all of it; or of the parameters' state alone.
-planned() { # FILE
-    awk '/^memory in all/ { print $(NF - 1) }' "$1"
-}
-planned_state() {
-    awk '/MiB$/ && /^(parameters|weights|master|gradients|AdamW|.*moments|.*bucket)/ { sum += $(NF - 1) } END { print sum }' "$1"
+# What --dry-run foretells of the lines that match, in MiB.
+planned() { # FILE PATTERN
+    awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$1"
 }
 
 # ZeRO changes nothing but the state, so what all modes take besides (the driver, NCCL, activations) shows where
@@ -364,14 +362,14 @@ memory() {
         "$TRAINER" --dry-run --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
             > "$work/$name.plan" 2> "$work/$name.error" || { row SKIP "ZeRO-$zero" "$(cat "$work/$name.error")"; return; }
         speed_run "$name" "$RANKS" 5 "${options[@]}" --zero "$zero" || return
-        parameters=$(awk '/^parameters / { print $2 }' "$work/$name.plan")
-        foretold=$(planned_state "$work/$name.plan")
+        parameters=$(awk '/^parameters / { gsub(/[,:]/, "", $2); print $2 }' "$work/$name.plan")
+        foretold=$(planned "$work/$name.plan" "parameters|master|working|gradients|AdamW")
         [ "$zero" != 0 ] || rest=$(calculate "$(cat "$work/$name.memory") - $foretold" %.1f)
         state=$(calculate "$(cat "$work/$name.memory") - $rest" %.1f)
         bytes=$(calculate "$state * 1048576 / $parameters" %.2f)
         foretold=$(calculate "$foretold * 1048576 / $parameters" %.2f)
         row "$(verdict "$bytes <= 1.05 * $foretold && $bytes >= 0.95 * $foretold")" "$memory_model, $RANKS ranks, ZeRO-$zero" \
-            "$bytes bytes of state a parameter, foretold $foretold; $(cat "$work/$name.memory") MiB in all, foretold $(planned "$work/$name.plan")"
+            "$bytes bytes of state a parameter, foretold $foretold; $(cat "$work/$name.memory") MiB in all, foretold $(planned "$work/$name.plan" "memory in all")"
     done
 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# GPT-2 350M on 30 billion tokens, with llm.c's settings.
+# GPT-2 350M on 31.5 billion tokens (60,000 steps), with llm.c's settings.
 # scripts/launch.sh says what can be set; options given here are added to those below.
 NAME=gpt2-350M
 OPTIONS=(
-    --model gpt2-350M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --train-tokens 30e9 --zero 1
+    --model gpt2-350M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --steps 60000 --zero 1
     --lr 3e-4 --warmup-tokens 367001600 --final-lr-frac 0 --weight-decay 0.1
     --val-every 250 --val-tokens 10485760 --checkpoint-every 1000
 )

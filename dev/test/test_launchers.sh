@@ -42,6 +42,8 @@ END
 printf '#!/usr/bin/env bash\necho "GPU 0: none"\necho "GPU 1: none"\n' > "$work/nvidia-smi"
 chmod +x "$work"/launcher.sh "$work"/fake_cu "$work"/nvidia-smi
 touch "$work"/data/x_{train,val}_0.bin
+cat llmc/*.c > "$work/text"
+"$GNS_BUILD/data/tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 data=(TRAIN="$work/data/x_train_*.bin" VAL="$work/data/x_val_*.bin" OUT="$work/out" PROGRAM="$work/fake_cu")
 
 refuses() { # CODE TEXT VARIABLE=VALUE...
@@ -64,6 +66,57 @@ no_mpi_in_it() {
 no_slurm() {
     env -u SLURM_JOB_ID bash "$root/scripts/slurm/run_gpt2_124M.sbatch" > "$work/log" 2>&1
     [ $? = 64 ] && grep -q '^error: no Slurm job here' "$work/log"
+}
+
+# Slurm: sbatch, which reads the lines for it and runs the rest; srun and scontrol, which write down what is asked of them.
+mkdir "$work/slurm"
+cat > "$work/slurm/sbatch" <<'END'
+#!/usr/bin/env bash
+option() { sed -n "s/^#SBATCH --$1=//p" "$job"; }
+job=$1
+grep -q '^#SBATCH --requeue$' "$job" && [ "$(option signal)" = USR1@300 ] || exit 90
+export SLURM_JOB_ID=42 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(($(option nodes) * $(option ntasks-per-node)))
+bash "$job"
+END
+cat > "$work/slurm/srun" <<'END'
+#!/usr/bin/env bash
+case $1 in --mpi=list) echo "MPI plugin types are... none ${FAKE_MPI-pmix}" >&2 && exit ;; esac
+echo "$*" >> "$(dirname "$0")/srun.log"
+while [[ $1 == --* ]]; do shift; done
+"$@"
+END
+printf '#!/usr/bin/env bash\necho "$*" >> "$(dirname "$0")/scontrol.log"\n' > "$work/slurm/scontrol"
+chmod +x "$work"/slurm/*
+
+submits() { # MODEL CODE STARTS CODES...: of the job, when the program ends with these
+    local model=$1 code=$2 starts=$3 got
+    shift 3
+    rm -rf "$work/out" "$work/starts" "$work"/slurm/*.log
+    touch "$work/slurm/scontrol.log"
+    printf '%s\n' "$@" > "$work/codes"
+    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch "scripts/slurm/run_gpt2_$model.sbatch" > "$work/log" 2>&1
+    got=$?
+    [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
+    [ "$starts" = 0 ] && return
+    [ "$(wc -l < "$work/starts")" = "$starts" ] && grep -q -- "--model gpt2-$model " "$work/starts" &&
+        grep -q "^--mpi=pmix --kill-on-bad-exit=1 $work/fake_cu --train" "$work/slurm/srun.log"
+}
+slurm_runs() { for model in 124M 350M 774M 1558M; do submits $model 0 1 0 || return 1; done; }
+slurm_queues_again() { submits 350M 75 1 75+ && [ "$(cat "$work/slurm/scontrol.log")" = "requeue 42" ]; }
+slurm_goes_on_after_a_lost_rank() { submits 774M 0 3 137+ 78+ 0 && [ ! -s "$work/slurm/scontrol.log" ]; }
+slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; }
+slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
+
+# The lengths of llm.c's scripts of the same names: their -x (an epoch, 18,865 steps, for 124M) times -d.
+plans() { # LAUNCHER LINE
+    TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" PROGRAM=$train RANKS=1 OUT="$work/dry" \
+        bash "scripts/$1" --dry-run > "$work/log" 2>&1
+    grep -qE "$2" "$work/log" || { echo "$1 does not say $2"; grep -E '^error|^run' "$work/log"; return 1; }
+}
+recipes() {
+    plans run_gpt2_124M.sh '^run +18,865 steps of 512 rows' && plans run_gpt2_350M.sh '^run +60,000 steps of 512 rows' &&
+        plans run_gpt2_774M.sh '^run +286,102 steps of 512 rows' && plans run_gpt2_1558M.sh '^run +32,000 steps of 1024 rows' &&
+        plans run_gpt2_124M_gns.sh '^FLOPs .* for 9.89B tokens'
 }
 
 goes() { # CODE STARTS CODES...: of the launcher, when the program ends with these
@@ -105,8 +158,6 @@ mpirun_that_hangs() {
 
 stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
     command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
-    cat "$root"/llmc/*.c > "$work/text"
-    "$root/$GNS_BUILD/data/tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > /dev/null 2>&1 || return 1
     cat > "$work/small.sh" <<END
 NAME=small
 OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 30000 --threads 1 --val-every 0)
@@ -131,7 +182,8 @@ END
     [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
 
-for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm done_at_once lost again_until_done \
+for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
+    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once lost again_until_done \
     not_without_getting_on not_what_will_fail_again stops_and_goes_on mpirun_that_hangs; do
     check $test
 done

@@ -11,6 +11,10 @@ if ! srun --mpi=list 2>&1 | grep -q pmix; then
     echo "error: this Slurm has no PMIx (srun --mpi=list). Ask for it, or use mpirun within salloc" >&2
     exit 64
 fi
+if [ -z "${SLURM_NTASKS:-}" ]; then
+    echo "error: Slurm does not say how many tasks this job has. Give it --nodes and --ntasks-per-node" >&2
+    exit 64
+fi
 export RANKS=$SLURM_NTASKS
 export RUN="srun --mpi=pmix --kill-on-bad-exit=1"
 "$LAUNCHER"
