@@ -36,6 +36,13 @@ static const char *grouped(char out[TEXT_BYTES], double x) {
     return out;
 }
 
+// "1.39 GiB"
+static const char *binary(char out[TEXT_BYTES], double bytes) {
+    bool small = bytes < (1 << 30);
+    snprintf(out, TEXT_BYTES, "%.*f %s", small ? 1 : 2, bytes / (small ? 1 << 20 : 1 << 30), small ? "MiB" : "GiB");
+    return out;
+}
+
 static const char *plural(double n) { return n == 1 ? "" : "s"; }
 
 static const char *duration(char out[TEXT_BYTES], double seconds) {
@@ -143,6 +150,9 @@ static void print_step(FILE *f, const PlanReport *r) {
     fprintf(f, "\nstep of %lld rows, %s tokens", (long long)r->rows, grouped(a, tokens));
     if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
     fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, plural((double)step.micro_steps));
+    if (r->rows < p->ranks)
+        fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; --batch-tokens of %lld or more will do\n",
+                (long long)(p->ranks * T));
     print_kernels(f, r, &step);
     fprintf(f, "  %.4g ms, %s tok/s, MFU %.1f%%\n", 1e3 * step.seconds, grouped(b, rate), 100 * mfu);
 }
@@ -289,11 +299,12 @@ static void print_checkpoints(FILE *f, const PlanReport *r) {
         int64_t written = (run.steps - 1) / r->checkpoint_every + 1;           // one at the end
         copies = r->keep > 0 && r->keep + 1 < written ? r->keep + 1 : written; // one is written before the oldest goes
     }
-    double bytes = (double)copies * r->checkpoint_bytes, gib = 1 << 30;
-    fprintf(f, "checkpoints %.2f GiB each; at most %lld at a time: %.2f GiB", r->checkpoint_bytes / gib,
-            (long long)copies, bytes / gib);
+    double bytes = (double)copies * r->checkpoint_bytes;
+    char one[TEXT_BYTES], all[TEXT_BYTES], room[TEXT_BYTES];
+    fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(one, r->checkpoint_bytes), (long long)copies,
+            binary(all, bytes));
     if (r->disk_free_bytes >= 0) {
-        fprintf(f, ", %.1f free in %s", r->disk_free_bytes / gib, r->disk);
+        fprintf(f, ", %s free in %s", binary(room, r->disk_free_bytes), r->disk);
         if (r->disk_free_bytes < bytes) fprintf(f, ": NOT ENOUGH");
     }
     fprintf(f, "\n");
