@@ -65,14 +65,16 @@ bench() {
         case $program in *bench_engine) continue ;; esac
         check "$(basename "$program")" 200 "$program"
     done
-    speed d12 64
-    speed d24 32
-    speed d48 16
+    speed d12 64 1024 60 tune
+    speed d24 32 1024 40 tune
+    speed d48 16 1024 30 tune
+    speed d6 8 256 300 # small: does the device wait for the host?
+    speed demo 16 64 500
 }
 
-speed() { # MODEL MICRO_BATCH
-    check "speed-$1" 120 "$BUILD/cuda-BF16/dev/bench/bench_engine" "$1" "$2" 1024 20
-    grep -E 'tok/s|GiB$' "$OUT/speed-$1.log" | grep -vE '^ ' | sed 's/^/    /' | tee -a "$table"
+speed() { # MODEL MICRO_BATCH SEQ_LEN ROUNDS WORD...
+    check "speed-$1" 120 "$BUILD/cuda-BF16/dev/bench/bench_engine" "$@"
+    grep -E 'tok/s|GiB$|against' "$OUT/speed-$1.log" | grep -vE '^ ' | sed 's/^/    /' | tee -a "$table"
 }
 
 val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d ' ' -f 2; }

@@ -1,7 +1,12 @@
 // bench_engine: whole training steps through engine.h, on whichever engine it is linked with: time of a step, tokens a
-// second, share of the device's peak. Steps of the modes given alternate, so that their times can be compared.
+// second, share of the device's peak, and how long the host takes to queue a step (where that is nearly all of it, the
+// device waits for the host). What is compared is measured step by step in turns, in one process: of every round the
+// ratio is taken, and of the ratios the median.
 //
-//     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [recompute (0, 1, 2) [exact (0, 1)]]]]]]
+//     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
+//
+//     model   a preset, or `demo`: that of make demo
+//     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/engine.h"
 #include "../../llmc/rng.h"
@@ -9,9 +14,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 3 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 3, ARMS_MAX = 4 };
 
-static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
+// One of the things that are compared.
+typedef struct {
+    const char *name;
+    GnsMode mode;
+    bool tuned;
+    const char *against; // the name of the one that it is compared with, or NULL
+    double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
+} Arm;
+
+typedef struct {
+    EngineConfig config;
+    Engine *engine;
+    uint16_t *tokens; // (B, T + 1)
+    StepResult result;
+    int rounds, steps; // wanted; done
+    char tuning[TUNING_BYTES];
+    bool tuned; // the engine is, at present
+    Arm arm[ARMS_MAX];
+    int arms;
+} Bench;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up
 
 static int load_initial(Engine *engine, const Model *model, Error *e) {
     float *values;
@@ -25,87 +52,192 @@ static int load_initial(Engine *engine, const Model *model, Error *e) {
     return code;
 }
 
-static int step(Engine *engine, const EngineConfig *c, const uint16_t *tokens, GnsMode mode, int number,
-                StepResult *result, Error *e) {
-    Range all = {0, c->model->flat_count};
-    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
-    u.step = number;
-    u.batch = c->micro_batch;
-    TRY(engine_begin_step(engine, e));
-    TRY(engine_micro_step(engine, tokens, c->micro_batch, mode, e));
-    TRY(engine_norms(engine, all, e));
-    TRY(engine_update(engine, all, &u, e));
-    return engine_result(engine, result, e);
+static int bench_create(Bench *b, Error *e) {
+    const Model *model = b->config.model;
+    size_t tensors = (size_t)model->tensor_count;
+    size_t count = (size_t)b->config.micro_batch * (size_t)(b->config.seq_len + 1);
+    TRY(memory_alloc((void **)&b->result.grad_sq, tensors * sizeof(double), "results", e));
+    TRY(memory_alloc((void **)&b->result.example_sq, tensors * sizeof(double), "results", e));
+    TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
+    for (size_t i = 0; i < count; i++) // Zipf's law, as text has it
+        b->tokens[i] = (uint16_t)(pow((double)model->config.vocab, rng_uniform(1, 1, i)) - 1);
+    TRY(engine_create(&b->engine, &b->config, e));
+    return load_initial(b->engine, model, e);
 }
+
+static void bench_destroy(Bench *b) {
+    engine_destroy(b->engine);
+    memory_free(b->tokens);
+    memory_free(b->result.example_sq);
+    memory_free(b->result.grad_sq);
+    memory_free(b);
+}
+
+static void add_arm(Bench *b, const char *name, GnsMode mode, bool tuned, const char *against) {
+    Arm *arm = &b->arm[b->arms++];
+    arm->name = name;
+    arm->mode = mode;
+    arm->tuned = tuned;
+    arm->against = against;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Measuring
+
+static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
+    Range all = {0, b->config.model->flat_count};
+    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+    u.step = ++b->steps;
+    u.batch = b->config.micro_batch;
+    double start = clock_seconds();
+    TRY(engine_begin_step(b->engine, e));
+    TRY(engine_micro_step(b->engine, b->tokens, b->config.micro_batch, mode, e));
+    TRY(engine_norms(b->engine, all, e));
+    TRY(engine_update(b->engine, all, &u, e));
+    *queued = clock_seconds() - start;
+    return engine_result(b->engine, &b->result, e);
+}
+
+// Another choice of algorithms is asked for by the first step that needs it, which is not counted.
+static int switch_tuning(Bench *b, const Arm *arm, Error *e) {
+    double ignored;
+    if (arm->tuned == b->tuned) return 0;
+    TRY(engine_set_tuning(b->engine, arm->tuned ? b->tuning : "", e));
+    b->tuned = arm->tuned;
+    return step(b, arm->mode, &ignored, e);
+}
+
+// Every other round goes backwards, so that nothing always comes first.
+static int measure(Bench *b, Error *e) {
+    for (int r = -WARM_UP; r < b->rounds; r++)
+        for (int i = 0; i < b->arms; i++) {
+            double queued;
+            Arm *arm = &b->arm[r % 2 ? b->arms - 1 - i : i];
+            TRY(switch_tuning(b, arm, e));
+            double start = clock_seconds();
+            TRY(step(b, arm->mode, &queued, e));
+            if (r < 0) continue;
+            arm->seconds[r] = clock_seconds() - start;
+            arm->queued[r] = queued;
+        }
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Telling
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static int bench(const EngineConfig *c, int rounds, StepResult *result, uint16_t *tokens, Error *e) {
-    static const char *const names[] = {"gns off", "gns ln", "gns exact"};
-    static double seconds[GNS_EXACT + 1][ROUNDS_MAX];
-    Engine *engine;
+// Sorts the values.
+static double median(double *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+}
+
+static void tell_arm(const Bench *b, const Arm *arm) {
+    double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = engine_peak_flops(b->engine);
+    memcpy(sorted, arm->seconds, sizeof sorted);
+    memcpy(queued, arm->queued, sizeof queued);
+    double s = median(sorted, b->rounds), tokens = (double)b->config.micro_batch * b->config.seq_len;
+    double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
+    printf("%-10s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
+           1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
+    if (peak > 0) printf(", MFU %.1f%%", 100 * flops / s / peak);
+    printf(", queued in %.3f ms\n", 1e3 * median(queued, b->rounds));
+}
+
+// The standard error of a median is 1.2533 that of the mean of normal values, whose deviation is 1.4826 times the
+// median distance from the median: a step that something else delayed does not count for more than one.
+static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
+    double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
+    int n = b->rounds;
+    for (int r = 0; r < n; r++) ratio[r] = arm->seconds[r] / other->seconds[r] - 1;
+    double middle = median(ratio, n);
+    for (int r = 0; r < n; r++) distance[r] = fabs(ratio[r] - middle);
+    double se = 1.2533 * 1.4826 * median(distance, n) / sqrt(n);
+    printf("%s against %s: %+.2f%% +- %.2f%% of a step's time (median of %d rounds)\n", arm->name, other->name,
+           100 * middle, 100 * se, n);
+}
+
+static void tell(const Bench *b) {
     char line[256];
-    int number = 0;
-    size_t row = (size_t)c->micro_batch * (size_t)(c->seq_len + 1);
-    for (size_t i = 0; i < row; i++) { // Zipf's law, as text has it
-        double u = rng_uniform(1, 1, i);
-        double rank = pow((double)c->model->config.vocab, u) - 1;
-        tokens[i] = (uint16_t)rank;
-    }
-    TRY(engine_create(&engine, c, e));
-    int code = 0;
-    TRY_GOTO(load_initial(engine, c->model, e));
-    for (int r = -WARM_UP; r < rounds; r++)
-        for (int mode = GNS_OFF; mode <= (int)c->gns; mode++) {
-            double start = clock_seconds();
-            TRY_GOTO(step(engine, c, tokens, (GnsMode)mode, ++number, result, e));
-            if (r >= 0) seconds[mode][r] = clock_seconds() - start;
-        }
-    engine_describe(engine, line, sizeof line);
+    engine_describe(b->engine, line, sizeof line);
     printf("%s\n", line);
-    double n = (double)c->micro_batch * c->seq_len, flops = model_flops_per_token(c->model, c->seq_len);
-    for (int mode = GNS_OFF; mode <= (int)c->gns; mode++) {
-        qsort(seconds[mode], (size_t)rounds, sizeof(double), by_value);
-        double s = seconds[mode][rounds / 2], peak = engine_peak_flops(engine);
-        printf("%-10s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", names[mode], 1e3 * s,
-               1e3 * seconds[mode][0], 1e3 * seconds[mode][rounds - 1], n / s, 1e-12 * flops * n / s);
-        if (peak > 0) printf(", MFU %.1f%%", 100 * flops * n / s / peak);
-        printf("\n");
+    for (int i = 0; i < b->arms; i++) tell_arm(b, &b->arm[i]);
+    for (int i = 0; i < b->arms; i++)
+        for (int k = 0; k < b->arms; k++)
+            if (b->arm[i].against && strcmp(b->arm[i].against, b->arm[k].name) == 0)
+                tell_ratio(b, &b->arm[i], &b->arm[k]);
+    printf("loss of the last step %.4f after %d steps on one batch\n", b->result.loss_sum / b->config.micro_batch,
+           b->steps);
+}
+
+static void tell_memory(const Bench *b, const char *name) {
+    MemoryPlan plan;
+    engine_plan_memory(&b->config, &plan);
+    printf("%s, micro-batch %d x %d, recompute %d: %.2f GiB\n", name, b->config.micro_batch, b->config.seq_len,
+           (int)b->config.recompute, (double)plan.total / (1 << 30));
+    for (int i = 0; i < plan.count; i++)
+        printf("  %-40s %8.3f GiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 30));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The command line
+
+static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
+
+static int read_words(Bench *b, int argc, char **argv, bool *tune, Error *e) {
+    b->config.gns = GNS_LN;
+    for (int i = 5; i < argc; i++) {
+        if (strcmp(argv[i], "gelu") == 0) b->config.recompute = RECOMPUTE_GELU;
+        else if (strcmp(argv[i], "block") == 0) b->config.recompute = RECOMPUTE_BLOCK;
+        else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
+        else if (strcmp(argv[i], "tune") == 0) *tune = true;
+        else return FAIL(e, ERR_USAGE, "gelu, block, exact, tune", "no word is called %s", argv[i]);
     }
-    printf("loss of the last step %.4f after %d steps on one batch\n", result->loss_sum / c->micro_batch, number);
-done:
-    engine_destroy(engine);
-    return code;
+    return 0;
+}
+
+static int bench_run(Bench *b, bool tune, const char *name, Error *e) {
+    tell_memory(b, name);
+    TRY(bench_create(b, e));
+    add_arm(b, "gns off", GNS_OFF, false, NULL);
+    add_arm(b, "gns ln", GNS_LN, false, "gns off");
+    if (b->config.gns == GNS_EXACT) add_arm(b, "gns exact", GNS_EXACT, false, "gns off");
+    if (tune) {
+        add_arm(b, "tuned", GNS_LN, true, "gns ln");
+        TRY(engine_tune(b->engine, e));
+        snprintf(b->tuning, sizeof b->tuning, "%s", engine_tuning(b->engine));
+        b->tuned = true;
+    }
+    TRY(measure(b, e));
+    tell(b);
+    return 0;
 }
 
 static int run(int argc, char **argv, Error *e) {
     const char *name = argc > 1 ? argv[1] : "d12";
     int seq_len = argument(argc, argv, 3, 1024), rounds = argument(argc, argv, 4, 20);
-    ModelConfig shape = {.vocab = 50257, .context = seq_len};
+    ModelConfig shape = {.vocab = 50257};
     Model model;
-    MemoryPlan plan;
-    if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
+    Bench *b;
+    bool tune = false;
+    if (strcmp(name, "demo") == 0) shape = (ModelConfig){.layers = 2, .heads = 6, .channels = 192, .vocab = 256};
+    else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
     if (rounds < 1 || rounds > ROUNDS_MAX) return FAIL(e, ERR_USAGE, "1 to 1000", "%d rounds", rounds);
+    shape.context = seq_len;
     TRY(model_create(&model, &shape, e));
-    EngineConfig c = {.model = &model, .micro_batch = argument(argc, argv, 2, 64), .seq_len = seq_len};
-    c.recompute = (Recompute)argument(argc, argv, 5, 0);
-    c.gns = argument(argc, argv, 6, 0) ? GNS_EXACT : GNS_LN;
-    engine_plan_memory(&c, &plan);
-    printf("%s, micro-batch %d x %d, recompute %d: %.2f GiB\n", name, c.micro_batch, seq_len, (int)c.recompute,
-           (double)plan.total / (1 << 30));
-    for (int i = 0; i < plan.count; i++)
-        printf("  %-40s %8.3f GiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 30));
-    size_t tensors = (size_t)model.tensor_count, row = (size_t)c.micro_batch * (size_t)(seq_len + 1);
-    StepResult result = {0};
-    void *memory;
-    TRY(memory_alloc(&memory, 2 * tensors * sizeof(double) + row * sizeof(uint16_t), "results", e));
-    result.grad_sq = memory;
-    result.example_sq = result.grad_sq + tensors;
-    int code = bench(&c, rounds, &result, (uint16_t *)(result.example_sq + tensors), e);
-    memory_free(memory);
+    TRY(memory_alloc_zero((void **)&b, sizeof *b, "the benchmark", e));
+    b->config.model = &model;
+    b->config.micro_batch = argument(argc, argv, 2, 64);
+    b->config.seq_len = seq_len;
+    b->rounds = rounds;
+    int code = read_words(b, argc, argv, &tune, e);
+    if (!code) code = bench_run(b, tune, name, e);
+    bench_destroy(b);
     model_destroy(&model);
     return code;
 }
