@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "../../llmc/gns.h"
+#include "../../llmc/noise.h"
 #include "../../llmc/rng.h"
 
 // Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2. Isotropic: all directions alike.
@@ -368,6 +369,82 @@ static void test_calibration(void) {
     CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// the estimate from the ranks' gradients
+
+// One step: rank r draws rows[r] examples. |sum of its gradients|^2, summed over the ranks, and |sum over all|^2.
+typedef struct {
+    double rank_sq, batch_sq;
+} RankNorms;
+
+static RankNorms draw_ranks(Source *source, const int64_t *rows, int ranks) {
+    RankNorms norms = {0, 0};
+    double all[D] = {0};
+    for (int r = 0; r < ranks; r++) {
+        double g[MAX_B][D], sum[D] = {0};
+        source_draw(source, (int)rows[r], g);
+        for (int b = 0; b < rows[r]; b++)
+            for (int d = 0; d < D; d++) sum[d] += g[b][d];
+        for (int d = 0; d < D; d++) norms.rank_sq += sum[d] * sum[d], all[d] += sum[d];
+    }
+    for (int d = 0; d < D; d++) norms.batch_sq += all[d] * all[d];
+    return norms;
+}
+
+enum { MAX_RANKS = 8 };
+static const struct {
+    int ranks;
+    int64_t rows[MAX_RANKS];
+    double g2, trace;
+} rank_cases[] = {
+    {2, {4, 4}, 1, 10},
+    {4, {8, 8, 8, 8}, 0.5, 40},
+    {3, {3, 2, 2}, 2, 5},
+    {8, {2, 2, 2, 1, 1, 1, 1, 1}, 1, 20}, // B mod ranks != 0
+    {4, {1, 1, 1, 0}, 3, 3}               // the last, short step of a run
+};
+
+// Over many steps of the same distribution the averages are its |G|^2 and tr(Sigma), whatever the shares.
+static void test_ranks_unbiased(void) {
+    for (size_t i = 0; i < sizeof rank_cases / sizeof *rank_cases; i++)
+        for (int spiked = 0; spiked < 2; spiked++) {
+            Source source = source_make(rank_cases[i].g2, rank_cases[i].trace, spiked, 500 + 2 * i + (uint64_t)spiked);
+            Noise noise = {0};
+            gns_init(&noise.ranks, 1e12); // nothing is forgotten
+            for (int step = 0; step < 10000; step++) {
+                RankNorms norms = draw_ranks(&source, rank_cases[i].rows, rank_cases[i].ranks);
+                noise_observe_ranks(&noise, rank_cases[i].rows, rank_cases[i].ranks, norms.rank_sq, norms.batch_sq, 1);
+            }
+            GnsEstimate e = gns_estimate(&noise.ranks);
+            double z_g2 = (e.g2 - rank_cases[i].g2) / e.g2_se, z_s = (e.s - rank_cases[i].trace) / e.s_se;
+            CHECK(fabs(z_g2) < 4, "case %zu spiked %d: G2 %g, want %g, z = %g", i, spiked, e.g2, rank_cases[i].g2,
+                  z_g2);
+            CHECK(fabs(z_s) < 4, "case %zu spiked %d: S %g, want %g, z = %g", i, spiked, e.s, rank_cases[i].trace, z_s);
+            CHECK(e.s_se < 0.05 * e.s, "case %zu: S is only known to %g of %g", i, e.s_se, e.s);
+        }
+}
+
+// Where every rank has one row it is the estimate from per-example norms; where one has all rows it is none.
+static void test_ranks_limits(void) {
+    static const int64_t one_each[MAX_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1}, all_on_one[2] = {0, 9};
+    Source source = source_make(1, 4, false, 600);
+    Noise noise = {0};
+    GnsTracker examples;
+    gns_init(&noise.ranks, 7);
+    gns_init(&examples, 7);
+    for (int step = 0; step < 50; step++) {
+        RankNorms norms = draw_ranks(&source, one_each, MAX_RANKS);
+        noise_observe_ranks(&noise, one_each, MAX_RANKS, norms.rank_sq, norms.batch_sq, 1 + step % 3);
+        gns_update(&examples, MAX_RANKS, norms.rank_sq / MAX_RANKS, norms.batch_sq / MAX_RANKS / MAX_RANKS,
+                   1 + step % 3);
+        CHECK_CLOSE(gns_estimate(&noise.ranks).g2, gns_estimate(&examples).g2, 1e-9, 1);
+        CHECK_CLOSE(gns_estimate(&noise.ranks).s, gns_estimate(&examples).s, 1e-9, 1);
+    }
+    GnsTracker before = noise.ranks;
+    noise_observe_ranks(&noise, all_on_one, 2, 3, 3, 1);
+    CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "learnt from a step that one rank did alone");
+}
+
 int main(void) {
     RUN(test_unbiased);
     RUN(test_duplicates);
@@ -379,5 +456,7 @@ int main(void) {
     RUN(test_scale_error);
     RUN(test_drift);
     RUN(test_calibration);
+    RUN(test_ranks_unbiased);
+    RUN(test_ranks_limits);
     return test_summary();
 }
