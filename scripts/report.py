@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """One self-contained HTML page of one run or several: report.py RUN... [-o report.html]
 
-Loss over tokens, steps and time; the noise scale with its error band over the batch, by layer and by type; learning
-rate, gradient norm, throughput; the options; and what the other runs save to the loss that all of them reach.
+Loss against tokens, steps and time; what the other runs save to the loss that all of them reach; the noise scale with
+its error band over the batch, by layer and by type; learning rate, batch, gradient norm, throughput; samples along the
+way; the exact commands; the options.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import html
 import json
 import math
 import os
+import shlex
 import sys
 
 sys.dont_write_bytecode = True
@@ -19,11 +21,16 @@ from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, com
 MOST_RUNS = 10  # as many as there are colours
 
 PAGE_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: #222 }
-svg { width: 100%; height: auto } h2 { margin: 1.6em 0 .3em } .note { color: #666; margin: .2em 0 }
-table { border-collapse: collapse; font-size: 14px } td, th { padding: 2px 12px 2px 0; text-align: left }
-tr { border-bottom: 1px solid #ddd } td.n, th.n { text-align: right } tr.differs { background: #fff3cd }
-.wide { overflow-x: auto }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
+h1 { font-size: 1.7em; margin: 0 } h2 { font-size: 1.2em; margin: 2.2em 0 .3em; border-bottom: 1px solid #ccc }
+h3 { font-size: 1em; margin: 1.2em 0 .2em } .note, figcaption { color: #666; font-size: 14px; margin: .2em 0 .8em }
+figure { margin: .6em 0; page-break-inside: avoid } svg { width: 100%; height: auto }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
+td, th { padding: 3px 18px 3px 0; text-align: left; vertical-align: top } th { border-bottom: 1px solid #888 }
+tr { border-bottom: 1px solid #e4e4e4 } td.n, th.n { text-align: right } tr.differs { background: #fff6da }
+.wide { overflow-x: auto } summary { cursor: pointer; color: #666 }
+pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em 1em; margin: .2em 0 .8em;
+      white-space: pre-wrap; overflow-wrap: anywhere; border-radius: 4px } pre b { color: #0072b2; font-weight: 600 }
 """
 
 
@@ -62,22 +69,66 @@ def totals_table(runs):
     return table(["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss"], rows)
 
 
-def savings_section(runs, target):
-    kind = common_kind(runs)
-    target = common_target(runs, kind) if target is None else target
+def savings_section(runs, kind, target):
     found = [reach(run, kind, target) for run in runs]
     first, rows = found[0], []
     for run, at in zip(runs, found):
         if at is None:
             rows.append([run.label] + ["not reached"] + ["-"] * 5)
             continue
-        saved = [show_saved(first[x], at[x]) if first else "-" for x in ("tokens", "step", "seconds")]
+        compared = first and run is not runs[0]
+        saved = [show_saved(first[x], at[x]) if compared else "" for x in ("tokens", "step", "seconds")]
         rows.append([run.label, f"{at['tokens']:,.0f}", saved[0], f"{at['step']:,.0f}", saved[1],
                      show_time(at["seconds"]), saved[2]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
     return (f"<h2>Saved to equal loss</h2>\n<p class=note>To a {words} of {target:.4f}; saved against the first run "
             f"({html.escape(runs[0].label)}), minus where a run took more.</p>\n"
             + table(["run", "tokens", "saved", "steps", "saved", "time", "saved"], rows))
+
+
+MOST_SAMPLES = 8  # of a run; those between are left out
+
+
+def chosen_samples(samples):
+    """Evenly over the run, the first and the last among them."""
+    n = len(samples)
+    return samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
+
+
+def show_sample(sample):
+    prompt, text = sample.get("prompt") or "", sample["text"]
+    said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
+    text = html.escape(text[len(prompt):] if said else text)
+    at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
+    return f"<p class=note>{at}</p><pre>{said}{text}</pre>\n"
+
+
+def samples_section(runs):
+    out = "<h2>Samples along the way</h2>\n"
+    if any(sample.get("prompt") for run in runs for sample in run.samples):
+        out += "<p class=note>Coloured: the prompt.</p>\n"
+    for run in runs:
+        if run.samples:
+            out += f"<h3>{html.escape(run.label)}</h3>\n" + "".join(map(show_sample, chosen_samples(run.samples)))
+    return out
+
+
+def commands_section(runs):
+    """Every part of every run: where, when and how it was started."""
+    out = "<h2>Commands</h2>\n"
+    for run in runs:
+        parts = run.parts()
+        ends = [part.get("first_step", 1) - 1 for part in parts[1:]] + [run.rows[-1]["step"]]
+        out += f"<h3>{html.escape(run.label)}</h3>\n" if parts else ""
+        for part, end in zip(parts, ends):
+            ranks = part.get("ranks", 1)
+            about = [f"steps {part.get('first_step', 1):,} to {end:,}",
+                     f"started {part.get('started', 'at some time')}", f"on {part.get('host', 'some machine')}",
+                     f"{ranks} rank{'' if ranks == 1 else 's'}",
+                     f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
+            words = f"cd {shlex.quote(part.get('directory', '.'))}\n{shlex.join(part['command'])}"
+            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(words)}</pre>\n"
+    return out
 
 
 def flatten(info, prefix=""):
@@ -90,37 +141,69 @@ def flatten(info, prefix=""):
     return out
 
 
-def options_table(runs):
-    """Everything in run.json, the options first; marked where the runs differ."""
+def options_section(runs):
+    """Everything in run.json but the commands, the options first; where the runs differ apart, above."""
     flat = [flatten(run.info.get("options", {}))
-            | flatten({name: x for name, x in run.info.items() if name != "options"}, "run: ") for run in runs]
+            | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
+            for run in runs]
     names = list(dict.fromkeys(name for options in flat for name in options))
     rows = [[name] + [options.get(name, "") for options in flat] for name in names]
-    differs = {row[0] for row in rows if len(set(row[1:])) > 1}
-    return table(["option"] + [run.label for run in runs], rows, differs), bool(differs)
+    differ = [row for row in rows if len(set(row[1:])) > 1]
+    head = ["option"] + [run.label for run in runs]
+    out = "<h2>Options</h2>\n"
+    if differ:
+        out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
+    return out + (f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
+                  f"{table(head, rows, {row[0] for row in differ})}</details>\n")
+
+
+def headline(run):
+    """The model, the data and the machine in one line, as far as run.json tells."""
+    model, data = run.info.get("model", {}), run.info.get("train_data", {})
+    parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
+             f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",
+             f"T = {run.info.get('options', {}).get('seq_len')}" if "seq_len" in run.info.get("options", {}) else "",
+             f"{data['tokens']:,} training tokens" if "tokens" in data else "",
+             str(run.info.get("engine", "")), str(run.info.get("program", ""))]
+    return " &middot; ".join(html.escape(part) for part in parts if part)
 
 
 def page(runs, target, plots):
-    title = "Run " + runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
-    sections = [f"<h1>{html.escape(title)}</h1>\n", totals_table(runs)]
+    title = "Run " + runs[0].label if len(runs) == 1 else " and ".join(run.label for run in runs[:2])
+    title += f" and {len(runs) - 2} more" if len(runs) > 2 else ""
+    lines = list(dict.fromkeys(headline(run) for run in runs))
+    sections = [f"<h1>{html.escape(title)}</h1>\n"]
+    sections += [f"<p class=note>{line}</p>\n" for line in lines[:1] if len(lines) == 1]
+    sections.append(totals_table(runs))
+    number = 0
 
     def figure(name, note, drawn):
-        sections.append(f"<h2>{name}</h2>\n<p class=note>{note}</p>\n{plots.svg_of(drawn, name)}\n")
+        nonlocal number
+        number += 1
+        sections.append(f"<h2>{name}</h2>\n<figure>{plots.svg_of(drawn, name)}\n"
+                        f"<figcaption>Figure {number}. {note}</figcaption></figure>\n")
 
-    figure("Loss", "Faint: single steps. The random start may lie above the plot. Time is training alone, from "
-           "tok_per_s, without validation and checkpoints.", plots.draw_loss(runs))
+    kind = common_kind(runs)
+    if len(runs) > 1 and target is None:
+        target = common_target(runs, kind)
+    figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
+           "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
-        sections.append(savings_section(runs, target))
+        sections.append(savings_section(runs, kind, target))
     if any(plots.gns_source(run) for run in runs):
-        figure("Gradient noise scale and batch", "In rows (examples of one context each). Gaps: the squared mean "
-               "gradient is not above 0, so that only the lower bound is known.", plots.draw_gns(runs))
+        figure("Gradient noise scale and batch", "The noise scale is the batch at which noise and signal are equal, in "
+               "rows (examples of one context each), as the run averaged it. Gaps: the squared mean gradient is not "
+               "above 0, so that only the lower bound is known.", plots.draw_gns(runs))
     if any(plots.sampled(run) for run in runs):
-        figure("Noise scale by layer and by type", "From the steps that measured every gradient (--gns exact).",
+        figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))
-    figure("Learning rate, gradient norm, throughput", "Faint: single steps; strong: smoothed.", plots.draw_rates(runs))
-    options, differs = options_table(runs)
-    note = "<p class=note>Marked: where the runs differ.</p>\n" if differs else ""
-    sections.append(f"<h2>Options</h2>\n{note}{options}")
+    figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens a second: "
+           "smoothed, with single steps behind.", plots.draw_rates(runs))
+    if any(run.samples for run in runs):
+        sections.append(samples_section(runs))
+    if any(run.parts() for run in runs):
+        sections.append(commands_section(runs))
+    sections.append(options_section(runs))
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 
@@ -139,10 +222,11 @@ def write_whole(path, text):
 
 
 def label(runs):
-    """The directory's name, or its whole path where two have the same."""
+    """The directory's name, or its whole path where two have the same; and its place, which is its colour."""
     names = [run.name for run in runs]
-    for run in runs:
+    for number, run in enumerate(runs):
         run.label = run.name if names.count(run.name) == 1 else run.path
+        run.number = number
 
 
 def main():

@@ -8,15 +8,26 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter, StrMethodFormatter
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
 
 from run_log import smooth, span_of, time_unit
 
-POINTS = 600         # of a curve at most: a page of a long run stays small
-COLOURS = plt.get_cmap("tab10").colors
+POINTS = 600  # of a curve at most: a page of a long run stays small
+# Okabe and Ito's colours, which colour-blind people tell apart, without the yellow that vanishes on white; then others.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
+INK, FAINT = "#222222", "#8a8a8a"
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 10,
-         "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
-         "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True}
+         "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK, "ytick.color": INK,
+         "xtick.major.size": 3, "ytick.major.size": 3, "ytick.minor.size": 0, "axes.linewidth": 0.8,
+         "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+         "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
+         "axes.spines.top": False, "axes.spines.right": False,
+         "legend.frameon": False, "legend.fontsize": 9, "legend.handlelength": 1.8,
+         "lines.solid_capstyle": "round", "figure.constrained_layout.use": True}
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 
 
@@ -51,13 +62,13 @@ def no_data(axes, text):
 
 
 def loss_limits(runs):
-    """From the lowest loss up to the highest smoothed one after the first 2% of the tokens: the fall from the random
+    """From the lowest loss up to the highest smoothed one after the first 5% of the tokens: the fall from the random
     start would flatten all the rest."""
     losses = []
     for run in runs:
         tokens = run.column("tokens")
         curve = smooth(tokens, run.column("loss"), span_of(run))
-        losses += [x for x, at in zip(curve, tokens) if at >= 0.02 * tokens[-1] and math.isfinite(x)]
+        losses += [x for x, at in zip(curve, tokens) if at >= 0.05 * tokens[-1] and math.isfinite(x)]
         losses += [x for x in run.val_column("val_loss") if math.isfinite(x)]
     if not losses:
         return None
@@ -66,8 +77,21 @@ def loss_limits(runs):
     return low - margin, high + margin
 
 
-def draw_loss(runs):
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.6), sharey=True)
+def run_key(figure, runs, *more):
+    """One legend above all panels: the runs by colour, then what the kinds of line mean."""
+    runs = [Line2D([], [], color=colour, lw=2.5, label=run.label) for run, colour in zip(runs, colours(runs))]
+    handles = [*(runs if len(runs) > 1 else []), *more]
+    if handles:
+        figure.legend(handles=handles, loc="outside upper left", ncols=6)
+
+
+def kind_of_line(label, **how):
+    return Line2D([], [], label=label, **{"color": INK, "lw": 1.6, **how})
+
+
+def draw_loss(runs, target=None):
+    """Against tokens, steps and time. target: the loss at which the runs are compared."""
+    figure, panels = plt.subplots(1, 3, figsize=(14, 4.7), sharey=True)
     unit, length = time_unit(longest(runs))
     for axes, (name, label) in zip(panels, AXES):
         scale = length if name == "seconds" else 1
@@ -76,20 +100,29 @@ def draw_loss(runs):
             loss = run.column("loss")
             soft = smooth(run.column("tokens"), loss, span_of(run))
             x, raw, soft = thin(at, loss, soft)
-            axes.plot(x, raw, color=colour, alpha=0.18, lw=0.7)
-            axes.plot(x, soft, color=colour, lw=1.5, label=f"{run.label} train, smoothed")
+            axes.plot(x, raw, color=colour, alpha=0.13, lw=0.6)
+            axes.plot(x, soft, color=colour, lw=1.7)
             if run.val_rows:
-                axes.plot([x / scale for x in run.val_column(name)], run.val_column("val_loss"), "o--", color=colour,
-                          ms=4, lw=1, markeredgecolor="white", label=f"{run.label} val")
-        if name == "tokens":
-            token_axis(axes)
+                axes.plot([x / scale for x in run.val_column(name)], run.val_column("val_loss"), "o-", color=colour,
+                          ms=3.2, lw=0.8, markerfacecolor="white", markeredgewidth=0.9,
+                          markevery=max(1, len(run.val_rows) // 25))
+        if target is not None:
+            axes.axhline(target, color=INK, lw=0.8, ls=(0, (4, 3)))
+        axes.set_title(f"against {label}")
+        if name == "seconds":
+            axes.set_xlabel(unit)
         else:
-            axes.set_xlabel(f"{label} ({unit})" if name == "seconds" else label)
+            big_numbers(axes, label)
     limits = loss_limits(runs)
     if limits:
         panels[0].set_ylim(*limits)
     panels[0].set_ylabel("loss (nats a token)")
-    panels[0].legend()
+    marks = [kind_of_line("training, smoothed"), kind_of_line("single steps", alpha=0.3, lw=0.8)]
+    if any(run.val_rows for run in runs):
+        marks.append(kind_of_line("validation", lw=0.8, marker="o", ms=4, markerfacecolor="white"))
+    if target is not None:
+        marks.append(kind_of_line("loss of the comparison below", lw=0.8, ls=(0, (4, 3))))
+    run_key(figure, runs, *marks)
     return figure
 
 
@@ -102,37 +135,74 @@ def batches_of(run):
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
-def token_axis(axes):
-    axes.set_xlabel("tokens")
+def big_numbers(axes, label):
+    axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
+def token_axis(axes):
+    big_numbers(axes, "tokens")
+
+
+def band(axes, tokens, scale, se, **how):
+    """One standard error either way. One that reaches 0 has no place on a logarithmic axis: a twentieth of the scale
+    stands for it."""
+    bottom = [max(x - e, x / 20) for x, e in zip(scale, se)]
+    axes.fill_between(tokens, bottom, [x + e for x, e in zip(scale, se)], lw=0, **how)
+
+
+def columns_above_0(rows, *names):
+    """Columns of rows as numbers; NaN where they are not above 0."""
+    return [positive(rows, lambda row: row.get(name)) for name in names]
+
+
 def draw_gns(runs):
-    """A panel a run: the scale, its band of one standard error, its 95% lower bound, and the batch as steps."""
-    figure, panels = plt.subplots(len(runs), 1, figsize=(11, 4.2 * len(runs)), squeeze=False)
-    for axes, run, colour in zip(panels[:, 0], runs, colours(runs)):
+    """A panel a run: the scale, its band of one standard error, its 95% lower bound, the whole model's, the batch."""
+    shown = len(runs)
+    figure, panels = plt.subplots(-(-shown // 2), min(2, shown), squeeze=False, sharey=True,
+                                  figsize=(14 if shown > 1 else 11, 4.4 * -(-shown // 2) + 0.4))
+    for axes in panels.flat[shown:]:
+        axes.set_visible(False)
+    scales, batches = [], []
+    for axes, run, colour in zip(panels.flat, runs, colours(runs)):
         name = gns_source(run)
-        axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.3,
-                  label="batch of the step")
+        axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
+        batches += batches_of(run)[1]
         if name:
-            tokens, scale, se, lower = thin(*(run.column(x) for x in ("tokens", name, name + "_se", name + "_lower")))
-            scale = [x if x > 0 else math.nan for x in scale]
-            lower = [x if x > 0 else math.nan for x in lower]
-            # An error bar that reaches 0 has no place on a logarithmic axis: a twentieth of the scale stands for it.
-            bottom = [max(x - e, x / 20) for x, e in zip(scale, se)]
-            axes.fill_between(tokens, bottom, [x + e for x, e in zip(scale, se)], color=colour, alpha=0.22, lw=0,
-                              label="one standard error")
-            axes.plot(tokens, scale, color=colour, lw=1.2,
-                      label=f"noise scale of the {'LayerNorms' if name == 'gns_ln' else 'ranks'} ({name})")
-            axes.plot(tokens, lower, color=colour, lw=0.8, ls=":", label="lower bound, 95%")
-            limit_gns(axes, scale, batches_of(run)[1])
+            at, se = thin(run.column("tokens"), run.column(name + "_se"))
+            scale, lower = thin(*columns_above_0(run.rows, name, name + "_lower"))
+            band(axes, at, scale, se, color=colour, alpha=0.22)
+            axes.plot(at, scale, color=colour, lw=1.3)
+            axes.plot(at, lower, color=colour, lw=0.8, ls=":")
+            scales += scale
+            plot_whole_model(axes, run)
         else:
             no_data(axes, "no noise scale was measured (--gns off)")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set(title=run.label, ylabel="rows")
         token_axis(axes)
-        axes.legend(loc="upper left", ncols=2)
+    limit_gns(panels[0, 0], scales, batches)
+    sources = {gns_source(run) for run in runs}
+    colour = colours(runs)[0]
+    run_key(figure, runs[:1], kind_of_line("batch", color="black"),
+            kind_of_line("noise scale of the LayerNorms" if "gns_ln" in sources else "noise scale from the ranks",
+                         color=colour),
+            Patch(color=colour, alpha=0.22, lw=0, label="one standard error"),
+            kind_of_line("lower bound, 95%", color=colour, lw=0.9, ls=":"),
+            *([kind_of_line("whole model, where it was sampled", color=FAINT, lw=1)]
+              if any(sampled(run) for run in runs) else []))
     return figure
+
+
+def plot_whole_model(axes, run):
+    rows = sampled(run)
+    rows = rows[::max(1, math.ceil(len(rows) / POINTS))]
+    scale, = columns_above_0(rows, "gns_total")
+    se = [row.get("gns_total_se") or math.nan for row in rows]
+    at = [row["tokens"] for row in rows]
+    band(axes, at, scale, se, color=FAINT, alpha=0.15)
+    axes.plot(at, scale, color=FAINT, lw=1)
 
 
 def limit_gns(axes, scale, batch):
@@ -160,54 +230,93 @@ def positive(rows, get):
 def draw_layers(runs):
     """Two panels a run with samples: by layer, and by type. The whole model's scale stands in both."""
     runs = [run for run in runs if sampled(run)]
-    figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.4 * len(runs)), squeeze=False, sharey="row")
+    figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
     for (left, right), run in zip(panels, runs):
         rows = sampled(run)
-        stride = max(1, math.ceil(len(rows) / POINTS))
-        rows = rows[::stride]
+        rows = rows[::max(1, math.ceil(len(rows) / POINTS))]
         tokens = [row["tokens"] for row in rows]
-        layers = max(len(row.get("gns_layer", [])) for row in rows)
-        for l in range(layers):
-            values = positive(rows, lambda row: (row.get("gns_layer", []) + [None] * layers)[l])
-            left.plot(tokens, values, color=plt.get_cmap("viridis")(l / max(1, layers - 1)), lw=1,
-                      label=f"layer {l}" if l in (0, layers - 1) or layers <= 6 else None)
-        for colour, name in zip(COLOURS, sorted({n for row in rows for n in row if n.startswith("gns_type_")})):
-            right.plot(tokens, positive(rows, lambda row: row.get(name)), color=colour, lw=1,
-                       label=name.removeprefix("gns_type_"))
+        whole, = columns_above_0(rows, "gns_total")
+        curves = plot_by_layer(figure, left, rows, tokens) + plot_by_type(right, rows, tokens)
         for axes, title in ((left, "by layer"), (right, "by type")):
-            axes.plot(tokens, positive(rows, lambda row: row.get("gns_total")), "k--", lw=1.4, label="whole model")
+            axes.plot(tokens, whole, color="black", ls=(0, (5, 2)), lw=1.4, label="whole model")
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.set(title=f"{run.label}, {title}", ylabel="rows")
             token_axis(axes)
-            axes.legend()
+            axes.legend(loc="lower right", ncols=2)
+        limit_gns(left, whole + curves, [])
     return figure
+
+
+def plot_by_layer(figure, axes, rows, tokens):
+    layers = max(len(row.get("gns_layer", [])) for row in rows)
+    shades, drawn = plt.get_cmap("viridis_r"), []
+    for l in range(layers):
+        values = positive(rows, lambda row: (row.get("gns_layer", []) + [None] * layers)[l])
+        axes.plot(tokens, values, color=shades(0.08 + 0.92 * l / max(1, layers - 1)), lw=1.1,
+                  label=f"layer {l}" if layers <= 6 else None)
+        drawn += values
+    if layers > 6:
+        bar = figure.colorbar(ScalarMappable(Normalize(0, layers - 1), shades), ax=axes, pad=0.01, aspect=40)
+        bar.set_label("layer")
+        bar.outline.set_visible(False)
+    return drawn
+
+
+def plot_by_type(axes, rows, tokens):
+    drawn = []
+    for colour, name in zip(COLOURS, sorted({n for row in rows for n in row if n.startswith("gns_type_")})):
+        values, = columns_above_0(rows, name)
+        kind = name.removeprefix("gns_type_")
+        axes.plot(tokens, values, color=colour, lw=1.2, label={"ln": "LayerNorm", "mlp": "MLP"}.get(kind, kind))
+        drawn += values
+    return drawn
 
 
 def draw_rates(runs):
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.2))
-    for axes, (name, title, unit) in zip(panels, (("lr", "learning rate", ""), ("grad_norm", "gradient norm", ""),
+    """Learning rate and batch as they were; gradient norm and throughput also smoothed."""
+    figure, panels = plt.subplots(1, 4, figsize=(14, 3.9))
+    for axes, (name, title, unit) in zip(panels, (("lr", "learning rate", ""), ("batch", "batch", "rows"),
+                                                  ("grad_norm", "gradient norm", ""),
                                                   ("tok_per_s", "throughput", "tokens/s"))):
+        noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for run, colour in zip(runs, colours(runs)):
             tokens, values = run.column("tokens"), run.column(name)
-            soft = smooth(tokens, values, span_of(run)) if name != "lr" else values
+            soft = smooth(tokens, values, span_of(run)) if noisy else values
+            if name == "batch":  # the last step may be a smaller rest
+                tokens, values, soft = [column[:-1] or column for column in (tokens, values, soft)]
             x, raw, soft = thin(tokens, values, soft)
-            if name != "lr":
-                axes.plot(x, raw, color=colour, alpha=0.2, lw=0.6)
-            axes.plot(x, soft, color=colour, lw=1.4, label=run.label)
+            if noisy:
+                axes.plot(x, raw, color=colour, alpha=0.16, lw=0.6)
+            axes.plot(x, soft, color=colour, lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
+            softened += [y for at, y in zip(x, soft) if at >= 0.02 * x[-1] and math.isfinite(y)]
         if not any(run.has(name) for run in runs):
             no_data(axes, "not in this log")
-        if name == "grad_norm":
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-        else:
-            axes.set_ylim(bottom=0)
-        axes.set(title=title, ylabel=unit)
+        shape_rate(axes, name, softened)
+        axes.set(title=title + (f" ({unit})" if unit else ""))
         token_axis(axes)
-    if len(runs) > 1:
-        panels[0].legend()
+    run_key(figure, runs)
     return figure
 
 
+def shape_rate(axes, name, values):
+    """Single wild steps leave the plot rather than flatten it."""
+    if name == "grad_norm" and values and min(values) > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(0.5 * min(values), 2 * max(values))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+    elif name == "tok_per_s" and values:
+        axes.set_ylim(0, 1.3 * max(values))
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    elif name == "lr":
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        axes.set_ylim(bottom=0)
+
+
 def colours(runs):
-    return [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+    """Of the runs as the page lists them: a run keeps its colour in figures that leave others out."""
+    return [COLOURS[getattr(run, "number", i) % len(COLOURS)] for i, run in enumerate(runs)]

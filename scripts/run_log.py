@@ -1,5 +1,5 @@
-"""A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl (a
-line a step or validation) and samples.jsonl (a line a sample), either of them also packed, with .gz behind the name.
+"""A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl
+(a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz behind the name.
 
 The fields of metrics.jsonl are those that llmc/metrics.c writes; a number that was not finite is null there, NaN here.
 """

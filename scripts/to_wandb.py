@@ -19,12 +19,13 @@ from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main
 def config_of(run):
     """Options one by one, what else run.json says under its own names, and the commands as a shell reads them."""
     rest = {name: value for name, value in run.info.items() if name not in ("options", "parts")}
-    commands = [f"cd {shlex.quote(part.get('directory', '.'))} && {shlex.join(part['command'])}" for part in run.parts()]
+    commands = [f"cd {shlex.quote(part.get('directory', '.'))} && {shlex.join(part['command'])}"
+                for part in run.parts()]
     return {**run.info.get("options", {}), "run": rest, "commands": commands}
 
 
 def history_of(run):
-    """[(step, {name: number})], ascending: the lines of a step together, lists by element, nothing that is not known."""
+    """[(step, {name: number})], ascending: the lines of a step together, a list's elements apart, nothing unknown."""
     history = {}
     for row in sorted(run.rows + run.val_rows, key=lambda row: row["step"]):
         numbers = history.setdefault(row["step"], {})

@@ -46,6 +46,14 @@ make_run() {
 make_run b8 8 560
 make_run b32 32 240
 make_run b128 128 160
+cat > "$here/b8/run.json" << 'END'
+{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.008}, "parts": [
+  {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "command": ["./train_gpt2", "--prompt", "<i>"]},
+  {"first_step": 301, "ranks": 4, "host": "there", "directory": "/c", "command": ["./train_gpt2", "--steps", "560"]}]}
+END
+for step in 50 100 150 200 250 300 350 400 450 500 550; do
+    echo "{\"step\": $step, \"tokens\": $((512 * step)), \"prompt\": \"a<b\", \"text\": \"a<b and <u>$step\"}"
+done > "$here/b8/samples.jsonl"
 
 python=$(python_with matplotlib)
 if [ -z "$python" ]; then
@@ -66,9 +74,13 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert open_tags.pop() == tag, tag
 Page().feed(text)
-assert not open_tags and found.count("svg") == 4 and found.count("table") == 3, (open_tags, found.count("svg"))
+assert not open_tags and found.count("svg") == 4 and found.count("table") == 4, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
+assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
+assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
+shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
+assert shown == [50, 100, 150, 250, 300, 400, 450, 550], shown  # eight of eleven, evenly
 assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
 # Equal loss is the highest of the runs' lowest; b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
@@ -97,6 +109,10 @@ END
     fails "text for a number" 'line 1: "loss" is not a number'
     echo '{' > "$here/bad/run.json"
     fails "bad run.json" "run.json: not JSON"
+    cp "$here"/b8/* "$here/bad" && echo '{"step": 1, "text": 5}' > "$here/bad/samples.jsonl"
+    fails "a sample that is none" "samples.jsonl line 1: no sample with its step and text"
+    cp "$here"/b8/* "$here/bad" && echo '{"parts": [{"command": "x"}], "options": {}}' > "$here/bad/run.json"
+    fails "a command that is none" 'run.json: "parts" is no list of commands'
     "$python" scripts/report.py "$here/b128" -o "$here/none/there.html" > "$here/log" 2>&1
     check "cannot write: exit code $?" [ $? = 74 ]
     "$python" scripts/report.py > "$here/log" 2>&1
