@@ -215,7 +215,8 @@ test-crash: ## checkpoints: killed at every call, every call failing, every step
 
 test-crash-run:
 	@$(MAKE) --no-print-directory -s -j2 $(CRASH_TESTS)
-	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS)
+	@$(MAKE) --no-print-directory -s SAN=1 build/cpu-san/dev/test/fuzz_checkpoint
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) build/cpu-san/dev/test/fuzz_checkpoint
 
 fuzz: ## the fuzzers, ten minutes each
 	@scripts/deps.sh test
@@ -223,16 +224,19 @@ fuzz: ## the fuzzers, ten minutes each
 	@for f in $(FUZZERS); do $$f 600 || exit 1; done
 
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS := step/MANIFEST.json step/state.json step/config.json many/model.safetensors.index.json model.bin
+FUZZ_TARGETS := $(addprefix step/,MANIFEST.json state.json config.json model.safetensors optimizer.safetensors) \
+	many/model.safetensors.index.json words/vocab.json words/merges.txt word/tokenizer.json shard.bin model.bin
 
-fuzz-coverage: ## readers of checkpoints under libFuzzer, FUZZ_SECONDS=600 each; needs clang
+fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
 	@command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }
 	@mkdir -p build
 	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/fuzz_checkpoint.c train_gpt2.c \
 		$(wildcard llmc/*.c llmc/cpu/*.c) $(LDLIBS)
-	@for t in $(FUZZ_TARGETS); do echo "== $$t"; TMPDIR=$(CURDIR)/build GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) \
-		-max_len=32768 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1 || { tail -n 30 build/fuzz_coverage.log; exit 1; }; \
+	@for t in $(FUZZ_TARGETS); do echo "== $$t"; scratch=$$(mktemp -d -p $(firstword $(wildcard /dev/shm) build)); \
+		TMPDIR=$$(realpath $$scratch) GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) -max_len=65535 \
+			-timeout=60 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1; \
+		code=$$?; rm -rf $$scratch; [ $$code = 0 ] || { tail -n 30 build/fuzz_coverage.log; exit 1; }; \
 		grep -E 'stat::number_of_executed|DONE' build/fuzz_coverage.log; done
 
 bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch

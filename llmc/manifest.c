@@ -107,8 +107,10 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
                     bytes);
         goto done;
     }
-    cJSON *root = cJSON_ParseWithLength(text, bytes);
-    code = root ? parse_manifest(manifest, root, path, e) : FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON", path);
+    const char *end = text;
+    cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    code = root ? parse_manifest(manifest, root, path, e)
+                : FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
     cJSON_Delete(root);
 done:
     memory_free(text);

@@ -1,11 +1,13 @@
-// Fuzzes the readers of what a checkpoint is made of, and of llm.c's .bin: fuzz_checkpoint [seconds] [seed]. Mutates
-// files of a real run (the weights' reader has a fuzzer of its own). To be built with ASan and UBSan; beyond what they
-// find, every rejection must be ERR_INPUT with a message that names the file, and a remedy. With GNS_LIBFUZZER it is a
-// libFuzzer target instead (make fuzz-coverage), where the environment's GNS_FUZZ_TARGET picks the reader.
+// Fuzzes the readers of what a checkpoint is made of, of tokenizers, of shards and of llm.c's .bin: fuzz_checkpoint
+// [seconds] [seed]. Mutates files of a real run (the format of the weights and that of the shards have fuzzers of their
+// own besides). To be built with ASan and UBSan; beyond what they find, every rejection must be ERR_INPUT with a message
+// that names the file, and a remedy. GNS_LONG=1: ten thousand mutations of each file at least. With GNS_LIBFUZZER it is
+// a libFuzzer target instead (make fuzz-coverage), where the environment's GNS_FUZZ_TARGET picks the reader.
 #define _DEFAULT_SOURCE
 #include "../../llmc/archive.h"
 #include "../../llmc/checkpoint.h"
 #include "../../llmc/run_state.h"
+#include "../../llmc/tokenizer.h"
 #include "trainer.h"
 
 enum { MAX_BYTES = 1 << 16, LAYERS = 2 };
@@ -157,6 +159,32 @@ static int read_weights(const char *directory, Error *e) {
     return checkpoint_load_model(directory, &model, ignore_values, NULL, e);
 }
 
+static int read_optimizer(const char *directory, Error *e) {
+    return checkpoint_load_optimizer(directory, &model, ignore_values, ignore_values, NULL, e);
+}
+
+static int read_tokenizer(const char *directory, Error *e) {
+    static const char text[] = "the hen \xff there";
+    uint16_t tokens[sizeof text];
+    size_t count, bytes;
+    Tokenizer *t;
+    TRY(tokenizer_load(&t, directory, e));
+    int code = tokenizer_encode(t, text, sizeof text, tokens, &count, e);
+    for (size_t i = 0; !code && i < count; i++) tokenizer_decode(t, tokens[i], &bytes);
+    tokenizer_destroy(t);
+    return code;
+}
+
+static int read_shard(const char *path, Error *e) {
+    DataSet *data;
+    uint16_t row[8 + 1];
+    TRY(data_open(&data, path, 8, 64, 1, e));
+    int code = data_check(data, e);
+    if (!code) code = data_rows(data, 0, 1, row, e);
+    data_close(data);
+    return code;
+}
+
 static int read_bin(const char *path, Error *e) {
     ModelConfig config;
     if (!checkpoint_is_model(path)) return FAIL(e, ERR_INPUT, "none", "%s: no magic", path);
@@ -195,6 +223,12 @@ static const Target targets[] = {
     {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES},
     {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES},
     {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES},
+    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, MAX_BYTES},
+    {"step/optimizer.safetensors", "step", "step", read_optimizer, 400}, // nearly all of it is values
+    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, MAX_BYTES},
+    {"words/merges.txt", "words/", "words", read_tokenizer, MAX_BYTES},
+    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, MAX_BYTES},
+    {"shard.bin", "shard.bin", "shard.bin", read_shard, 1100},
     {"model.bin", "model.bin", "model.bin", read_bin, 40}, // the header is what can be wrong
 };
 enum { TARGETS = sizeof targets / sizeof *targets };
@@ -221,7 +255,9 @@ static void fuzz(const Target *t) {
     if (!text) return;
     memcpy(original.bytes, text, original.count);
     memory_free(text);
-    for (double start = clock_seconds(); clock_seconds() - start < seconds / TARGETS && !test_state.failures;) {
+    size_t wanted = trainer.thorough ? 10000 : 0;
+    double end = clock_seconds() + seconds / TARGETS;
+    while ((clock_seconds() < end || accepted + rejected < wanted) && !test_state.failures) {
         uint64_t state = seed << 32 | (accepted + rejected);
         mutant = original;
         for (size_t changes = draw(&state, 4); changes > 0; changes--) mutate(&mutant, t->first_bytes, &state);
@@ -239,7 +275,13 @@ static void test_manifest(void) { fuzz(&targets[0]); }
 static void test_state_json(void) { fuzz(&targets[1]); }
 static void test_config(void) { fuzz(&targets[2]); }
 static void test_index(void) { fuzz(&targets[3]); }
-static void test_bin(void) { fuzz(&targets[4]); }
+static void test_weights(void) { fuzz(&targets[4]); }
+static void test_optimizer(void) { fuzz(&targets[5]); }
+static void test_vocab(void) { fuzz(&targets[6]); }
+static void test_merges(void) { fuzz(&targets[7]); }
+static void test_tokenizer_json(void) { fuzz(&targets[8]); }
+static void test_shard(void) { fuzz(&targets[9]); }
+static void test_bin(void) { fuzz(&targets[10]); }
 #endif
 
 static void make_index(void) {
@@ -266,6 +308,38 @@ static void make_bin(void) {
     CHECK_OK(read_bin("model.bin", &e), &e);
 }
 
+static void save_text(const char *path, const char *text) {
+    Error e = {0};
+    CHECK_OK(file_save(path, text, strlen(text), NULL, &e), &e);
+}
+
+// GPT-2's files in small: all bytes, and "he", "the".
+static void make_tokenizers(void) {
+    Error e = {0};
+    Tokenizer *bytes;
+    size_t length;
+    CHECK_OK(directory_create("words", &e), &e);
+    CHECK_OK(directory_create("word", &e), &e);
+    CHECK_OK(tokenizer_create_bytes(&bytes, &e), &e);
+    CHECK_OK(tokenizer_save(bytes, "words", NULL, &e), &e);
+    tokenizer_destroy(bytes);
+    char *vocab = read_text("words/vocab.json", &length), *end = vocab ? strrchr(vocab, '}') : NULL;
+    CHECK(end != NULL, "no vocab.json");
+    if (!end) return;
+    *end = 0;
+    save_text("words/vocab.json", path_of("%s, \"he\": 256, \"the\": 257}", vocab));
+    save_text("words/merges.txt", "#version: 0.2\nh e\nt he\n");
+    save_text(
+        "word/tokenizer.json",
+        path_of("{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, \"model\": {\"type\": "
+                "\"BPE\", \"vocab\": %s, \"he\": 256, \"the\": 257}, \"merges\": [\"h e\", [\"t\", \"he\"]]}, "
+                "\"added_tokens\": [{\"id\": 258, \"content\": \"<|endoftext|>\"}]}\n",
+                vocab));
+    memory_free(vocab);
+    CHECK_OK(read_tokenizer("words", &e), &e);
+    CHECK_OK(read_tokenizer("word", &e), &e);
+}
+
 // A run whose state has all there can be in it.
 static void test_files_are_made(void) {
     Error e = {0};
@@ -285,6 +359,8 @@ static void test_files_are_made(void) {
     CHECK_OK(read_state("step", &e), &e);
     make_index();
     make_bin();
+    make_tokenizers();
+    trainer_make_shard("shard.bin", 4, 300);
 }
 
 #ifdef GNS_LIBFUZZER
@@ -328,6 +404,12 @@ int main(int argc, char **argv) {
     RUN(test_state_json);
     RUN(test_config);
     RUN(test_index);
+    RUN(test_weights);
+    RUN(test_optimizer);
+    RUN(test_vocab);
+    RUN(test_merges);
+    RUN(test_tokenizer_json);
+    RUN(test_shard);
     RUN(test_bin);
     shard_list_destroy(&shards);
     model_destroy(&model);
