@@ -131,7 +131,7 @@ $(CUDA_BUILD)/%.o: %.c
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 # GPU tests and benchmarks.
-CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(CUDA_BUILD)/dev/bench/bench_engine
+CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save)
 
 $(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
 $(CUDA_BUILD)/engine.o: train_gpt2.cu
@@ -242,6 +242,9 @@ fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer,
 bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
+bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
+	@$<
+
 # OpenBLAS is only what the benchmark compares with.
 ifeq ($(shell pkg-config --exists openblas 2> /dev/null && echo yes),yes)
 $(BUILD)/dev/bench/bench_cpu.o: ALL_CFLAGS += -DHAVE_OPENBLAS $(shell pkg-config --cflags openblas)
@@ -257,6 +260,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

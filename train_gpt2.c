@@ -310,6 +310,16 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     return 0;
 }
 
+void engine_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
+void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
+
+// By all threads: one alone does not fill the memory's bandwidth, and training waits for the snapshot of a checkpoint.
+static void copy_values(float *to, const float *from, size_t n) {
+    const size_t piece = 1 << 18;
+#pragma omp parallel for schedule(static) if (n > piece)
+    for (size_t i = 0; i < n; i += piece) memcpy(to + i, from + i, sizeof *to * size_min(piece, n - i));
+}
+
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
@@ -318,8 +328,7 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
         const float *there = held_range(engine, kind, i, &held);
         Range both = range_intersect(range, held);
         if (both.begin < both.end)
-            memcpy(values + (both.begin - range.begin), there + (both.begin - held.begin),
-                   sizeof(float) * (both.end - both.begin));
+            copy_values(values + (both.begin - range.begin), there + (both.begin - held.begin), both.end - both.begin);
     }
     return 0;
 }

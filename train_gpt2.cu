@@ -154,6 +154,17 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
     return 0;
 }
 
+void engine_pin(Engine *engine, void *memory, size_t bytes) {
+    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread's
+        cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
+        (void)cudaGetLastError(); // copies are slower then
+}
+
+void engine_unpin(Engine *engine, void *memory) {
+    (void)engine;
+    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
+}
+
 static real *weight(Engine *engine, TensorKind kind, int layer) {
     return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
 }

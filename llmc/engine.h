@@ -95,6 +95,11 @@ typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
+// Host memory that engine_store is to fill at full speed, until engine_unpin: a device copies only to pages that stay
+// where they are without a detour. Only a hint, from any thread: what cannot be pinned is copied as before.
+void engine_pin(Engine *engine, void *memory, size_t bytes);
+void engine_unpin(Engine *engine, void *memory);
+
 // One optimizer step: begin, micro-steps, norms, update, result.
 int engine_begin_step(Engine *engine, Error *e);
 

@@ -38,7 +38,10 @@ void saver_destroy(Saver *saver) {
     if (!saver) return;
     saver_collect(saver, true, NULL);
     if (saver->touching) pthread_join(saver->thread, NULL);
-    for (int k = 0; k < KINDS; k++) memory_free(saver->copy[k]);
+    for (int k = 0; k < KINDS; k++) {
+        if (saver->copy[k]) engine_unpin(saver->config.engine, saver->copy[k]);
+        memory_free(saver->copy[k]);
+    }
     free(saver->state);
     memory_free(saver);
 }
@@ -117,7 +120,11 @@ static bool start_thread(Saver *s, void *(*run)(void *)) {
 
 static void *touch_copy(void *argument) {
     Saver *s = argument;
-    for (int k = 0; k < KINDS; k++) memset(s->copy[k], 0, s->config.model->flat_count * sizeof(float));
+    size_t bytes = s->config.model->flat_count * sizeof(float);
+    for (int k = 0; k < KINDS; k++) {
+        memset(s->copy[k], 0, bytes);
+        engine_pin(s->config.engine, s->copy[k], bytes);
+    }
     return NULL;
 }
 

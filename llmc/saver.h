@@ -21,6 +21,7 @@ typedef struct Saver Saver;
 
 typedef struct {
     const char *out; // the run directory
+    Engine *engine;  // outlives the saver
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
     int64_t keep;               // complete checkpoints to leave; 0: all
@@ -46,8 +47,8 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 
-// Takes the memory for the copy that saver_start needs, and touches it in the background: a system hands out fresh
-// memory so slowly that training would stand still for seconds at the first save.
+// Takes the memory for the copy that saver_start needs, and touches and pins it in the background: a system hands out
+// fresh memory so slowly that training would stand still for seconds at the first save.
 // Without it the first save does so.
 int saver_prepare(Saver *saver, Error *e);
 

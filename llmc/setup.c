@@ -360,7 +360,7 @@ int setup_output(Run *r, Error *e) {
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
     if (o->tensorboard) TRY(setup_tensorboard(r, e));
-    SaverConfig saver = {o->out, &r->model, r->tokenizer, o->keep, r->metrics};
+    SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
     if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->tokens, o->run.horizon_tokens, e));

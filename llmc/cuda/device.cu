@@ -21,6 +21,7 @@ int device_open(Device *device, Error *e) {
     CUDA_TRY(cudaGetDevice(&current), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, current), e);
     snprintf(device->name, sizeof device->name, "%s", properties.name);
+    device->ordinal = current;
     device->major = properties.major;
     device->minor = properties.minor;
     device->multiprocessors = properties.multiProcessorCount;

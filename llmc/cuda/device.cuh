@@ -6,6 +6,7 @@
 
 typedef struct {
     char name[256];
+    int ordinal;
     int major, minor; // compute capability
     int multiprocessors;
     size_t memory_bytes;
