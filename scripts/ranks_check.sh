@@ -197,7 +197,7 @@ same_bits() { # A B
 agree_run() { # NAME RANKS BATCH OPTIONS...
     local tokens=$(($3 * agree_T))
     run_whole "$1" "$2" "${agree_shape[@]}" --batch-tokens $tokens --steps $agree_steps --lr $agree_lr \
-        --warmup-tokens $((agree_steps / 2 * tokens)) "${@:4}"
+        --warmup-tokens $((agree_steps * tokens / 2)) "${@:4}"
 }
 
 agree() {
@@ -225,6 +225,12 @@ fault_begin() { # NAME RANKS OPTIONS...
         --deadline-checkpoint 30 "${@:3}"
 }
 
+strike() { # SIGNAL [RANK]: that rank; without it the run as a whole
+    struck=$(now)
+    # shellcheck disable=SC2046
+    kill -"$1" $(if [ $# = 2 ]; then run_processes "$2"; else echo "$job"; fi) 2> /dev/null
+}
+
 fault_ends() { # WHAT CODES TEXT SECONDS: since `struck`
     local seconds said
     await_end $(($4 + 10))
@@ -238,41 +244,36 @@ fault_ends() { # WHAT CODES TEXT SECONDS: since `struck`
 }
 
 faults() {
-    local victim=$((RANKS - 1)) resume=1
+    local victim=$((RANKS - 1)) resume=1 after
     fault_begin killed "$RANKS" --steps $fault_steps
     await_steps 10
-    struck=$(now)
-    # shellcheck disable=SC2046
-    kill -KILL $(run_processes $victim)
+    strike KILL $victim
     fault_ends "rank $victim killed" 78 "process rank $victim .* signal 9" 15
 
     fault_begin stopped "$RANKS" --steps $fault_steps
     await_steps 10
-    struck=$(now)
-    # shellcheck disable=SC2046
-    kill -STOP $(run_processes $victim)
+    strike STOP $victim
     fault_ends "rank $victim stopped" 78 "rank $victim \(process [0-9]+\) is stopped or gone" $((deadline + 15))
 
-    fault_begin stopped-early "$RANKS" --steps $fault_steps --deadline-setup 15
-    until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
-    struck=$(now)
-    # shellcheck disable=SC2046
-    kill -STOP $(run_processes $victim)
-    fault_ends "rank $victim stopped while it sets up" 78 \
-        "rank $victim (\(process [0-9]+\) is stopped or gone|has not started)" 30
+    for after in 0 1; do # in the midst of MPI's start, and of CUDA's or NCCL's
+        fault_begin stopped-after-$after "$RANKS" --steps $fault_steps --deadline-setup 10
+        until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
+        sleep $after
+        strike STOP $victim
+        fault_ends "rank $victim stopped $after s after its start" 78 \
+            "rank $victim (\(process [0-9]+\) is stopped or gone|has not started)" 25
+    done
 
     fault_begin asked "$RANKS" --steps $fault_steps
     await_steps 20
-    struck=$(now)
-    kill -USR1 "$job"
+    strike USR1
     fault_ends "SIGUSR1 to mpirun" 75 "^error \(rank 0\): SIGUSR1: stopped after step [0-9]+, saved in" 30
     [ "$RANKS" -le 2 ] || resume=$((RANKS / 2))
     rm -rf "$work/resumed"
     cp -r "$work/asked" "$work/resumed"
     fault_begin resumed $resume --steps $fault_steps
     await_steps $(($(values asked loss | grep -c .) + 10))
-    struck=$(now)
-    kill -USR1 "$job"
+    strike USR1
     fault_ends "it goes on with $resume ranks" 75 "^resuming from .*/step_[0-9]+" 30
 }
 
