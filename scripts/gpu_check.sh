@@ -2,7 +2,7 @@
 # Everything that wants a GPU, in one call: tests, sanitizers, benchmarks, a run beside the CPU trainer's and one beside
 # PyTorch's. Prints one table at the end; whole logs lie in $OUT.
 #
-#     scripts/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [parity] [twin]      (default: tests bench)
+#     scripts/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [resume] [parity] [twin]      (default: tests bench)
 #
 #     BUILD   where the programs are (build): $BUILD/cuda-BF16, $BUILD/cuda-FP32, $BUILD/cpu. What is not there is built
 #             with `make cuda-programs`, so programs that were built elsewhere need no headers here.
@@ -97,6 +97,14 @@ shakespeare() {
     done
 }
 
+# Kill, stop, resume, and a model that transformers loads.
+resume() {
+    [ -f "$DATA/tinyshakespeare.txt" ] || { row SKIP resume "no tinyshakespeare.txt in DATA"; return; }
+    check resume 200 dev/test/gpu_resume.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" \
+        "$DATA/tinyshakespeare.txt"
+    grep -E '^PASS|^SKIP|^valid' "$OUT/resume.log" | sed 's/^/    /' >> "$table"
+}
+
 # Token shards of the source text that this machine holds.
 source_text() {
     [ -f "$work/source.list" ] && return
@@ -158,7 +166,7 @@ programs
 [ $# -gt 0 ] || set -- tests bench
 for stage in "$@"; do
     case $stage in
-    tests | sanitize | bench | shakespeare | parity | twin) $stage ;;
+    tests | sanitize | bench | shakespeare | resume | parity | twin) $stage ;;
     *) echo "error: no stage is called $stage" >&2; exit 64 ;;
     esac
 done
