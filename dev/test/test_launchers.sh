@@ -182,9 +182,31 @@ END
     [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
 
+goes_on_when_a_rank_is_killed() { # for real, and all by itself
+    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    cat > "$work/again.sh" <<END
+NAME=again
+OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 3000 --threads 1 --val-every 0
+    --checkpoint-every 300)
+. "$root/scripts/launch.sh"
+launch "\$@"
+END
+    TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/again" PROGRAM="$train" RANKS=2 \
+        bash "$work/again.sh" > "$work/log" 2>&1 &
+    local launcher=$! process
+    until compgen -G "$work/again/step_00000?00" > /dev/null || ! kill -0 $launcher; do sleep 0.05; done
+    for process in $(pgrep -f -- "--out $work/again "); do
+        grep -qzx OMPI_COMM_WORLD_RANK=1 "/proc/$process/environ" && kill -KILL "$process"
+    done
+    wait $launcher || { echo "exit code $?"; tail -n 4 "$work/log"; return 1; }
+    grep -q '^exit code 78: starting again from .*/step_' "$work/log" && grep -q '^resuming from' "$work/log" || { tail -n 9 "$work/log"; return 1; }
+    [ "$(grep -c '"step": 3000,' "$work/again/metrics.jsonl")" = 1 ] && [ "$(grep -c '"loss"' "$work/again/metrics.jsonl")" = 3000 ]
+}
+
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once lost again_until_done \
-    not_without_getting_on not_what_will_fail_again stops_and_goes_on mpirun_that_hangs; do
+    not_without_getting_on not_what_will_fail_again stops_and_goes_on \
+    goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     check $test
 done
 exit $failed
