@@ -42,16 +42,16 @@ def run_main(main):
 
 
 class Run:
-    """Parallel lists, one entry a step (`steps`) and one a validation (`vals`), each a dictionary of columns."""
+    """Lists with one entry a step (`rows`), a validation (`val_rows`) or a test (`test_rows`), each a line's fields."""
 
     def __init__(self, path, begin=0):
         """begin: tokens done before the first line, where an earlier part is told elsewhere."""
         self.path = path
         self.name = os.path.basename(os.path.abspath(path))
         self.info = read_json(os.path.join(path, "run.json"))
-        self.rows, self.val_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
+        self.rows, self.val_rows, self.test_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
         self.samples = read_samples(os.path.join(path, "samples.jsonl"))
-        add_seconds(self.rows, self.val_rows, begin)
+        add_seconds(self.rows, self.val_rows + self.test_rows, begin)
 
     def column(self, name):
         """A field over the steps, NaN where a step has none."""
@@ -151,10 +151,10 @@ def read_metrics(path):
         kind.append(row)
     if not rows:
         raise Fault(EXIT_INPUT, f"{path}: no step in it")
-    return rows, val_rows
+    return rows, val_rows, test_rows
 
 
-def add_seconds(rows, val_rows, begin):
+def add_seconds(rows, other_rows, begin):
     """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
     seconds, tokens = 0.0, begin
     at = {}
@@ -165,7 +165,7 @@ def add_seconds(rows, val_rows, begin):
         seconds += (row["tokens"] - tokens) / rate
         tokens = row["tokens"]
         row["seconds"] = at[row["step"]] = seconds
-    for row in val_rows:
+    for row in other_rows:
         row["seconds"] = at.get(row["step"], math.nan)
 
 

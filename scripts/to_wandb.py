@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Uploads a run to Weights & Biases after the fact: to_wandb.py RUN [--project NAME] [--offline | --dry-run]
 
-Its options and commands become the config; every step one row of the history, with the validation that belongs to it;
-samples a table. --offline writes what `wandb sync` uploads later; --dry-run says what would be sent and needs neither
-the package nor a network. A run that goes on can be uploaded again under the same --id.
+Its options and commands become the config; every step one row of the history, with the validation and the test that
+belong to it; samples a table. --offline writes what `wandb sync` uploads later; --dry-run says what would be sent and
+needs neither the package nor a network. A run that goes on can be uploaded again under the same --id.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def config_of(run):
 def history_of(run):
     """[(step, {name: number})], ascending: the lines of a step together, a list's elements apart, nothing unknown."""
     history = {}
-    for row in sorted(run.rows + run.val_rows, key=lambda row: row["step"]):
+    for row in sorted(run.rows + run.val_rows + run.test_rows, key=lambda row: row["step"]):
         numbers = history.setdefault(row["step"], {})
         for name, value in row.items():
             if isinstance(value, list):
