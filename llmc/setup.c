@@ -378,6 +378,13 @@ static void say_mfu(const Run *r) {
     printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
 }
 
+// "MACHINE: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
+static void say_tuning(const Run *r) {
+    int count = 0;
+    for (const char *c = r->tuning; *c; c++) count += *c == '=';
+    printf("tuned   %d matrix products\n", count);
+}
+
 static void say_data(const DataSet *data) {
     DataInfo info = data_describe(data);
     printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)info.tokens,
@@ -404,6 +411,7 @@ void say_setup(const Run *r) {
     if (r->hellaswag) say_hellaswag(r);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
     if (r->train) say_mfu(r);
+    if (r->tuning[0]) say_tuning(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     fflush(stdout);
 }
