@@ -303,7 +303,9 @@ static int options_text(const Options *o, char **text, Error *e) {
 
 static int write_record(StateIO *io, const RunState *s, Error *e) {
     char *options;
-    if (!cJSON_AddStringToObject(io->object, "build", s->build)) return out_of_memory(e);
+    if (!cJSON_AddStringToObject(io->object, "build", s->build) ||
+        !cJSON_AddNumberToObject(io->object, "ranks", s->ranks))
+        return out_of_memory(e);
     TRY(options_text(s->options, &options, e));
     int code = io_raw(io, "options", options, e);
     free(options);
@@ -369,10 +371,10 @@ static void put_value(FILE *f, const cJSON *value) {
     cJSON_free(text);
 }
 
-static int list_changes(const StateIO *io, const Options *options, char **changes, Error *e) {
+static int list_changes(const StateIO *io, const RunState *s, char **changes, Error *e) {
     char *now_text;
     size_t bytes;
-    TRY(options_text(options, &now_text, e));
+    TRY(options_text(s->options, &now_text, e));
     cJSON *now = cJSON_Parse(now_text);
     const cJSON *was = cJSON_GetObjectItemCaseSensitive(io->object, "options"), *item;
     free(now_text);
@@ -382,6 +384,9 @@ static int list_changes(const StateIO *io, const Options *options, char **change
         if (f) fclose(f), free(*changes);
         return out_of_memory(e);
     }
+    const cJSON *ranks = cJSON_GetObjectItemCaseSensitive(io->object, "ranks");
+    if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
+        fprintf(f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
     cJSON_ArrayForEach(item, now) {
         const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, item->string);
         if (!is_of_the_run(item->string) || cJSON_Compare(before, item, true)) continue;
@@ -414,7 +419,7 @@ int run_state_read(RunState *state, const char *directory, char **changes, Error
     int code = io_fixed(&io, state, e);
     if (!code) code = io_progress(&io, state, e);
     if (!code) code = check_counts(&io, state, e);
-    if (!code) code = list_changes(&io, state->options, changes, e);
+    if (!code) code = list_changes(&io, state, changes, e);
     cJSON_Delete(io.object);
     return code;
 }

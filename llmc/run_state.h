@@ -48,6 +48,7 @@ typedef struct {
 
     // for the record
     const char *build; // program, engine and machine
+    int ranks;
     const Options *options;
 } RunState;
 

@@ -249,6 +249,7 @@ RunState run_state(Run *r, const char *build) {
         .grad_window = &r->grad_window,
         .tuning = r->tuning,
         .build = build,
+        .ranks = r->comm->ranks,
         .options = &r->options,
     };
 }

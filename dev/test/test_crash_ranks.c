@@ -28,7 +28,7 @@ static void test_undisturbed(void) {
     CHECK(newest_step("whole") > 9, "%ld steps", newest_step("whole"));
     for (int r = 1; r < RANKS; r++) {
         CHECK(faults->of[r].steps == faults->of[0].steps, "rank %d: %ld steps", r, faults->of[r].steps);
-        for (int call = CALL_FSYNC; call <= CALL_UNLINK; call++)
+        for (int call = CALL_FSYNC; call <= CALL_MKDIR; call++)
             CHECK(faults->of[r].count[call] == 0, "rank %d also calls %s", r, call_names[call]);
     }
 }
@@ -195,6 +195,8 @@ static void test_other_ranks(void) {
             trainer.ranks = ranks[to];
             CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", second, (int)draw(2)) == 0, "%s", log_tail());
             CHECK(log_mentions("resuming from") || step == newest_step(first), "%s: %s", second, log_tail());
+            const char *changed = path_of("ranks: %d then, %d now\n", ranks[from], ranks[to]);
+            CHECK(log_mentions(changed) == (to != from), "%s: %s", second, log_tail());
             check_same_values(second, "\"examples\": ", 0);
             check_same_values(second, "\"batch\": ", 0);
             check_same_values(second, "\"loss\": ", 1e-5);
