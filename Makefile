@@ -131,7 +131,12 @@ $(CUDA_BUILD)/%.o: %.c
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 # GPU tests and benchmarks.
-CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save)
+CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save) $(CUDA_BUILD)/dev/test/test_shards_cuda
+
+# A test of either engine.
+$(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 $(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
 $(CUDA_BUILD)/engine.o: train_gpt2.cu

@@ -15,6 +15,7 @@
 #include "llmc/adamw.h"
 #include "llmc/engine.h"
 #include "llmc/hash.h"
+#include "llmc/shard.h"
 #include "llmc/train.h"
 
 #include <assert.h>
@@ -39,11 +40,15 @@ typedef struct {
     float *fc, *gelu;           // (B, T, 4C) before and after GELU
 } Block;
 
+enum { LAYOUTS = 5 }; // separate pieces of memory
+
 struct Engine {
     EngineConfig config;
     int threads;
-    float *param, *grad;        // flat, in the layout of the tensor table
-    float *moment1, *moment2;   // the owned ranges of that layout, one behind the other
+    float *param;               // flat, in the layout of the tensor table
+    float *grad;                // the same, or a few of its buckets (shard_grad_place)
+    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/shard.h)
+    float *moment1, *moment2;   // of the owned ranges
     Block *block;               // (L)
     float *x_final;             // (B, T, C)  output of the last block
     float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
@@ -57,12 +62,13 @@ struct Engine {
     float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    GradientFinal final;                     // for the next micro-step; NULL: nobody asked
-    void *final_context;
+    GradientWatch watch;                     // of the next micro-step
+    WeightsAwait await;                      // NULL: all weights are there
+    void *await_context;
     double loss_sum;
     Matmul *matmul;
     Attention *attention_scratch;
-    void *memory[3]; // parameters and optimizer, activations, small things
+    void *memory[LAYOUTS];
 };
 
 // Rows of the head processed at a time: the logits of a whole micro-batch never exist.
@@ -92,22 +98,18 @@ static void *arena_take(Arena *a, size_t bytes) {
 }
 #define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
 
-// What this rank updates: everything, or the ranges that its share of the work names.
-static int owned_count(const EngineConfig *config) { return config->owned_count ? config->owned_count : 1; }
+static void layout_param(Engine *e, Arena *a) { e->param = TAKE(a, e->config.model->flat_count); }
 
-static Range owned_range(const EngineConfig *config, int i) {
-    return config->owned_count ? config->owned[i] : (Range){0, config->model->flat_count};
+static void layout_grad(Engine *e, Arena *a) {
+    if (e->config.inference) return;
+    e->grad = TAKE(a, shard_grad_elements(&e->config));
+    e->grad_sum = e->config.shard_grads ? TAKE(a, shard_elements(&e->config)) : e->grad;
 }
 
-static void layout_state(Engine *e, Arena *a) {
-    size_t n = e->config.model->flat_count, owned = 0;
-    for (int i = 0; i < owned_count(&e->config); i++)
-        owned += owned_range(&e->config, i).end - owned_range(&e->config, i).begin;
-    e->param = TAKE(a, n);
+static void layout_moments(Engine *e, Arena *a) {
     if (e->config.inference) return;
-    e->grad = TAKE(a, n);
-    e->moment1 = TAKE(a, owned);
-    e->moment2 = TAKE(a, owned);
+    e->moment1 = TAKE(a, shard_elements(&e->config));
+    e->moment2 = TAKE(a, shard_elements(&e->config));
 }
 
 static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
@@ -157,23 +159,31 @@ static void layout_exact(Engine *e, Arena *a) {
     e->head_rows_at_token = TAKE(a, N * (size_t)e->config.model->config.channels);
 }
 
-static void (*const layouts[])(Engine *, Arena *) = {layout_state, layout_activations, layout_exact};
+static const struct {
+    const char *what;
+    void (*fill)(Engine *, Arena *);
+} layouts[LAYOUTS] = {
+    {"parameters", layout_param},
+    {"gradients", layout_grad},
+    {"AdamW moments", layout_moments},
+    {"activations", layout_activations},
+    {"exact per-example norms", layout_exact},
+};
 
 int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
 }
 
 void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    static const char *const what[] = {"parameters, gradients, moments", "activations", "exact per-example norms"};
     const ModelConfig *m = &config->model->config;
     int threads = engine_thread_count(config);
     memset(plan, 0, sizeof *plan);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < LAYOUTS; i++) {
         Engine sketch = {.config = *config};
         Arena arena = {0};
-        layouts[i](&sketch, &arena);
+        layouts[i].fill(&sketch, &arena);
         if (!arena.used) continue;
-        plan->item[plan->count].what = what[i];
+        plan->item[plan->count].what = layouts[i].what;
         plan->item[plan->count++].bytes = arena.used;
     }
     plan->item[plan->count].what = "kernel workspaces";
@@ -205,12 +215,12 @@ int engine_create(Engine **out, const EngineConfig *config, Error *e) {
     engine->config = *config;
     engine->threads = engine_thread_count(config);
     omp_set_num_threads(engine->threads);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < LAYOUTS; i++) {
         Arena arena = {0};
-        layouts[i](engine, &arena);
+        layouts[i].fill(engine, &arena);
         TRY_GOTO(memory_alloc_zero(&engine->memory[i], arena.used, "the engine's memory", e));
         arena = (Arena){.base = engine->memory[i]};
-        layouts[i](engine, &arena);
+        layouts[i].fill(engine, &arena);
     }
     TRY_GOTO(matmul_create(&engine->matmul, engine->threads, e));
     TRY_GOTO(attention_create(&engine->attention_scratch, engine->threads, (size_t)config->seq_len,
@@ -227,7 +237,7 @@ void engine_destroy(Engine *engine) {
     if (!engine) return;
     attention_free(engine->attention_scratch);
     matmul_free(engine->matmul);
-    for (int i = 0; i < 3; i++) memory_free(engine->memory[i]);
+    for (int i = 0; i < LAYOUTS; i++) memory_free(engine->memory[i]);
     memory_free(engine);
 }
 
@@ -272,41 +282,23 @@ int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
 }
 
 static float *state_array(Engine *e, StateKind kind) {
-    float *const arrays[] = {e->param, e->grad, e->moment1, e->moment2};
+    float *const arrays[] = {e->param, e->grad_sum, e->moment1, e->moment2};
     return arrays[kind];
 }
 
-static Range range_intersect(Range a, Range b) {
-    Range both = {size_max(a.begin, b.begin), size_min(a.end, b.end)};
-    if (both.begin > both.end) both.end = both.begin;
-    return both;
+static bool is_whole(const Engine *e, StateKind kind) {
+    return kind == STATE_PARAM || (kind == STATE_GRAD && !e->config.shard_grads);
 }
 
-// A state array holds one range, or as many as this rank owns. The i-th of them, and where it lies.
-static int held_count(const Engine *e, StateKind kind) {
-    return kind == STATE_MOMENT1 || kind == STATE_MOMENT2 ? owned_count(&e->config) : 1;
-}
-
-static float *held_range(Engine *e, StateKind kind, int i, Range *range) {
-    float *values = state_array(e, kind);
-    *range = (Range){0, e->config.model->flat_count};
-    if (kind != STATE_MOMENT1 && kind != STATE_MOMENT2) return values;
-    for (int k = 0; k < i; k++) values += owned_range(&e->config, k).end - owned_range(&e->config, k).begin;
-    *range = owned_range(&e->config, i);
-    return values;
-}
+static size_t float_bytes(Range range) { return sizeof(float) * (range.end - range.begin); }
 
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    for (int i = 0; i < held_count(engine, kind); i++) {
-        Range held;
-        float *there = held_range(engine, kind, i, &held);
-        Range both = range_intersect(range, held);
-        if (both.begin < both.end)
-            memcpy(there + (both.begin - held.begin), values + (both.begin - range.begin),
-                   sizeof(float) * (both.end - both.begin));
-    }
+    float *array = state_array(engine, kind);
+    Piece p;
+    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+        memcpy(array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range));
     return 0;
 }
 
@@ -320,16 +312,22 @@ static void copy_values(float *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i += piece) memcpy(to + i, from + i, sizeof *to * size_min(piece, n - i));
 }
 
+void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
+    engine->await = await;
+    engine->await_context = context;
+}
+
+static int await_weights(Engine *engine, Range range, Error *e) {
+    return engine->await ? engine->await(engine->await_context, range, e) : 0;
+}
+
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    for (int i = 0; i < held_count(engine, kind); i++) {
-        Range held;
-        const float *there = held_range(engine, kind, i, &held);
-        Range both = range_intersect(range, held);
-        if (both.begin < both.end)
-            copy_values(values + (both.begin - range.begin), there + (both.begin - held.begin), both.end - both.begin);
-    }
+    const float *array = state_array(engine, kind);
+    Piece p;
+    if (kind == STATE_PARAM) TRY(await_weights(engine, range, e));
+    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+        copy_values(values + (p.range.begin - range.begin), array + p.place, p.range.end - p.range.begin);
     return 0;
 }
 
@@ -337,7 +335,7 @@ static float *param(Engine *e, TensorKind kind, int layer) {
     return e->param + model_tensor(e->config.model, kind, layer)->offset;
 }
 static float *grad(Engine *e, TensorKind kind, int layer) {
-    return e->grad + model_tensor(e->config.model, kind, layer)->offset;
+    return e->grad + shard_grad_place(&e->config, model_tensor(e->config.model, kind, layer)->offset);
 }
 static double *example_sq(Engine *e, TensorKind kind, int layer) {
     return &e->example_sq[model_tensor(e->config.model, kind, layer) - e->config.model->tensors];
@@ -368,16 +366,20 @@ static void block_forward(Engine *e, Block *k, const float *residual, float *out
 }
 
 // tokens: (B, stride), of which T a row are read -> lnf (B, T, C)
-static void forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T) {
-    int C = e->config.model->config.channels, L = e->config.model->config.layers;
+static int forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T, Error *error) {
+    const Model *model = e->config.model;
+    int C = model->config.channels, L = model->config.layers;
+    TRY(await_weights(e, model_bucket(model, 0), error));
     embedding_forward(e->block[0].x, tokens, stride, param(e, WTE, 0), param(e, WPE, 0), B, T, C);
     const float *residual = NULL;
     for (int l = 0; l < L; l++) {
+        TRY(await_weights(e, model_bucket(model, 1 + l), error));
         block_forward(e, &e->block[l], residual, l + 1 < L ? e->block[l + 1].x : e->x_final, l, B, T);
         residual = e->block[l].x_mid;
     }
     layernorm_forward(e->lnf, e->meanf, e->rstdf, e->x_final, residual, param(e, LNF_W, 0), param(e, LNF_B, 0), B * T,
                       C);
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -499,26 +501,34 @@ static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
     }
 }
 
-// Tells whoever asked that all gradients from flat element `begin` up to *end are final.
-static int gradient_final(Engine *engine, size_t begin, size_t *end, Error *e) {
-    Range range = {begin, *end};
-    *end = begin;
-    return engine->final ? engine->final(engine->final_context, range, e) : 0;
+// Both tell whoever watches this micro-step. With shard_grads the bucket takes over memory from another.
+static int gradient_begins(Engine *engine, int bucket, Error *e) {
+    Range range = model_bucket(engine->config.model, bucket);
+    const GradientWatch *watch = &engine->watch;
+    if (watch->begins) TRY(watch->begins(watch->context, range, e));
+    if (engine->config.shard_grads)
+        memset(engine->grad + shard_grad_place(&engine->config, range.begin), 0, float_bytes(range));
+    return 0;
+}
+
+static int gradient_final(Engine *engine, int bucket, Error *e) {
+    const GradientWatch *watch = &engine->watch;
+    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
 }
 
 static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
-    int C = model->config.channels;
-    size_t end = model->flat_count;
+    int C = model->config.channels, L = model->config.layers;
     memset(engine->dx, 0, sizeof(float) * (size_t)B * (size_t)T * (size_t)C);
-    ln_backward(engine, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, B, T, mode);
-    for (int l = model->config.layers - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= 0; l--) {
+        TRY(gradient_begins(engine, 1 + l, e));
+        if (l == L - 1) ln_backward(engine, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, B, T, mode);
         block_backward(engine, &engine->block[l], l, B, T, mode);
-        TRY(gradient_final(engine, model_tensor(model, LN1_W, l)->offset, &end, e));
+        TRY(gradient_final(engine, 1 + l, e));
     }
     if (mode == GNS_EXACT) embedding_norms(engine, tokens, B, T);
     embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
-    return gradient_final(engine, 0, &end, e);
+    return gradient_final(engine, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -530,7 +540,7 @@ static bool measured(const Tensor *t, GnsMode mode) {
 
 int engine_begin_step(Engine *engine, Error *e) {
     (void)e;
-    size_t n = engine->config.model->flat_count;
+    size_t n = engine->config.shard_grads ? 0 : engine->config.model->flat_count; // cleared bucket by bucket
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) engine->grad[i] = 0;
     size_t tensors = (size_t)engine->config.model->tensor_count;
@@ -541,22 +551,18 @@ int engine_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-void engine_call_when_final(Engine *engine, GradientFinal final, void *context) {
-    engine->final = final;
-    engine->final_context = context;
-}
+void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     int T = engine->config.seq_len;
-    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     set_targets(engine, tokens, n, T);
-    forward(engine, tokens, (size_t)T + 1, n, T);
+    TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
+    TRY(gradient_begins(engine, 0, e));
     if (mode == GNS_EXACT)
         for (int b = 0; b < n; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
     else head_rows_run(engine, 0, (size_t)n * (size_t)T, grad(engine, WTE, 0));
     TRY(backward(engine, tokens, n, T, mode, e));
-    engine_call_when_final(engine, NULL, NULL);
     for (int b = 0; b < n; b++) {
         double sum = 0;
         for (int t = 0; t < T; t++) sum += engine->loss[(size_t)b * (size_t)T + (size_t)t];
@@ -567,34 +573,71 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     return 0;
 }
 
-// The part of a tensor that lies in a range, as a range.
-static Range tensor_in_range(const Tensor *t, Range range) {
-    return range_intersect((Range){t->offset, t->offset + t->count}, range);
+// Nothing to add, but others may wait for it.
+static int micro_step_without_rows(Engine *engine, Error *e) {
+    TRY(gradient_begins(engine, 0, e));
+    for (int i = engine->config.model->config.layers; i > 0; i--) {
+        TRY(gradient_begins(engine, i, e));
+        TRY(gradient_final(engine, i, e));
+    }
+    return gradient_final(engine, 0, e);
 }
 
-static void norms(const Engine *engine, Range range, double *sq) {
-    const Model *model = engine->config.model;
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+    assert(n >= 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    TRY(n ? micro_step(engine, tokens, n, mode, e) : micro_step_without_rows(engine, e));
+    engine->watch = (GradientWatch){NULL, NULL, NULL};
+    return 0;
+}
+
+int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+    (void)e;
+    float *sum = engine->grad_sum + shard_place(&engine->config, range);
+    const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
+    size_t n = range.end - range.begin;
+    assert(engine->config.shard_grads);
+    if (first) memcpy(sum, x, sizeof(float) * n);
+    else
+#pragma omp parallel for simd schedule(static) if (n > 8192)
+        for (size_t i = 0; i < n; i++) sum[i] += x[i];
+    return 0;
+}
+
+// The part of a tensor that lies in a range, as a range.
+static Range tensor_in_range(const Tensor *t, Range range) {
+    return range_overlap((Range){t->offset, t->offset + t->count}, range);
+}
+
+// grad: of the range's first element and those behind it.
+static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = tensor_in_range(&model->tensors[i], range);
-        if (part.begin < part.end) sq[i] = sum_squares(engine->grad + part.begin, part.end - part.begin);
+        if (part.begin == part.end) continue;
+        sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), part.end - part.begin);
     }
+}
+
+// The step's gradients of a range.
+static float *grad_sum(Engine *engine, Range range) {
+    return engine->grad_sum + (engine->config.shard_grads ? shard_place(&engine->config, range) : range.begin);
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
     (void)e;
-    norms(engine, range, engine->grad_sq);
+    norms(engine->config.model, grad_sum(engine, range), range, engine->grad_sq, false);
     return 0;
 }
 
 int engine_rank_norms(Engine *engine, Range range, Error *e) {
     (void)e;
-    norms(engine, range, engine->rank_sq);
+    const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
+    norms(engine->config.model, own, range, engine->rank_sq, true);
     return 0;
 }
 
 void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + element;
+    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->param + element;
     case BUFFER_NORMS: return engine->grad_sq + element;
     }
@@ -613,8 +656,8 @@ void *engine_stream(Engine *engine) {
 }
 
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    (void)e;
     uint64_t sum = 0;
+    TRY(await_weights(engine, range, e));
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits;
@@ -625,35 +668,40 @@ int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     return 0;
 }
 
-// m, v: the moments of the part's first element and those behind it.
-static void adamw_range(Engine *e, Range part, float *m, float *v, const AdamWStep *step, bool decay) {
-    float *p = e->param + part.begin, *g = e->grad + part.begin;
-    size_t n = part.end - part.begin;
+// The part's elements of every array.
+typedef struct {
+    float *param, *moment1, *moment2;
+    const float *grad;
+} UpdateArrays;
+
+static void adamw_range(UpdateArrays a, size_t n, const AdamWStep *step, bool decay) {
+    float *p = a.param, *m = a.moment1, *v = a.moment2;
 #pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], g[i], &m[i], &v[i], step, decay);
+    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], a.grad[i], &m[i], &v[i], step, decay);
+}
+
+static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
+    const Model *model = engine->config.model;
+    const float *grad = grad_sum(engine, p.range);
+    for (int i = 0; i < model->tensor_count; i++) {
+        Range part = tensor_in_range(&model->tensors[i], p.range);
+        size_t n = part.end - part.begin, at = part.begin - p.range.begin;
+        UpdateArrays a = {engine->param + part.begin, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
+                          grad + at};
+        if (n) adamw_range(a, n, step, model->tensors[i].dimensions > 1);
+    }
 }
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
-    const Model *model = engine->config.model;
     double sq = 0;
-    for (int i = 0; i < model->tensor_count; i++) sq += engine->grad_sq[i];
+    for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
     double norm = sqrt(sq) / (double)u->batch;
     if (!isfinite(norm)) return 0;
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
                                 adamw_clip(norm, u->grad_clip) / (double)u->batch);
-    for (int k = 0; k < held_count(engine, STATE_MOMENT1); k++) {
-        Range held;
-        float *m = held_range(engine, STATE_MOMENT1, k, &held), *v = held_range(engine, STATE_MOMENT2, k, &held);
-        Range both = range_intersect(range, held);
-        for (int i = 0; i < model->tensor_count; i++) {
-            const Tensor *t = &model->tensors[i];
-            Range part = tensor_in_range(t, both);
-            if (part.begin == part.end) continue;
-            size_t at = part.begin - held.begin;
-            adamw_range(engine, part, m + at, v + at, &step, t->dimensions > 1);
-        }
-    }
+    Piece p;
+    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) update_piece(engine, p, &step);
     return 0;
 }
 
@@ -671,20 +719,18 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // Without training
 
 int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
-    (void)e;
     size_t rows = (size_t)n * (size_t)T;
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
-    forward(engine, tokens, (size_t)T + 1, n, T);
+    TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
     head_rows_run(engine, 0, rows, NULL);
     memcpy(loss, engine->loss, rows * sizeof(float));
     return 0;
 }
 
 int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
-    (void)e;
     assert(n > 0 && n <= engine->config.seq_len);
-    forward(engine, tokens, (size_t)n, 1, n);
+    TRY(forward(engine, tokens, (size_t)n, 1, n, e));
     head_logits(engine, (size_t)n - 1, 1);
     memcpy(logits, engine->logits, sizeof(float) * (size_t)engine->config.model->config.vocab);
     return 0;

@@ -18,6 +18,7 @@
 #include "llmc/cuda/matmul.cuh"
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/shard.h"
 #include "llmc/train.h"
 #include "llmc/workload.h"
 
@@ -54,16 +55,6 @@ static int tables_load(Engine *engine, Error *e) {
     return 0;
 }
 
-// Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
-static int state_clear(Engine *engine, Error *e) {
-    size_t bytes = engine->config.model->flat_count * sizeof(float);
-    float *arrays[] = {engine->param, engine->grad, engine->moment1, engine->moment2};
-    for (float *array : arrays)
-        if (array) CUDA_TRY(cudaMemsetAsync(array, 0, bytes, engine->stream), e);
-    CUDA_TRY(cudaMemsetAsync(engine->weight, 0, engine->config.model->flat_count * sizeof(real), engine->stream), e);
-    return 0;
-}
-
 static int engine_open(Engine *engine, Error *e) {
     TRY(device_open(&engine->device, e));
     TRY(memory_alloc_zero((void **)&engine->block, engine->config.model->config.layers * sizeof(Block), "blocks", e));
@@ -73,7 +64,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, e));
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
-    TRY(state_clear(engine, e));
+    TRY(engine_state_clear(engine, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     return 0;
 }
@@ -129,47 +120,11 @@ void engine_device(const EngineConfig *, EngineDevice *out) {
 
 double engine_peak_flops(const Engine *engine) { return device_peak_flops(&engine->device); }
 
-static float *state_array(Engine *engine, StateKind kind) {
-    float *const arrays[] = {engine->param, engine->grad, engine->moment1, engine->moment2};
-    return arrays[kind];
-}
-
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    size_t bytes = (range.end - range.begin) * sizeof(float);
-    float *to = state_array(engine, kind) + range.begin;
-    CUDA_TRY(cudaMemcpyAsync(to, values, bytes, cudaMemcpyHostToDevice, engine->stream), e);
-    if (kind == STATE_PARAM && (float *)engine->weight != engine->param)
-        TRY(optimizer_round(engine->weight, engine->param, range, engine->stream, e));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // the caller may reuse `values`
-    return 0;
-}
-
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    size_t bytes = (range.end - range.begin) * sizeof(float);
-    const float *from = state_array(engine, kind) + range.begin;
-    CUDA_TRY(cudaMemcpyAsync(values, from, bytes, cudaMemcpyDeviceToHost, engine->stream), e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
-}
-
-void engine_pin(Engine *engine, void *memory, size_t bytes) {
-    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread's
-        cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
-        (void)cudaGetLastError(); // copies are slower then
-}
-
-void engine_unpin(Engine *engine, void *memory) {
-    (void)engine;
-    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
-}
-
 static real *weight(Engine *engine, TensorKind kind, int layer) {
     return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
-    return engine->grad + model_tensor(engine->config.model, kind, layer)->offset;
+    return engine->grad + shard_grad_place(&engine->config, model_tensor(engine->config.model, kind, layer)->offset);
 }
 static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     const Model *model = engine->config.model;
@@ -279,19 +234,26 @@ static int block_ln1(Engine *engine, const Block *k, int l, int N, Error *e) {
                              engine->config.model->config.channels, engine->stream, e);
 }
 
+static int await_bucket(Engine *engine, int bucket, Error *e) {
+    return engine_await(engine, model_bucket(engine->config.model, bucket), e);
+}
+
 // engine->tokens (B, T + 1) -> lnf (B, T, C). A block's output and the sum with the residual stream are the business
 // of the LayerNorm that comes next.
 static int forward(Engine *engine, int B, int T, Error *e) {
     int C = engine->config.model->config.channels, L = engine->config.model->config.layers, N = B * T;
     const Block *block = engine->block;
+    TRY(await_bucket(engine, 0, e));
     TRY(embedding_forward(block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C,
                           engine->stream, e));
+    TRY(await_bucket(engine, 1, e));
     TRY(block_ln1(engine, &block[0], 0, N, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &block[l], *next = &block[l + 1];
         bool last = l == L - 1;
         TRY(block_forward(engine, k, l, B, T, e));
         TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, FCPROJ_B, l, N, e));
+        if (!last) TRY(await_bucket(engine, l + 2, e)); // the next block's
         TRY(residual_layernorm_forward(last ? engine->x_final : next->x, last ? engine->lnf : next->ln1,
                                        last ? engine->meanf : next->mean1, last ? engine->rstdf : next->rstd1, k->x_mid,
                                        engine->delta, weight(engine, last ? LNF_W : LN1_W, l + 1),
@@ -388,6 +350,23 @@ static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, 
     return block_forward(engine, k, l, B, T, e);
 }
 
+// Both tell whoever watches this micro-step. With shard_grads the bucket takes over memory from another.
+static int gradient_begins(Engine *engine, int bucket, Error *e) {
+    Range range = model_bucket(engine->config.model, bucket);
+    const GradientWatch *watch = &engine->watch;
+    if (watch->begins) TRY(watch->begins(watch->context, range, e));
+    if (engine->config.shard_grads)
+        CUDA_TRY(cudaMemsetAsync(engine->grad + shard_grad_place(&engine->config, range.begin), 0,
+                                 (range.end - range.begin) * sizeof(float), engine->stream),
+                 e);
+    return 0;
+}
+
+static int gradient_final(Engine *engine, int bucket, Error *e) {
+    const GradientWatch *watch = &engine->watch;
+    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
+}
+
 // dx: gradient of the block's output on entry, of its input on return.
 static int block_backward(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
@@ -406,6 +385,7 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
+    if (l > 0) TRY(gradient_begins(engine, l, e)); // of the block before: its last bias comes with this LayerNorm
     return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
 }
 
@@ -424,26 +404,18 @@ static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error
                                      engine->stream, e);
 }
 
-// Tells whoever asked that all gradients from flat element `begin` up to *end are final, in the stream's order.
-static int gradient_final(Engine *engine, size_t begin, size_t *end, Error *e) {
-    Range range = {begin, *end};
-    *end = begin;
-    return engine->final ? engine->final(engine->final_context, range, e) : 0;
-}
-
 static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
-    const Model *model = engine->config.model;
-    int L = model->config.layers;
-    size_t end = model->flat_count;
+    int L = engine->config.model->config.layers;
+    TRY(gradient_begins(engine, L, e));
     TRY(ln_backward(engine, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, FCPROJ_B, L - 1, B, T,
                     mode, e));
     for (int l = L - 1; l >= 0; l--) {
         TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
         TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
-        TRY(gradient_final(engine, model_tensor(model, LN1_W, l)->offset, &end, e));
+        TRY(gradient_final(engine, 1 + l, e));
     }
     TRY(embeddings_backward(engine, B, T, mode, e));
-    return gradient_final(engine, 0, &end, e);
+    return gradient_final(engine, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -451,30 +423,51 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
 
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->grad, 0, model->flat_count * sizeof(float), engine->stream), e);
+    if (!engine->config.shard_grads) // cleared bucket by bucket
+        CUDA_TRY(cudaMemsetAsync(engine->grad, 0, model->flat_count * sizeof(float), engine->stream), e);
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
     engine->micro_steps = 0;
     return 0;
 }
 
-void engine_call_when_final(Engine *engine, GradientFinal final, void *context) {
-    engine->final = final;
-    engine->final_context = context;
-}
+void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     int T = engine->config.seq_len, chunk = engine_head_examples(&engine->config);
-    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, n, T, e));
+    TRY(gradient_begins(engine, 0, e));
     for (int b = 0; b < n; b += chunk) TRY(head_train(engine, b, n - b < chunk ? n - b : chunk, mode, e));
     TRY(backward(engine, n, T, mode, e));
-    engine_call_when_final(engine, NULL, NULL);
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
     engine->micro_steps++;
     return 0;
+}
+
+// Nothing to add, but others may wait for it.
+static int micro_step_without_rows(Engine *engine, Error *e) {
+    TRY(gradient_begins(engine, 0, e));
+    for (int i = engine->config.model->config.layers; i > 0; i--) {
+        TRY(gradient_begins(engine, i, e));
+        TRY(gradient_final(engine, i, e));
+    }
+    return gradient_final(engine, 0, e);
+}
+
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+    assert(n >= 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    TRY(n ? micro_step(engine, tokens, n, mode, e) : micro_step_without_rows(engine, e));
+    engine->watch = {};
+    return 0;
+}
+
+int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+    const EngineConfig *c = &engine->config;
+    assert(c->shard_grads);
+    return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
+                      range.end - range.begin, first, engine->stream, e);
 }
 
 // A micro-step, in either way that training takes them, over tokens of all sorts. What it computes on the way is of no
@@ -517,32 +510,51 @@ __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSeg
     part[i] = {begin - range.begin, end - begin};
 }
 
-// Squares of the tensors that have elements in the range, which follow one another in the table, into sq[tensor].
-static int norms(Engine *engine, Range range, double *sq, Error *e) {
-    const unsigned threads = 128;
-    const Model *model = engine->config.model;
+// The tensors that have elements in the range follow one another in the table.
+typedef struct {
+    int first, count;
+} Tensors;
+
+static Tensors tensors_in(const Model *model, Range range) {
     int first = 0, end = model->tensor_count;
     while (first < end && model->tensors[first].offset + model->tensors[first].count <= range.begin) first++;
     while (end > first && model->tensors[end - 1].offset >= range.end) end--;
-    if (first == end) return 0;
-    clip_segments_kernel<<<(end - first + threads - 1) / threads, threads, 0, engine->stream>>>(
-        engine->segment_part, engine->segment + first, end - first, range);
+    return {first, end - first};
+}
+
+// Squares of the tensors in the range into sq[tensor]. grad: of the range's first element and those behind it.
+static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
+    const unsigned threads = 128;
+    if (in.count == 0) return 0;
+    clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
+        engine->segment_part, engine->segment + in.first, in.count, range);
     CUDA_LAUNCHED(e);
-    return reduce_squares(sq + first, engine->grad + range.begin, range.end - range.begin, engine->segment_part,
-                          end - first, engine->scratch, engine->stream, e);
+    return reduce_squares(sq + in.first, grad, range.end - range.begin, engine->segment_part, in.count, engine->scratch,
+                          engine->stream, e);
+}
+
+// The step's gradients of a range.
+static float *grad_sum(Engine *engine, Range range) {
+    const EngineConfig *c = &engine->config;
+    return engine->grad_sum + (c->shard_grads ? shard_place(c, range) : range.begin);
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
-    return norms(engine, range, stats_grad_sq(engine->stats), e);
+    Tensors in = tensors_in(engine->config.model, range);
+    return norms(engine, grad_sum(engine, range), range, in, stats_grad_sq(engine->stats), e);
 }
 
 int engine_rank_norms(Engine *engine, Range range, Error *e) {
-    return norms(engine, range, stats_rank_sq(engine->stats, engine->config.model), e);
+    const Model *model = engine->config.model;
+    Tensors in = tensors_in(model, range);
+    double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
+    TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
+    return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
 }
 
 void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + element;
+    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->weight + element;
     case BUFFER_NORMS: return stats_grad_sq(engine->stats) + element;
     }
@@ -557,7 +569,8 @@ void *engine_stream(Engine *engine) { return engine->stream; }
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch, *answer = (uint64_t *)engine->stats_host;
     size_t n = range.end - range.begin, all = engine->config.model->flat_count;
-    bool masters = (void *)engine->weight != engine->param && engine->config.owned_count == 0;
+    bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
+    TRY(engine_await(engine, range, e));
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
     TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
     if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
@@ -568,13 +581,23 @@ int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
 }
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    OptimizerArrays arrays = {engine->param,   (float *)engine->weight == engine->param ? NULL : engine->weight,
-                              engine->moment1, engine->moment2,
-                              engine->grad,    engine->decay};
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
     TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
                         (double)u->batch, u->grad_clip, engine->stream, e));
-    return optimizer_update(&arrays, range, step, engine->grad_scale, engine->stream, e);
+    const bool rounded = sizeof(real) < sizeof(float);
+    Piece p;
+    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
+        size_t begin = p.range.begin;
+        assert(begin % DECAY_GRANULE == 0);
+        OptimizerArrays arrays = {engine->param + (rounded ? p.place : begin),
+                                  rounded ? engine->weight + begin : NULL,
+                                  engine->moment1 + p.place,
+                                  engine->moment2 + p.place,
+                                  grad_sum(engine, p.range),
+                                  engine->decay + begin / DECAY_GRANULE};
+        TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
+    }
+    return 0;
 }
 
 int engine_result(Engine *engine, StepResult *result, Error *e) {

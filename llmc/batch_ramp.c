@@ -176,6 +176,12 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
     return batch < left ? batch : left;
 }
 
+int64_t ramp_largest(const Ramp *r) {
+    int64_t most = r->config.mode == RAMP_FIXED ? r->config.batch_ref : r->config.batch_max;
+    for (int64_t i = 0; i < r->replay_steps; i++) most = i == 0 || r->replay[i] > most ? r->replay[i] : most;
+    return most;
+}
+
 void ramp_settle(Ramp *r) {
     if (r->config.mode == RAMP_GNS) r->state.batch = ramp_clamp(&r->config, (double)r->state.batch);
 }

@@ -69,6 +69,9 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 // The same, cut short where it would overrun the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
+// The most that any step can take.
+int64_t ramp_largest(const Ramp *r);
+
 // kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
 double ramp_target(const Ramp *r, double ratio, double gns_ln);
 

@@ -19,8 +19,7 @@ static void existing_part(char *path) {
 // What a rank of so many keeps, without starting any: rank 0's share.
 static int plan_shares(Run *r, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
-    TRY(parallel_create(&r->parallel, &comm, &r->model, (ZeroStage)r->options.zero, e));
-    parallel_shard(&r->parallel, &r->shape);
+    TRY(setup_shards(r, &comm, e));
     r->parallel.comm = NULL; // which ends here
     return 0;
 }

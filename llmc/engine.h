@@ -40,6 +40,7 @@ typedef struct {
     Recompute recompute;
     const Range *owned; // what this rank updates, in ascending order: moments (and what else only the update needs)
     int owned_count;    // exist for these ranges alone. 0: for everything
+    bool shard_grads;   // gradients too, see engine_collect; an owned range then lies within one of the model's buckets
 } EngineConfig;
 
 // Memory the engine will take, by category, known before it is taken (--dry-run).
@@ -89,8 +90,9 @@ enum { TUNING_BYTES = 1 << 14 }; // the most that the text takes, with its NUL
 const char *engine_tuning(const Engine *engine);
 int engine_set_tuning(Engine *engine, const char *tuning, Error *e);
 
-// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. Moments outside the owned
-// ranges are not there: storing leaves values alone, loading passes over them.
+// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. What lies outside the owned
+// ranges, of arrays that exist for these alone, is not there: storing leaves values alone, loading passes over them (but
+// for the weights that are read, which a load of STATE_PARAM always sets).
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
@@ -105,27 +107,36 @@ int engine_begin_step(Engine *engine, Error *e);
 
 // Forward and backward over n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
 // tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on
-// return.
+// return. n = 0: adds nothing, but is watched like any other.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-// With several ranks: the next micro-step calls `final` whenever all that lies in a range has got its gradient of that
-// micro-step, which is the step's last of this rank. The ranges follow one another from the end of the flat arrays to
-// their beginning. `final` may queue work on the engine's stream and returns an error code, which ends the micro-step.
-typedef int (*GradientFinal)(void *context, Range range, Error *e);
-void engine_call_when_final(Engine *engine, GradientFinal final, void *context);
+// With several ranks: who follows the gradients of a micro-step on their way. The ranges are the model's buckets, from
+// the last to the first. Both functions may queue work on the engine's stream, and what they return ends the micro-step.
+typedef struct {
+    int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; NULL: nobody cares
+    int (*final)(void *context, Range range, Error *e);  // all that lies in it has got its gradient
+    void *context;
+} GradientWatch;
+void engine_watch(Engine *engine, const GradientWatch *watch); // the next micro-step, and no other
+
+// With shard_grads there is no gradient of a whole step. The running micro-step's are in memory from `begins` on, where
+// they start from 0, until `begins` of the bucket two places before (of any, for bucket 0 until its own in the next
+// micro-step). Before that, what they have become between the ranks is to be collected: the sums of owned ranges, which
+// norms and update are about, take over (first) or add those of a range within a single owned one.
+int engine_collect(Engine *engine, Range range, bool first, Error *e);
 
 // Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps what
 // it had: engine_begin_step clears them all.
 int engine_norms(Engine *engine, Range range, Error *e);
 
-// The same of this rank's own gradient, before any other's is added: into StepResult's rank_sq.
+// Adds the same of this rank's own gradient, before any other's is added to it, to StepResult's rank_sq.
 int engine_rank_norms(Engine *engine, Range range, Error *e);
 
 // The engine's own memory, for what travels between ranks: on the device where there is one, and in the order of the
 // stream on which the engine queues its work (a cudaStream_t; NULL on the CPU, where a call has done its work when it
 // returns).
 typedef enum {
-    BUFFER_GRAD,   // float, the flat layout
+    BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see engine_collect
     BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy
     BUFFER_NORMS   // double, one a tensor: what engine_norms leaves and engine_update and engine_result read
 } EngineBuffer;
@@ -136,6 +147,12 @@ void *engine_stream(Engine *engine);
 // A hash (hash.h) of the bits of all weights in the range that every rank keeps alike: what forward and backward read,
 // and the master weights, unless this rank has only its share of them. Waits for the device.
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
+
+// Weights may still be on their way from the other ranks when the next forward pass begins. Before it reads any of a
+// range, the engine calls `await`, which orders its stream behind their arrival. The ranges are the model's buckets, from
+// the first to the last, but for engine_store's. NULL: all are there.
+typedef int (*WeightsAwait)(void *context, Range range, Error *e);
+void engine_await_weights(Engine *engine, WeightsAwait await, void *context);
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
@@ -153,7 +170,7 @@ typedef struct {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
-    double *rank_sq;    // |sum over this rank's b of g_b|^2 as engine_rank_norms left it, else 0; NULL: not asked for
+    double *rank_sq;    // |this rank's own gradients|^2 as engine_rank_norms left it, else 0; NULL: not asked for
 } StepResult;
 int engine_result(Engine *engine, StepResult *result, Error *e);
 

@@ -153,6 +153,22 @@ const Tensor *model_find(const Model *model, const char *name) {
     return NULL;
 }
 
+int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
+
+Range model_bucket(const Model *model, int i) {
+    int L = model->config.layers;
+    size_t begin = i == 0 ? 0 : model_tensor(model, LN1_W, i - 1)->offset; // a block's first tensor
+    size_t end = i == L ? model->flat_count : model_tensor(model, LN1_W, i)->offset;
+    return (Range){begin, end};
+}
+
+int model_bucket_at(const Model *model, size_t element) {
+    Range first = model_bucket(model, 1); // a block; the last has ln_f behind it, and all begin at equal distances
+    if (element < first.begin) return 0;
+    size_t block = (element - first.begin) / (first.end - first.begin);
+    return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
+}
+
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out) {
     double scale = 0.02;
     if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);

@@ -73,6 +73,12 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
+// What two ranges share; empty where they do not meet.
+static inline Range range_overlap(Range a, Range b) {
+    size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
+    return begin < end ? (Range){begin, end} : (Range){begin, begin};
+}
+
 // Values of a range of a flat array on their way out of an engine, and into one.
 typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);
 typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);
@@ -100,6 +106,12 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 // The tensor of a name, with or without "transformer." in front; NULL where there is none.
 const Tensor *model_find(const Model *model, const char *name);
+
+// The flat array in pieces that the forward pass needs, and the backward pass finishes, one after the other: 0 the
+// embeddings, 1 + l the block l, the last with ln_f behind it.
+int model_bucket_count(const Model *model);
+Range model_bucket(const Model *model, int i);
+int model_bucket_at(const Model *model, size_t element); // the one that the element lies in
 
 // Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out);

@@ -58,12 +58,12 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     noise->tokens_since_sample = 0;
 }
 
-// With m_r rows on rank r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
+// With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
 // E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and put as the n and q that stand for them.
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int ranks, double rank_sq, double batch_sq,
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq,
                          double step_tokens) {
     double B = 0, rows_sq = 0;
-    for (int r = 0; r < ranks; r++) {
+    for (int r = 0; r < parts; r++) {
         B += (double)rows[r];
         rows_sq += (double)rows[r] * (double)rows[r];
     }

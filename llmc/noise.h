@@ -29,10 +29,10 @@ void noise_destroy(Noise *noise);
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    GnsMode mode);
 
-// The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares as the
-// small batches. rows: (ranks) examples of each; rank_sq: sum over ranks of |s_r|^2, s_r the sum of the rank's
-// gradients; batch_sq: |sum_r s_r|^2. Nothing is learnt from a step that fewer than two ranks had rows of.
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int ranks, double rank_sq, double batch_sq,
+// The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
+// their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
+// sum of the part's gradients; batch_sq: |sum_r s_r|^2. Nothing is learnt from a step that has one part only.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq,
                          double step_tokens);
 
 // c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.

@@ -142,8 +142,12 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "batch that --ramp gns aims at, in noise scales")                                                                \
     X(REAL,   ramp_lr_power,   "",   AS_IS,         "0.5",       "[0, 1]",         "",       RAMP,                     \
       "p: the learning rate is multiplied by (batch / --batch-tokens)^p")                                              \
-    X(CHOICE, zero,            "-z", AS_IS,         "0",         "0|1",            "",       RANKS,                    \
-      "ZeRO: what each rank keeps of the optimizer's state: all of it, or its share. Changes no bit of any result")    \
+    X(CHOICE, zero,            "-z", AS_IS,         "0",         "0|1|2",          "",       RANKS,                    \
+      "ZeRO: a rank keeps all of the optimizer's state, its share (1), or its share of that and of the gradients (2). " \
+      "Changes no bit of any result")                                                                                  \
+    X(CHOICE, reduce,          "",   AS_IS,         "step",      "step|micro-step","",       RANKS,                    \
+      "when gradients are summed over the ranks: once a step, or after every micro-step, without which --zero 2 keeps " \
+      "whole gradients where a step has several. More traffic, and sums in another order")                             \
     X(CHOICE, comm_dtype,      "",   AS_IS,         "fp32",      "fp32|bf16",      "",       RANKS,                    \
       "what gradients are rounded to on their way between ranks")                                                      \
     X(INT,    compare_every,   "",   AS_IS,         "100",       "[0, 1e9]",       "steps",  RANKS,                    \

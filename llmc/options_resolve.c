@@ -147,6 +147,13 @@ bool options_train(const Options *o) {
     return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
+static int resolve_ranks(const Options *o, Error *e) {
+    enum { REDUCE_IS_STEP }; // in the order of parallel.h's ReduceCadence, as --zero is in that of ZeroStage
+    if (o->reduce == REDUCE_IS_STEP || o->zero == 2) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
+                "--reduce micro-step saves memory for --zero 2, and costs --zero %d time", o->zero);
+}
+
 int options_resolve(Options *o, Error *e) {
     TRY(resolve_plan(o, e));
     TRY(resolve_model(o, e));
@@ -156,6 +163,7 @@ int options_resolve(Options *o, Error *e) {
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
     TRY(resolve_evaluation(o, e));
+    TRY(resolve_ranks(o, e));
     if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
     if (!*o->train && options_train(o))
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");

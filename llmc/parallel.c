@@ -9,43 +9,41 @@ Share parallel_share(int64_t rows, int rank, int ranks) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Buckets
+// Set-up
 
-static void cut_buckets(Parallel *p) {
-    const Model *model = p->model;
-    size_t end = model->flat_count;
-    for (int l = model->config.layers - 1; l >= 0; l--) {
-        size_t begin = model_tensor(model, LN1_W, l)->offset; // a layer's first tensor
-        p->bucket[p->buckets++] = (Range){begin, end};
-        end = begin;
-    }
-    p->bucket[p->buckets++] = (Range){0, end};
+static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
+
+// As many as the first rank's share needs, which is never shorter than another's.
+int parallel_micro_steps(const Parallel *p, int64_t rows) {
+    return (int)((parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch);
 }
 
-int parallel_create(Parallel *p, Comm *comm, const Model *model, ZeroStage zero, Error *e) {
-    size_t most = (size_t)model->config.layers + 1;
-    *p = (Parallel){.comm = comm, .model = model, .zero = zero};
+int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
+    size_t buckets = (size_t)model_bucket_count(model);
+    *p = (Parallel){.comm = comm, .model = model, .config = *config};
     if (comm->ranks == 1) return 0;
-    TRY(transport_device(comm, e));
-    TRY(memory_alloc((void **)&p->bucket, sizeof(Range) * most, "buckets", e));
-    TRY(memory_alloc((void **)&p->owned, sizeof(Range) * most, "buckets", e));
-    cut_buckets(p);
-    for (int i = 0; i < p->buckets; i++)
-        p->owned[p->buckets - 1 - i] = transport_part(p->bucket[i], comm->rank, comm->ranks);
+    TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
+    TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
+    p->buckets = (int)buckets;
+    p->arrived = p->buckets;
+    for (int i = 0; i < p->buckets; i++) p->owned[i] = own_part(p, model_bucket(model, i));
+    bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
+    p->shard_grads = config->zero == ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     return 0;
 }
 
 void parallel_destroy(Parallel *p) {
     transport_destroy(p->transport);
+    memory_free(p->work);
     memory_free(p->owned);
-    memory_free(p->bucket);
     *p = (Parallel){0};
 }
 
 void parallel_shard(const Parallel *p, EngineConfig *config) {
-    if (p->zero == ZERO_0 || !p->buckets) return;
+    if (p->config.zero == ZERO_0 || !p->buckets) return;
     config->owned = p->owned;
     config->owned_count = p->buckets;
+    config->shard_grads = p->shard_grads;
 }
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
@@ -56,64 +54,109 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-static int start_bucket(Parallel *p, Error *e) {
-    Range bucket = p->bucket[p->started++];
-    if (p->rank_norms) TRY(engine_rank_norms(p->engine, bucket, e));
-    return transport_reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, bucket.begin), bucket, e);
+// Takes over the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
+static int collect_from(Parallel *p, int i, Error *e) {
+    while (p->shard_grads && p->uncollected > i) {
+        int last = --p->uncollected;
+        TRY(transport_wait_for(p->transport, p->work[last], e));
+        TRY(engine_collect(p->engine, p->owned[last], p->first, e));
+    }
+    return 0;
 }
 
-// From the engine: this range is final, as is all behind it.
-static int range_final(void *context, Range range, Error *e) {
+// From the engine: the bucket's first gradient of this micro-step comes next. Bucket 0, whose does first of all, and the
+// micro-step with it, finds the memory still in use that the last micro-step has left; block i that of block i + 2.
+static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
-    while (p->started < p->buckets && p->bucket[p->started].begin >= range.begin) TRY(start_bucket(p, e));
+    int i = model_bucket_at(p->model, range.begin);
+    if (i > 0) return collect_from(p, i + 2, e);
+    bool before = p->unreduced == 0; // there was one
+    TRY(collect_from(p, 0, e));
+    if (before) p->first = false;
+    p->unreduced = p->uncollected = p->buckets;
+    return 0;
+}
+
+// From the engine: the bucket is final, as is all behind it.
+static int bucket_final(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    int i = --p->unreduced;
+    assert(i == model_bucket_at(p->model, range.begin));
+    if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
+    TRY(transport_reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
+    p->work[i] = transport_started(p->transport);
     return 0;
 }
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
-    p->started = 0;
     p->rank_norms = rank_norms;
+    p->first = true;
+    p->unreduced = p->uncollected = p->buckets;
     return engine_begin_step(p->engine, e);
 }
 
-void parallel_last(Parallel *p) {
-    if (p->buckets) engine_call_when_final(p->engine, range_final, p);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Norms and update
-
-static int gather_gradients(Parallel *p, Error *e) {
-    if (!p->buckets) return 0;
-    for (int i = 0; i < p->buckets; i++)
-        TRY(transport_all_gather(p->transport, engine_buffer(p->engine, BUFFER_GRAD, p->bucket[i].begin), sizeof(float),
-                                 p->bucket[i], e));
-    return transport_wait(p->transport, e);
-}
-
-// The weights that the next forward pass reads first go first.
-static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
-    size_t weight_bytes = engine_weight_bytes(p->engine);
-    for (int i = p->buckets - 1; i >= 0; i--) {
-        Range bucket = p->bucket[i];
-        TRY(engine_update(p->engine, transport_part(bucket, p->comm->rank, p->comm->ranks), update, e));
-        TRY(transport_all_gather(p->transport, engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin), weight_bytes,
-                                 bucket, e));
-    }
-    return transport_wait(p->transport, e);
+void parallel_micro_step(Parallel *p, bool last) {
+    GradientWatch watch = {bucket_begins, bucket_final, p};
+    if (p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP)) engine_watch(p->engine, &watch);
 }
 
 int parallel_norms(Parallel *p, Error *e) {
     if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
-    while (p->started < p->buckets) TRY(start_bucket(p, e)); // a rank without rows has had no micro-step
-    TRY(transport_wait(p->transport, e));
-    for (int i = 0; i < p->buckets; i++) TRY(engine_norms(p->engine, p->owned[i], e));
+    assert(p->unreduced == 0);
+    for (int i = p->buckets - 1; i >= 0; i--) { // while the reduction of those before it goes on
+        TRY(collect_from(p, i, e));
+        TRY(transport_wait_for(p->transport, p->work[i], e));
+        TRY(engine_norms(p->engine, p->owned[i], e));
+    }
     return transport_sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Update: the weights that the next forward pass reads first go first
+
+static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
+    Range bucket = model_bucket(p->model, i);
+    void *values = engine_buffer(p->engine, buffer, bucket.begin);
+    TRY(transport_all_gather(p->transport, values, element_bytes, bucket, e));
+    p->work[i] = transport_started(p->transport);
+    return 0;
+}
+
+// Each bucket is updated while the gradients of those behind it travel.
+static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
+    for (int i = 0; i < p->buckets; i++) TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(transport_wait_for(p->transport, p->work[i], e));
+        TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
+    }
+    return 0;
+}
+
+// From the engine: weights of the range are about to be read.
+static int await_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    if (range.begin == range.end) return 0;
+    int last = model_bucket_at(p->model, range.end - 1);
+    if (last < p->arrived) return 0;
+    TRY(transport_wait_for(p->transport, p->work[last], e));
+    p->arrived = last + 1;
+    return 0;
+}
+
+static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
+    size_t weight_bytes = engine_weight_bytes(p->engine);
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(engine_update(p->engine, p->owned[i], update, e));
+        TRY(gather(p, i, BUFFER_WEIGHT, weight_bytes, e));
+    }
+    p->arrived = 0;
+    engine_await_weights(p->engine, await_weights, p);
+    return 0;
+}
+
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
-    if (p->zero != ZERO_0 && p->buckets) return update_owned(p, update, e);
-    TRY(gather_gradients(p, e));
-    return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
+    if (!p->buckets) return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
+    return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
 // One message for all: loss, stop, |s_r|^2, and the examples' norms by tensor.
@@ -206,20 +249,15 @@ typedef struct {
 // Is each rank's memory of this array only a share of it? Weights are everywhere; where only their rounded copy is (as
 // it may be on a device), the master weights, STATE_PARAM, are kept like the moments.
 static bool is_shared_out(const Parallel *p, StateKind kind) {
-    return p->zero != ZERO_0 && p->buckets && kind != STATE_GRAD;
-}
-
-static Range overlap(Range a, Range b) {
-    Range both = {size_max(a.begin, b.begin), size_min(a.end, b.end)};
-    if (both.begin > both.end) both.end = both.begin;
-    return both;
+    if (kind == STATE_GRAD) return p->shard_grads;
+    return p->config.zero != ZERO_0 && p->buckets;
 }
 
 // Rank 0 takes the parts of the others, which send them in the same order.
 static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
     for (int i = 0; i < p->buckets; i++)
         for (int r = 1; r < p->comm->ranks; r++) {
-            Range part = overlap(q->range, transport_part(p->bucket[i], r, p->comm->ranks));
+            Range part = range_overlap(q->range, transport_part(model_bucket(p->model, i), r, p->comm->ranks));
             if (part.begin < part.end)
                 TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin),
                                  sizeof(float) * (part.end - part.begin), e));
@@ -229,7 +267,7 @@ static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
 
 static int send_parts(Parallel *p, const Request *q, Error *e) {
     for (int i = 0; i < p->buckets; i++) {
-        Range part = overlap(q->range, transport_part(p->bucket[i], p->comm->rank, p->comm->ranks));
+        Range part = range_overlap(q->range, p->owned[i]);
         if (part.begin == part.end) continue;
         float *values;
         size_t bytes = sizeof(float) * (part.end - part.begin);

@@ -2,16 +2,23 @@
 //
 // Rows. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
 //
-// Gradients. The flat array is cut into buckets, a layer each: the last layer with ln_f behind it, the others, and the
-// embeddings, in the order in which the backward pass finishes them. Each bucket is cut into one part a rank; rank r
-// owns part r of every bucket. As soon as a bucket is final on a rank its reduction begins, so that it travels while
-// the layers before it are computed. Each rank takes the norms of what it owns; their sums, by tensor, are the batch's.
+// Gradients. The flat array comes in buckets (model_bucket), a block each and the embeddings, in the order in which the
+// backward pass finishes them. Each bucket is cut into one part a rank; rank r owns part r of every bucket. As soon as a
+// bucket is final on a rank its reduction begins, so that it travels while the blocks before it are computed. Each rank
+// takes the norms of what it owns; their sums, by tensor, are the batch's.
 //
-// Every mode reduces the same buckets in the same order, and the same norms of the same parts, so that all give the
-// same bits. The mode (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) only says who keeps what:
+// The order of summation is the run's (--reduce), never the mode's: every mode reduces the same buckets in the same
+// order, and the same norms of the same parts, so that all give the same bits. By step, a rank adds up its micro-steps
+// and the ranks' sums meet once, in the last of them. The mode (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) only
+// says who keeps what:
 //   0  everybody gets all gradients back and updates all weights: moments everywhere
-//   1  everybody updates what it owns, and the weights are gathered: moments, and what else only the update needs, are
-//      kept for the owned ranges alone
+//   1  everybody updates what it owns, and the weights are gathered, while the next forward pass begins: moments, and
+//      what else only the update needs, are kept for the owned ranges alone
+//   2  gradients as well: those of a micro-step are kept for two blocks and the embeddings only, whose part is collected
+//      after the reduction
+// A rank's sum over several micro-steps is as large as the model: while steps may have several, stage 2 shards gradients
+// only if they are reduced at every micro-step (--reduce micro-step), which is another order: the micro-steps' sums over
+// the ranks are added up. That is M times the traffic for M micro-steps, hidden behind M backward passes.
 #ifndef GNS_PARALLEL_H
 #define GNS_PARALLEL_H
 
@@ -28,23 +35,35 @@ typedef struct {
 } Share;
 Share parallel_share(int64_t rows, int rank, int ranks);
 
-typedef enum { ZERO_0, ZERO_1 } ZeroStage; // --zero
+typedef enum { ZERO_0, ZERO_1, ZERO_2 } ZeroStage;             // --zero
+typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence; // --reduce, the latter with ZERO_2 only
+
+typedef struct {
+    ZeroStage zero;
+    ReduceCadence reduce;
+    int micro_batch;   // rows of a micro-step, at most
+    int64_t batch_max; // rows of a step over all ranks, at most
+} ParallelConfig;
 
 typedef struct {
     Comm *comm;
     const Model *model;
-    ZeroStage zero;
-    int buckets;
-    Range *bucket;        // (buckets) in the order of the backward pass
+    ParallelConfig config;
+    bool shard_grads;
+    int buckets;          // 0: one rank
     Range *owned;         // (buckets) this rank's parts, in ascending order
     Engine *engine;       // from parallel_start on
     Transport *transport; // NULL: one rank
     bool rank_norms;      // of this step
-    int started;          // buckets of this step that are on their way
+    bool first;           // micro-step under way or the last one: the first of its step
+    int unreduced;        // buckets [0, unreduced) of it are not on their way yet
+    int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
+    int64_t *work;        // (buckets) the number of the transport's work for it
+    int arrived;          // buckets of the weights that the next forward pass can count on
 } Parallel;
 
-// This rank's device, buckets and parts; before the engine, which is told what it owns (parallel_shard).
-int parallel_create(Parallel *p, Comm *comm, const Model *model, ZeroStage zero, Error *e);
+// Buckets and parts, for rank comm->rank of comm->ranks; talks to nobody.
+int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
 void parallel_destroy(Parallel *p);
 
 // What an engine of this rank shall keep.
@@ -52,10 +71,14 @@ void parallel_shard(const Parallel *p, EngineConfig *config);
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// A step: begin; micro-steps over this rank's rows, with parallel_last before the last one; norms; update.
+// Micro-steps that all ranks take for a step of so many rows: as many as the largest share needs. Those of a rank that
+// has no more rows are empty.
+int parallel_micro_steps(const Parallel *p, int64_t rows);
+
+// A step: begin; micro-steps over this rank's rows (engine_micro_step), each announced; norms; update.
 // rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
-void parallel_last(Parallel *p);
+void parallel_micro_step(Parallel *p, bool last);
 
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
@@ -63,7 +86,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // The step's numbers, over all ranks: any time after the norms.
 typedef struct {
     StepResult *result; // engine_result's; summed over the ranks but for grad_sq, which is the whole batch's already
-    double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients
+    double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; by REDUCE_MICRO_STEP, over
+                        // every micro-step's of every rank
     bool stop;          // in: asked of this rank; out: of any
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);

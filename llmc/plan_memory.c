@@ -1,5 +1,6 @@
 // What of a plan concerns memory.
 #include "plan.h"
+#include "shard.h"
 
 #include <string.h>
 
@@ -7,13 +8,6 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     memory->item[memory->count].what = what;
     memory->item[memory->count++].bytes = (size_t)bytes;
     memory->total += (size_t)bytes;
-}
-
-// Values of the flat arrays that this rank updates.
-static double owned_values(const EngineConfig *shape) {
-    double owned = shape->owned_count ? 0 : (double)shape->model->flat_count;
-    for (int i = 0; i < shape->owned_count; i++) owned += (double)(shape->owned[i].end - shape->owned[i].begin);
-    return owned;
 }
 
 // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
@@ -31,13 +25,14 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     const double matmul_workspace = 64 << 20;
     const Model *model = shape->model;
     double N = (double)shape->micro_batch * shape->seq_len, C = model->config.channels, value = device->value;
-    double all = (double)model->flat_count, owned = owned_values(shape), fp32 = sizeof(float);
+    double all = (double)model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
     double logits = value * shape->seq_len * model->vocab_padded; // of a row
     double most = device->head_bytes / logits, rows = most < 1 ? 1 : most < shape->micro_batch ? (int)most : 0;
     logits *= rows > 0 ? rows : shape->micro_batch;
     memset(memory, 0, sizeof *memory);
     add_item(memory, "weights in fp32 and bf16, estimated", fp32 * owned + (value < fp32 ? value : 0) * all);
-    add_item(memory, "gradients, fp32, estimated", fp32 * all);
+    add_item(memory, "gradients, fp32, estimated",
+             fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)));
     add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
     // What lives in the head's part of a step, and in the backward pass, shares its memory.

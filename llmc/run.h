@@ -74,12 +74,13 @@ int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is 
 int setup_data(Run *r, Error *e);                   // what there is to train and to evaluate on
 int setup_same_data(const Run *r, Error *e);        // on all ranks?
 int setup_schedule(Run *r, Error *e);
-int setup_resume(Run *r, Error *e);  // where an earlier part of this run stopped, if there is one
-int setup_rows(Run *r, Error *e);    // for evaluation
-int setup_buffers(Run *r, Error *e); // these, and what training needs
-int setup_engine(Run *r, Error *e);  // with weights
-int setup_tuning(Run *r, Error *e);  // which algorithms the matrix products take
-int setup_output(Run *r, Error *e);  // the run directory, on rank 0
+int setup_resume(Run *r, Error *e);             // where an earlier part of this run stopped, if there is one
+int setup_rows(Run *r, Error *e);               // for evaluation
+int setup_buffers(Run *r, Error *e);            // these, and what training needs
+int setup_shards(Run *r, Comm *comm, Error *e); // what rank comm->rank of comm->ranks keeps: into r->shape
+int setup_engine(Run *r, Error *e);             // with weights
+int setup_tuning(Run *r, Error *e);             // which algorithms the matrix products take
+int setup_output(Run *r, Error *e);             // the run directory, on rank 0
 void say_setup(const Run *r);
 void run_destroy(Run *r);
 

@@ -118,9 +118,22 @@ static int moment2_to_engine(void *engine, Range range, const float *values, Err
     return engine_load(engine, STATE_MOMENT2, range, values, e);
 }
 
-int setup_engine(Run *r, Error *e) {
-    TRY(parallel_create(&r->parallel, r->comm, &r->model, (ZeroStage)r->options.zero, e));
+int setup_shards(Run *r, Comm *comm, Error *e) {
+    const Options *o = &r->options;
+    ParallelConfig config = {
+        .zero = (ZeroStage)o->zero,
+        .reduce = (ReduceCadence)o->reduce,
+        .micro_batch = r->shape.micro_batch,
+        .batch_max = r->ramp.replay ? ramp_largest(&r->ramp) : o->run.batch_max_rows,
+    };
+    TRY(parallel_create(&r->parallel, comm, &r->model, &config, e));
     parallel_shard(&r->parallel, &r->shape);
+    return 0;
+}
+
+int setup_engine(Run *r, Error *e) {
+    TRY(transport_device(r->comm, e));
+    TRY(setup_shards(r, r->comm, e));
     TRY(engine_create(&r->engine, &r->shape, e));
     if (r->saved[0]) {
         TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
@@ -414,6 +427,10 @@ void say_setup(const Run *r) {
     if (r->train) say_mfu(r);
     if (r->tuning[0]) say_tuning(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
+    if (r->parallel.config.zero == ZERO_2 && r->parallel.buckets && !r->parallel.shard_grads)
+        printf(
+            "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce micro-step "
+            "shards them, in sums of another order\n");
     fflush(stdout);
 }
 

@@ -10,21 +10,25 @@ static GnsMode step_mode(const Run *r) {
 }
 
 // This rank's share of the step's rows. While the engine works on some, the loader reads the next: behind the last of
-// this step it is taken to be as large as this one.
+// this step it is taken to be as large as this one. A rank that has no more rows takes part in what is left.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
     Share share = parallel_share(B, r->comm->rank, r->comm->ranks);
-    int64_t first = r->examples + share.first, most = r->shape.micro_batch;
+    int64_t first = r->examples + share.first, most = r->shape.micro_batch, done = 0;
+    int micro_steps = parallel_micro_steps(&r->parallel, B);
     TRY(parallel_begin_step(&r->parallel, mode != GNS_OFF, e));
-    for (int64_t done = 0, n; done < share.count; done += n) {
-        const uint16_t *rows;
-        n = share.count - done < most ? share.count - done : most;
+    for (int i = 0; i < micro_steps; i++) {
+        const uint16_t *rows = NULL;
+        int64_t n = share.count - done < most ? share.count - done : most;
         bool last = done + n == share.count;
         int64_t next = last ? first + B : first + done + n, left = last ? share.count : share.count - done - n;
-        TRY(loader_rows(r->loader, (uint64_t)(first + done), (int)n, &rows, e));
-        loader_expect(r->loader, (uint64_t)next, (int)(left < most ? left : most));
-        if (last) parallel_last(&r->parallel);
+        if (n > 0) {
+            TRY(loader_rows(r->loader, (uint64_t)(first + done), (int)n, &rows, e));
+            loader_expect(r->loader, (uint64_t)next, (int)(left < most ? left : most));
+        }
+        parallel_micro_step(&r->parallel, i == micro_steps - 1);
         TRY(engine_micro_step(r->engine, rows, (int)n, mode, e));
         comm_progress(r->comm);
+        done += n;
     }
     return 0;
 }
@@ -64,14 +68,19 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     };
 }
 
+// The batches whose gradients' norms rank_sq is the sum of: the ranks' shares, or their micro-steps.
 static int observe_ranks(Run *r, int64_t B, double rank_sq, double step_tokens, Error *e) {
-    int64_t *rows;
+    int64_t *rows, count = 0;
+    bool by_share = r->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
     if (r->comm->ranks == 1) return 0;
-    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)r->comm->ranks, "shares", e));
-    for (int i = 0; i < r->comm->ranks; i++) rows[i] = parallel_share(B, i, r->comm->ranks).count;
+    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + r->comm->ranks), "shares", e));
+    for (int i = 0; i < r->comm->ranks; i++) {
+        int64_t left = parallel_share(B, i, r->comm->ranks).count, most = by_share ? left : r->shape.micro_batch;
+        for (; left > 0; left -= rows[count++]) rows[count] = left < most ? left : most;
+    }
     for (int i = 0; i < r->model.tensor_count; i++) batch_sq += r->result.grad_sq[i];
-    noise_observe_ranks(&r->noise, rows, r->comm->ranks, rank_sq, batch_sq, step_tokens);
+    noise_observe_ranks(&r->noise, rows, (int)count, rank_sq, batch_sq, step_tokens);
     memory_free(rows);
     return 0;
 }

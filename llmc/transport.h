@@ -3,8 +3,8 @@
 //
 // A bucket is a range of the flat arrays, cut into one part a rank (transport_part). Calls start the work and return;
 // what is started is ordered behind the engine's work so far, and transport_wait orders the engine's later work behind
-// all that was started. All ranks start the same work in the same order, and the sums' order is fixed: same bits, run
-// after run.
+// what was started, or the first of it. All ranks start the same work in the same order, and the sums' order is fixed:
+// same bits, run after run.
 #ifndef GNS_TRANSPORT_H
 #define GNS_TRANSPORT_H
 
@@ -45,7 +45,11 @@ int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range
 // values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
 int transport_sum(Transport *t, double *values, int count, Error *e);
 
-int transport_wait(Transport *t, Error *e);
+// Works started so far, and waiting for the first `works` of them.
+int64_t transport_started(const Transport *t);
+int transport_wait_for(Transport *t, int64_t works, Error *e);
+
+static inline int transport_wait(Transport *t, Error *e) { return transport_wait_for(t, transport_started(t), e); }
 
 #ifdef __cplusplus
 }

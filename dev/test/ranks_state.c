@@ -1,4 +1,4 @@
-// ranks_state: under mpirun, rank 0 collects the optimizer's state that ZeRO-1 has spread over the ranks, in ranges of
+// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 has spread over the ranks, in ranges of
 // every kind, and compares it with what was loaded. Prints "ok" or what is wrong. For test_ranks.sh.
 #include "../../llmc/parallel.h"
 #include "../../llmc/rng.h"
@@ -20,7 +20,8 @@ static int setup(State *s, Error *e) {
     CommDeadlines deadlines = {30, 30, 30};
     TRY(comm_create(&s->comm, &deadlines, e));
     TRY(model_create(&s->model, &shape, e));
-    TRY(parallel_create(&s->parallel, &s->comm, &s->model, ZERO_1, e));
+    ParallelConfig sharing = {.zero = ZERO_2, .micro_batch = 1, .batch_max = s->comm.ranks};
+    TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
     parallel_shard(&s->parallel, &config);
     TRY(engine_create(&s->engine, &config, e));
     TRY(memory_alloc((void **)&s->want, sizeof(float) * s->model.flat_count, "test", e));
@@ -42,7 +43,7 @@ static int compare(State *s, StateKind kind, Range range, Error *e) {
 static int collect(State *s, StateKind kind, uint64_t seed, Error *e) {
     size_t count = s->model.flat_count;
     for (size_t i = 0; i < count; i++) s->want[i] = (float)rng_u32(seed, kind, i);
-    TRY(engine_load(s->engine, kind, (Range){0, count}, s->want, e));
+    TRY(engine_load(s->engine, kind, (Range){0, count}, s->want, e)); // of which a rank keeps its share
     if (s->comm.rank > 0) return parallel_serve(&s->parallel, e);
     TRY(compare(s, kind, (Range){0, count}, e));
     for (uint64_t i = 0; i < 30; i++) {
@@ -60,6 +61,7 @@ int main(void) {
     if (!code) code = collect(&s, STATE_MOMENT1, seed, &e);
     if (!code) code = collect(&s, STATE_MOMENT2, seed, &e);
     if (!code) code = collect(&s, STATE_PARAM, seed, &e);
+    if (!code) code = collect(&s, STATE_GRAD, seed, &e);
     if (!code && s.comm.rank == 0) printf("ok\n");
     memory_free(s.want);
     memory_free(s.got);

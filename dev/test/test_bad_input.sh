@@ -184,6 +184,7 @@ bad lr_empty              $usage --lr               "${run[@]}" --lr=
 bad line_break_in_value   $usage --lr               "${run[@]}" --lr $'1\n2'
 bad beta2_one             $usage --beta2            "${run[@]}" --beta2 1
 bad eps_zero              $usage --eps              "${run[@]}" --eps 0
+bad reduce_for_zero_1     $usage --reduce           "${run[@]}" --zero 1 --reduce micro-step
 bad micro_batch_zero      $usage --micro-batch      "${run[@]}" --micro-batch 0
 bad micro_batch_fraction  $usage --micro-batch      "${run[@]}" --micro-batch 1.5
 bad steps_too_many        $usage --steps            "${run[@]}" --steps 99999999999999999999

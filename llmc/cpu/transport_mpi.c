@@ -26,8 +26,9 @@ struct Transport {
     MPI_Comm mpi; // apart from the control messages
     MPI_Op add_bf16;
     WireType wire;
-    Pending *pending; // those under way
-    int pending_count, pending_capacity;
+    Pending *pending; // those under way, after pending_done that have ended
+    int pending_done, pending_count, pending_capacity;
+    int64_t ended; // works before all of `pending`
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -147,15 +148,19 @@ static void put_in_place(const Transport *t, const Pending *p) {
         for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to(((const uint16_t *)p->received)[i]);
 }
 
-int transport_wait(Transport *t, Error *e) {
+int64_t transport_started(const Transport *t) { return t->ended + t->pending_count; }
+
+int transport_wait_for(Transport *t, int64_t works, Error *e) {
     watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
-    for (int i = 0; i < t->pending_count; i++) {
-        Pending *p = &t->pending[i];
+    for (; t->pending_done < t->pending_count && t->ended + t->pending_done < works; t->pending_done++) {
+        Pending *p = &t->pending[t->pending_done];
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
         put_in_place(t, p);
         pending_free(p);
     }
-    t->pending_count = 0;
+    if (t->pending_done < t->pending_count) return 0;
+    t->ended += t->pending_count;
+    t->pending_done = t->pending_count = 0;
     return 0;
 }
 
@@ -184,8 +189,13 @@ int transport_sum(Transport *t, double *values, int count, Error *e) {
     return 0;
 }
 
-int transport_wait(Transport *t, Error *e) {
-    (void)t, (void)e;
+int64_t transport_started(const Transport *t) {
+    (void)t;
+    return 0;
+}
+
+int transport_wait_for(Transport *t, int64_t works, Error *e) {
+    (void)t, (void)works, (void)e;
     return 0;
 }
 

@@ -1,4 +1,4 @@
-// The CUDA engine's private state: what its functions (train_gpt2.cu) and its memory (engine_memory.cu) share.
+// The CUDA engine's private state: what its model (train_gpt2.cu), memory and state (engine_*.cu) share.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
 #ifndef GNS_CUDA_ENGINE_CUH
@@ -32,14 +32,18 @@ struct Engine {
     Matmul *matmul;
     void *memory; // the one device allocation, cut up by the arena
 
-    float *param, *grad, *moment1, *moment2; // flat, in the layout of the tensor table
-    real *weight;                            // what the kernels read: the rounded copy of param, or param itself
-    uint8_t *decay;                          // optimizer_decay_map
-    ReduceSegment *segment;                  // (tensors) the table's places, for norms
-    ReduceSegment *segment_part;             // (tensors) of which this much lies in a range
-    double *stats;                           // numbers of the step, see stats_count
-    GradientFinal final;                     // for the next micro-step; NULL: nobody asked
-    void *final_context;
+    real *weight;                // what the kernels read: flat, in the layout of the tensor table
+    float *param;                // master weights: of the owned ranges (llmc/shard.h); where weight is fp32, the same
+    float *grad;                 // of the running micro-step, or since the step began: see shard_grad_place
+    float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
+    float *moment1, *moment2;    // of the owned ranges
+    uint8_t *decay;              // optimizer_decay_map
+    ReduceSegment *segment;      // (tensors) the table's places, for norms
+    ReduceSegment *segment_part; // (tensors) of which this much lies in a range
+    double *stats;               // numbers of the step, see stats_count
+    GradientWatch watch;         // of the next micro-step
+    WeightsAwait await;          // NULL: all weights are there
+    void *await_context;
     float *grad_scale; // (1) optimizer_scale
 
     Block *block;         // (L)
@@ -67,9 +71,10 @@ struct Engine {
     int micro_steps;    // of this step
 };
 
-// Numbers of a step, summed on the device: loss, <E, U>, then |g|^2 and sum_b |g_b|^2 of every tensor.
+// Numbers of a step, summed on the device: loss, <E, U>, then of every tensor |g|^2, sum_b |g_b|^2, |g|^2 of this rank's
+// own gradients, and room to compute the last in.
 enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
-static inline size_t stats_count(const Model *model) { return STAT_TENSORS + 3 * (size_t)model->tensor_count; }
+static inline size_t stats_count(const Model *model) { return STAT_TENSORS + 4 * (size_t)model->tensor_count; }
 static inline double *stats_grad_sq(double *stats) { return stats + STAT_TENSORS; }
 static inline double *stats_example_sq(double *stats, const Model *model) {
     return stats + STAT_TENSORS + model->tensor_count;
@@ -77,6 +82,18 @@ static inline double *stats_example_sq(double *stats, const Model *model) {
 static inline double *stats_rank_sq(double *stats, const Model *model) {
     return stats + STAT_TENSORS + 2 * model->tensor_count;
 }
+static inline double *stats_rank_room(double *stats, const Model *model) {
+    return stats + STAT_TENSORS + 3 * model->tensor_count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State (engine_state.cu), with engine_load and engine_store
+
+// Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
+int engine_state_clear(Engine *engine, Error *e);
+
+// Orders the engine's stream behind the arrival of weights that may still be on their way.
+int engine_await(Engine *engine, Range range, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory (engine_memory.cu)

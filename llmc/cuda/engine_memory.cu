@@ -1,5 +1,6 @@
 // The CUDA engine's memory: one allocation, in which what lives at different times of a step shares its place. The same
 // layout plans (--dry-run) and places, so the plan is never wrong.
+#include "../shard.h"
 #include "arena.h"
 #include "attention.cuh"
 #include "embedding.cuh"
@@ -54,19 +55,22 @@ static size_t scratch_bytes(const EngineConfig *config) {
 
 static void layout_state(Engine *e, Arena *a) {
     const Model *model = e->config.model;
-    size_t n = model->flat_count;
-    ADD("master weights, fp32", e->param, n, FORWARD, BACKWARD);
-    if (sizeof(real) < sizeof(float)) ADD("working weights, bf16", e->weight, n, FORWARD, BACKWARD);
+    const bool rounded = sizeof(real) < sizeof(float), inference = e->config.inference;
+    size_t n = model->flat_count, owned = shard_elements(&e->config);
+    if (!rounded) ADD("master weights, fp32", e->param, n, FORWARD, BACKWARD);
+    else ADD("working weights, bf16", e->weight, n, FORWARD, BACKWARD);
+    if (rounded && !inference) ADD("master weights, fp32", e->param, owned, FORWARD, BACKWARD);
     ADD("small tables", e->stats, stats_count(model), FORWARD, BACKWARD);
     ADD("small tables", e->grad_scale, 1, FORWARD, BACKWARD);
     ADD("small tables", e->segment, model->tensor_count, FORWARD, BACKWARD);
     ADD("small tables", e->segment_part, model->tensor_count, FORWARD, BACKWARD);
     ADD("small tables", e->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);
     arena_add(a, "matmul workspace", &e->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, BACKWARD);
-    if (e->config.inference) return;
-    ADD("gradients, fp32", e->grad, n, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", e->moment1, n, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", e->moment2, n, FORWARD, BACKWARD);
+    if (inference) return;
+    ADD("gradients, fp32", e->grad, shard_grad_elements(&e->config), FORWARD, BACKWARD);
+    if (e->config.shard_grads) ADD("gradients, fp32", e->grad_sum, owned, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", e->moment1, owned, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", e->moment2, owned, FORWARD, BACKWARD);
 }
 
 // Elements from one block's share of an activation to the next: every share begins as aligned as the whole.
@@ -223,6 +227,7 @@ int engine_memory_take(Engine *engine, Error *e) {
     CUDA_TRY(status, e);
     arena_place(&arena, engine->memory);
     if (!engine->weight) engine->weight = (real *)engine->param;
+    if (!engine->grad_sum) engine->grad_sum = engine->grad;
     blocks_place(engine);
     return 0;
 }

@@ -36,12 +36,10 @@ struct alignas(4 * sizeof(real)) Real4 {
 __device__ static Real4 round4(float4 p) { return {(real)p.x, (real)p.y, (real)p.z, (real)p.w}; }
 
 // A thread takes four elements, which lie in one tensor: 28 bytes an element read and written, 30 with the copy.
-__global__ static void update_kernel(OptimizerArrays a, size_t begin, size_t fours, AdamWStep step,
-                                     const float *scale) {
+__global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     step.grad_scale = *scale;
     if (i >= fours || isnan(step.grad_scale)) return;
-    i += begin / 4;
     bool decay = a.decay[4 * i / DECAY_GRANULE];
     float4 p = ((float4 *)a.param)[i], m = ((float4 *)a.moment1)[i], v = ((float4 *)a.moment2)[i];
     float4 g = ((const float4 *)a.grad)[i];
@@ -55,29 +53,13 @@ __global__ static void update_kernel(OptimizerArrays a, size_t begin, size_t fou
     if (a.weight) ((Real4 *)a.weight)[i] = round4(p);
 }
 
-int optimizer_update(const OptimizerArrays *arrays, Range range, AdamWStep step, const float *scale,
-                     cudaStream_t stream, Error *e) {
+int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
+                     Error *e) {
     const unsigned threads = 256;
-    assert(range.begin % DECAY_GRANULE == 0 && range.end % DECAY_GRANULE == 0);
-    size_t fours = (range.end - range.begin) / 4;
+    assert(n % DECAY_GRANULE == 0);
+    size_t fours = n / 4;
     if (fours == 0) return 0;
-    update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, range.begin, fours,
-                                                                                       step, scale);
-    CUDA_LAUNCHED(e);
-    return 0;
-}
-
-__global__ static void round_kernel(real *weight, const float *param, size_t n) {
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < n) weight[i] = (real)param[i];
-}
-
-int optimizer_round(real *weight, const float *param, Range range, cudaStream_t stream, Error *e) {
-    const unsigned threads = 256;
-    size_t n = range.end - range.begin;
-    if (n == 0) return 0;
-    round_kernel<<<(unsigned)((n + threads - 1) / threads), threads, 0, stream>>>(weight + range.begin,
-                                                                                  param + range.begin, n);
+    update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, fours, step, scale);
     CUDA_LAUNCHED(e);
     return 0;
 }

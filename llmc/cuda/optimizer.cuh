@@ -18,20 +18,18 @@ void optimizer_decay_map(uint8_t *decay, const Model *model);
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
+// Where each array has the first element to be updated, number 64 k of the flat arrays.
 typedef struct {
     float *param; // fp32 master weights
     real *weight; // the working copy of them; NULL where param itself is used
     float *moment1, *moment2;
     const float *grad;
-    const uint8_t *decay; // the map above, in device memory
-} OptimizerArrays;        // flat arrays
+    const uint8_t *decay; // the map above, in device memory, from entry k on
+} OptimizerArrays;
 
-// One step over elements [begin, end), multiples of 64; step.grad_scale is replaced by *scale, and nothing at all
-// changes where that is NaN.
-int optimizer_update(const OptimizerArrays *arrays, Range range, AdamWStep step, const float *scale,
-                     cudaStream_t stream, Error *e);
-
-// weight = param, rounded, over a range.
-int optimizer_round(real *weight, const float *param, Range range, cudaStream_t stream, Error *e);
+// One step over n elements, a multiple of 64; step.grad_scale is replaced by *scale, and nothing at all changes where
+// that is NaN.
+int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
+                     Error *e);
 
 #endif

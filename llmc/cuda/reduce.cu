@@ -325,3 +325,22 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
     CUDA_LAUNCHED(e);
     return 0;
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Element by element
+
+template <typename X> __global__ static void add_kernel(X *sum, const X *x, size_t n, bool first) {
+    for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
+        sum[i] = first ? x[i] : sum[i] + x[i];
+}
+
+template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e) {
+    if (n == 0) return 0;
+    const size_t blocks = size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS);
+    add_kernel<<<(unsigned)blocks, FLAT_THREADS, 0, stream>>>(sum, x, n, first);
+    CUDA_LAUNCHED(e);
+    return 0;
+}
+
+template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);
+template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Error *);

@@ -55,6 +55,9 @@ int reduce_examples(float *gradient, double *squares, float *example_squares, co
 // sum (1) += sum of x (n) fp32, by one block. For losses.
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
 
+// sum (n) += x (n), or sum = x where these are the first. X: float, double.
+template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
+
 // The last step of every per-example norm. partials (sets, B, G) fp64: parts of |g_b|^2. For every set s
 // *sums[s] += sum over b and g of its partials, examples[s][b * stride] = sum over g; either may be NULL.
 typedef struct {

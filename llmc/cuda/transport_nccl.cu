@@ -8,14 +8,19 @@
 #include <string.h>
 #include <unistd.h>
 
+// More than a step has buckets: a mark that a later work has taken over is waited for a little too long, no more.
+enum { MARKS = 128 };
+
 struct Transport {
     Comm *comm;
     WireType wire;
     ncclComm_t nccl;
-    cudaStream_t engine, stream;     // the engine's, and ours
-    cudaEvent_t engine_done, we_are; // marks on the two
-    __nv_bfloat16 *rounded;          // a bucket's gradients in bf16
-    size_t rounded_capacity;         // elements
+    cudaStream_t engine, stream; // the engine's, and ours
+    cudaEvent_t engine_done;     // mark on the engine's
+    cudaEvent_t ended[MARKS];    // marks on ours: the work of number n has the one of n modulo MARKS
+    int64_t started;             // works so far
+    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
+    size_t rounded_capacity;     // elements
 };
 
 static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -100,7 +105,7 @@ int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, E
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
-    CUDA_TRY(cudaEventCreateWithFlags(&t->we_are, cudaEventDisableTiming), e);
+    for (cudaEvent_t &ended : t->ended) CUDA_TRY(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming), e);
     return start_nccl(t, e);
 }
 
@@ -109,7 +114,8 @@ void transport_destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
     if (t->nccl) ncclCommAbort(t->nccl); // waits for nobody: after an error the others may be gone
     if (t->rounded) cudaFree(t->rounded);
-    if (t->we_are) cudaEventDestroy(t->we_are);
+    for (cudaEvent_t ended : t->ended)
+        if (ended) cudaEventDestroy(ended);
     if (t->engine_done) cudaEventDestroy(t->engine_done);
     if (t->stream) cudaStreamDestroy(t->stream);
     memory_free(t);
@@ -124,10 +130,17 @@ static int after_engine(Transport *t, Error *e) {
     return 0;
 }
 
-int transport_wait(Transport *t, Error *e) {
+static int work_started(Transport *t, Error *e) {
+    CUDA_TRY(cudaEventRecord(t->ended[t->started % MARKS], t->stream), e);
+    t->started++;
+    return 0;
+}
+
+int64_t transport_started(const Transport *t) { return t->started; }
+
+int transport_wait_for(Transport *t, int64_t works, Error *e) {
     watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
-    CUDA_TRY(cudaEventRecord(t->we_are, t->stream), e);
-    CUDA_TRY(cudaStreamWaitEvent(t->engine, t->we_are, 0), e);
+    if (works > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(works - 1) % MARKS], 0), e);
     return 0;
 }
 
@@ -198,8 +211,9 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts 
 int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     Parts parts = parts_of(t->comm, bucket);
     TRY(after_engine(t, e));
-    if (t->wire == WIRE_BF16) return reduce_scatter_bf16(t, values, bucket, parts, e);
-    return reduce_scatter(t, values, sizeof(float), ncclFloat32, parts, e);
+    if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, parts, e));
+    else TRY(reduce_scatter(t, values, sizeof(float), ncclFloat32, parts, e));
+    return work_started(t, e);
 }
 
 int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
@@ -214,11 +228,12 @@ int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range
     if (parts.rest)
         NCCL_TRY(ncclBroadcast(rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
     NCCL_TRY(ncclGroupEnd(), t, e);
-    return 0;
+    return work_started(t, e);
 }
 
 int transport_sum(Transport *t, double *values, int count, Error *e) {
     TRY(after_engine(t, e));
     NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
+    TRY(work_started(t, e));
     return transport_wait(t, e);
 }
