@@ -66,7 +66,11 @@ def totals_table(runs):
         soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))[-1]
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]), show(soft),
                      show(vals[-1] if vals else None), show(min(vals) if vals else None)])
-    return table(["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss"], rows)
+        if any(run.test_rows for run in runs):
+            right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
+            rows[-1].append("-" if right is None else f"{100 * right:.1f}%")
+    head = ["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss"]
+    return table(head + ["HellaSwag"] * any(run.test_rows for run in runs), rows)
 
 
 def savings_section(runs, kind, target):
@@ -177,11 +181,15 @@ def page(runs, target, plots):
     sections.append(totals_table(runs))
     number = 0
 
-    def figure(name, note, drawn):
+    def caption(note, drawn, name):
         nonlocal number
         number += 1
-        sections.append(f"<h2>{name}</h2>\n<figure>{plots.svg_of(drawn, name)}\n"
+        sections.append(f"<figure>{plots.svg_of(drawn, name)}\n"
                         f"<figcaption>Figure {number}. {note}</figcaption></figure>\n")
+
+    def figure(name, note, drawn):
+        sections.append(f"<h2>{name}</h2>\n")
+        caption(note, drawn, name)
 
     kind = common_kind(runs)
     if len(runs) > 1 and target is None:
@@ -190,6 +198,10 @@ def page(runs, target, plots):
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, kind, target))
+        caption("Against the first run, at every loss that both reach; below 0 where a run took more. At the table's "
+                "loss it says the same.", plots.draw_savings(runs, kind), "Saved to equal loss")
+    if any(run.test_rows for run in runs):
+        figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
         figure("Gradient noise scale and batch", "The noise scale is the batch at which noise and signal are equal, in "
                "rows (examples of one context each), as the run averaged it. Gaps: the squared mean gradient is not "

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
 
-from run_log import smooth, span_of, time_unit
+from run_log import loss_curve, number, reach, smooth, span_of, time_unit
 
 POINTS = 600  # of a curve at most: a page of a long run stays small
 # Okabe and Ito's colours, which colour-blind people tell apart, without the yellow that vanishes on white; then others.
@@ -123,6 +123,45 @@ def draw_loss(runs, target=None):
     if target is not None:
         marks.append(kind_of_line("loss of the comparison below", lw=0.8, ls=(0, (4, 3))))
     run_key(figure, runs, *marks)
+    return figure
+
+
+TARGETS = 60  # losses that the runs are compared at
+
+
+def draw_savings(runs, kind):
+    """What every run saves against the first, in per cent, at every loss that both reach."""
+    figure, panels = plt.subplots(1, 3, figsize=(14, 3.7), sharey=True)
+    curves = [loss_curve(run, kind) for run in runs]
+    losses = [[x for x in curve[1] if math.isfinite(x)] for curve in curves]
+    high, low = min([loss_limits(runs[:1])[1], *(curve[0] for curve in losses)]), min(losses[0])
+    targets = [high - (high - low) * i / (TARGETS - 1) for i in range(TARGETS)]
+    firsts, *found = [[reach(run, kind, target, curve) for target in targets] for run, curve in zip(runs, curves)]
+    for axes, (name, label) in zip(panels, AXES):
+        axes.axhline(0, color=colours(runs)[0], lw=1.5)
+        for run, colour, ats in zip(runs[1:], colours(runs)[1:], found):
+            saved = [100 * (1 - at[name] / first[name]) if at and first and first[name] > 0 else math.nan
+                     for at, first in zip(ats, firsts)]
+            axes.plot(targets, saved, color=colour, lw=1.6)
+        axes.set(title=f"{label} saved", xlabel="loss reached (nats a token)", xlim=(high, low))
+    panels[0].set_ylabel("per cent of the first run's")
+    panels[0].set_ylim(max(-150, panels[0].get_ylim()[0]), min(105, panels[0].get_ylim()[1]))
+    run_key(figure, runs)
+    return figure
+
+
+def draw_tests(runs):
+    """Accuracy on HellaSwag, by the length-normalised likelihood of the endings (solid) and by the plain one."""
+    figure, axes = plt.subplots(figsize=(9, 4))
+    for run, colour in zip(runs, colours(runs)):
+        for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
+            axes.plot([row["tokens"] for row in run.test_rows], [100 * number(row.get(name)) for row in run.test_rows],
+                      how, color=colour, ms=3.5, lw=1.4)
+    axes.axhline(25, color=FAINT, lw=0.8, ls=(0, (4, 3)))
+    axes.set(title="HellaSwag", ylabel="right answers (%)")
+    token_axis(axes)
+    run_key(figure, runs, kind_of_line("length-normalised"), kind_of_line("plain", ls=":"),
+            kind_of_line("chance", color=FAINT, lw=0.8, ls=(0, (4, 3))))
     return figure
 
 

@@ -222,15 +222,14 @@ def common_target(runs, kind):
     return max(best)
 
 
-def reach(run, kind, target):
-    """{step, tokens, examples, seconds} where the loss first is `target` or less, straight between lines; or None."""
+def reach(run, kind, target, curve=None):
+    """{step, tokens, seconds} where the loss first is `target` or less, straight between lines; or None.
+    curve: loss_curve(run, kind), where it is at hand."""
     last = None
-    examples = {row["step"]: row.get("examples", math.nan) for row in run.rows}
-    for row, loss in zip(*loss_curve(run, kind)):
+    for row, loss in zip(*(curve or loss_curve(run, kind))):
         if not math.isfinite(loss):
             continue
-        here = {"step": row["step"], "tokens": row["tokens"], "seconds": row["seconds"],
-                "examples": number(examples.get(row["step"]))}
+        here = {name: row[name] for name in ("step", "tokens", "seconds")}
         if loss <= target:
             if last is None:
                 return here

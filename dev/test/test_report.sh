@@ -46,6 +46,7 @@ make_run() {
 make_run b8 8 560
 make_run b32 32 240
 make_run b128 128 160
+echo '{"step": 560, "tokens": 286720, "hellaswag": 0.25, "hellaswag_norm": 0.3125}' >> "$here/b8/metrics.jsonl"
 cat > "$here/b8/run.json" << 'END'
 {"program": "x", "options": {"out": "<b>&amp;", "lr": 0.008}, "parts": [
   {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "command": ["./train_gpt2", "--prompt", "<i>"]},
@@ -74,13 +75,14 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert open_tags.pop() == tag, tag
 Page().feed(text)
-assert not open_tags and found.count("svg") == 4 and found.count("table") == 4, (open_tags, found.count("svg"))
+assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
 assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
 assert shown == [50, 100, 150, 250, 300, 400, 450, 550], shown  # eight of eleven, evenly
+assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%"
 assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
 # Equal loss is the highest of the runs' lowest; b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])

@@ -26,6 +26,7 @@ cat > "$here/run/metrics.jsonl" << 'END'
 {"step": 1, "tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "mfu": null, "gns_ln": null}
 {"step": 2, "tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": true, "gns_layer": [3, null]}
 {"step": 2, "tokens": 128, "val_loss": 4.0}
+{"step": 2, "tokens": 128, "hellaswag": 0.25, "hellaswag_norm": 0.5}
 {"step": 3, "tokens": 192, "examples": 3, "batch": 1, "loss": 4.125, "lr": 0.001, "tok_per_s": 64}
 END
 echo '{"step": 2, "tokens": 128, "prompt": "", "text": "so\n"}' > "$here/run/samples.jsonl"
@@ -63,7 +64,7 @@ logs = [call[1:] for call in calls if call[0] == "log"]
 assert logs == [
     [1, {"tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "seconds": 2.0}],
     [2, {"tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": True,
-         "gns_layer/00": 3, "val_loss": 4.0, "seconds": 3.0}],
+         "gns_layer/00": 3, "val_loss": 4.0, "hellaswag": 0.25, "hellaswag_norm": 0.5, "seconds": 3.0}],
     [3, {"tokens": 192, "examples": 3, "batch": 1, "loss": 4.125, "lr": 0.001, "tok_per_s": 64, "seconds": 4.0}],
     [3, {"samples": {"columns": ["step", "tokens", "prompt", "text"], "data": [[2, 128, "", "so\n"]]}}]], logs
 END
