@@ -303,7 +303,7 @@ memory_used() { # MiB: of the fullest GPU, or of the fullest process
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
     else
-        for process in $(run_processes); do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status"; done
+        for process in $(run_processes); do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status" 2> /dev/null; done
     fi | sort -g | tail -n 1
 }
 
