@@ -36,6 +36,7 @@ static int plan_of(Run *r, Plan *plan, Error *e) {
         .estimate_memory = o->device[0] && here.flops > 0,
         .ranks = ranks,
         .zero = o->zero,
+        .every_micro_step = o->reduce == REDUCE_MICRO_STEP,
         .wire = o->comm_dtype == WIRE_BF16 ? 2 : sizeof(float),
         .exact_part = o->run.gns_exact_interval > 0 ? 1.0 / (double)o->run.gns_exact_interval : 0,
     };
@@ -57,7 +58,7 @@ int run_dry(Run *r, Error *e) {
     PlanReport report = {
         .plan = &plan,
         .ramp = trains ? &r->ramp : NULL,
-        .rows = o->run.ramp_mode == RAMP_FIXED ? o->run.batch_ref_rows : o->run.batch_max_rows,
+        .rows = trains ? ramp_largest(&r->ramp) : o->run.batch_ref_rows,
         .price = o->price,
         .train_tokens = r->train ? (double)data_windows(r->train) * (double)T : 0,
         .host_bytes = may_save_aside(o) ? (double)saver_copy_bytes(&r->model) : 0,

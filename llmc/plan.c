@@ -225,19 +225,33 @@ double plan_critical_tokens(const Plan *p, Sharding sharding, int ranks) {
     return plan_ring_bytes(p, sharding, ranks) / bandwidth * p->device.peak / flops;
 }
 
-// Gradients are scattered a layer at a time behind the last backward pass; the embeddings' come last, when nothing is
-// left to hide them. Then the gradients (ZeRO-0) or the updated weights are gathered.
-static double exposed_seconds(const Plan *p, double last_backward) {
+// A journey of all of the model's values between the ranks, bucket by bucket, s: the blocks', and the embeddings'.
+typedef struct {
+    double blocks, embeddings;
+} Journey;
+
+static Journey journey(const Plan *p, double value_bytes) {
     const Model *model = p->model;
-    const PlanDevice *d = &p->device;
-    int L = model->config.layers;
-    if (p->ranks == 1 || !(plan_link_bandwidth(d, p->ranks) > 0)) return 0;
-    double embeddings = (double)model_tensor(model, LN1_W, 0)->offset;
-    double layer = ((double)model->flat_count - embeddings) / L, gathered = p->zero ? d->value : sizeof(float);
-    double behind = L * plan_ring_seconds(d, p->ranks, p->wire * layer);
-    double gather =
-        L * plan_ring_seconds(d, p->ranks, gathered * layer) + plan_ring_seconds(d, p->ranks, gathered * embeddings);
-    return fmax(0, behind - last_backward) + plan_ring_seconds(d, p->ranks, p->wire * embeddings) + gather;
+    double L = model->config.layers, embeddings = (double)model_tensor(model, LN1_W, 0)->offset;
+    double block = ((double)model->flat_count - embeddings) / L;
+    return (Journey){L * plan_ring_seconds(&p->device, p->ranks, value_bytes * block),
+                     plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
+}
+
+// Gradients are scattered behind the backward pass that makes them, but the embeddings', which come last: these hide
+// behind the next forward pass where there is one (--reduce micro-step). Then either all gradients are gathered, while
+// those that are there are applied (ZeRO-0); or the updated weights are, behind the next forward pass, which needs the
+// embeddings first.
+static double exposed_seconds(const Plan *p, const PlanStep *s) {
+    if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
+    Journey scatter = journey(p, p->wire), gather = journey(p, p->zero ? p->device.value : sizeof(float));
+    double exposed = fmax(0, scatter.blocks - s->last_backward) + scatter.embeddings;
+    if (p->every_micro_step && s->micro_steps > 1) {
+        double others = (double)(s->micro_steps - 1);
+        exposed +=
+            others * (fmax(0, scatter.blocks - s->first_backward) + fmax(0, scatter.embeddings - s->first_forward));
+    }
+    return exposed + gather.embeddings + fmax(0, gather.blocks - (p->zero ? s->first_forward : s->update));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -251,10 +265,12 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
         .forward = (double)steps.full * full.forward + rest.forward,
         .backward = (double)steps.full * full.backward + rest.backward,
         .update = update_seconds(p),
+        .first_forward = steps.full ? full.forward : rest.forward,
+        .first_backward = steps.full ? full.backward : rest.backward,
         .last_backward = steps.rest ? rest.backward : full.backward,
         .micro_steps = steps.full + (steps.rest > 0),
     };
-    s.exposed = exposed_seconds(p, s.last_backward);
+    s.exposed = exposed_seconds(p, &s);
     s.seconds = s.forward + s.backward + s.update + s.exposed;
     return s;
 }

@@ -57,17 +57,18 @@ typedef struct {
     PlanDevice device;
     bool estimate_memory; // of a device that this program's engine does not run on
     int ranks;
-    int zero;          // --zero
-    double wire;       // bytes of a gradient on its way between ranks
-    double exact_part; // of the steps that measure exact norms
+    int zero;              // --zero
+    bool every_micro_step; // --reduce micro-step
+    double wire;           // bytes of a gradient on its way between ranks
+    double exact_part;     // of the steps that measure exact norms
 } Plan;
 
 // A step of `rows` rows over all ranks, on the rank that has most of them.
 typedef struct {
-    double forward, backward, update; // s, of all micro-steps; of the once-a-step kernels
-    double last_backward;             // s, of the last micro-step: what hides the gradients' journey
-    double exposed;                   // s of communication that nothing hides
-    double seconds;                   // in all
+    double forward, backward, update;                    // s, of all micro-steps; of the once-a-step kernels
+    double first_forward, first_backward, last_backward; // s, of single micro-steps, which hide what travels
+    double exposed;                                      // s of communication that nothing hides
+    double seconds;                                      // in all
     int64_t micro_steps;
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
@@ -104,6 +105,12 @@ typedef struct {
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, const Ramp *ramp, double target);
+
+// Bytes that a rank keeps from step to step, of its share or of all (--zero).
+typedef struct {
+    double weights, gradients, moments;
+} PlanState;
+PlanState plan_state(const EngineConfig *shape, double value);
 
 // Memory (plan_memory.c): of a rank at this micro-batch; what of the device's there is for it; the largest micro-batch
 // that fits into that, up to `most` (0: not even one row).

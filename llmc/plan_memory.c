@@ -1,7 +1,9 @@
 // What of a plan concerns memory.
 #include "plan.h"
+
 #include "shard.h"
 
+#include <math.h>
 #include <string.h>
 
 static void add_item(MemoryPlan *memory, const char *what, double bytes) {
@@ -10,36 +12,54 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     memory->total += (size_t)bytes;
 }
 
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: mixed precision keeps 16 bytes a parameter besides gradients'
+// own, and the stages say which of them a rank keeps for its share alone.
+PlanState plan_state(const EngineConfig *shape, double value) {
+    double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
+    bool rounded = value < fp32;
+    if (shape->inference) return (PlanState){.weights = value * all};
+    return (PlanState){
+        .weights = rounded ? fp32 * owned + value * all : fp32 * all,
+        .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
+        .moments = 2 * fp32 * owned,
+    };
+}
+
 // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
 // block without recomputing; here attention keeps its row sums only, and there is no dropout.
 static double block_activations(const EngineConfig *shape, double value) {
     const ModelConfig *m = &shape->model->config;
-    double C = m->channels, L = m->layers, kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    double gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
+    double C = m->channels, L = shape->inference ? 1 : m->layers; // blocks whose input is kept
+    double rest = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
     double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
     // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
-    return value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
+    return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
+}
+
+// Logits that are there at a time: those of as many rows as head_bytes allows, one at least.
+static double logits_bytes(const EngineConfig *shape, const PlanDevice *device) {
+    double row = device->value * shape->seq_len * shape->model->vocab_padded;
+    double rows = fmax(1, fmin(floor(device->head_bytes / row), shape->micro_batch));
+    return rows * row;
 }
 
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
     const double matmul_workspace = 64 << 20;
-    const Model *model = shape->model;
-    double N = (double)shape->micro_batch * shape->seq_len, C = model->config.channels, value = device->value;
-    double all = (double)model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
-    double logits = value * shape->seq_len * model->vocab_padded; // of a row
-    double most = device->head_bytes / logits, rows = most < 1 ? 1 : most < shape->micro_batch ? (int)most : 0;
-    logits *= rows > 0 ? rows : shape->micro_batch;
+    double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
+    PlanState state = plan_state(shape, value);
     memset(memory, 0, sizeof *memory);
-    add_item(memory, "weights in fp32 and bf16, estimated", fp32 * owned + (value < fp32 ? value : 0) * all);
-    add_item(memory, "gradients, fp32, estimated",
-             fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)));
-    add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
+    add_item(memory, "weights, estimated", state.weights);
+    if (!shape->inference) {
+        add_item(memory, "gradients, fp32, estimated", state.gradients);
+        add_item(memory, "AdamW moments, fp32, estimated", state.moments);
+    }
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
     // What lives in the head's part of a step, and in the backward pass, shares its memory.
-    double head = logits + 2 * value * N * C, backward = value * N * 6 * C;
-    add_item(memory, "logits, gradients, scratch, estimated", (head > backward ? head : backward) + matmul_workspace);
-    if (shape->gns == GNS_EXACT)
-        add_item(memory, "exact per-example norms, estimated", fp32 * (model->vocab_padded * C + N * C));
+    double head = logits_bytes(shape, device) + 2 * value * N * C, backward = shape->inference ? 0 : value * N * 6 * C;
+    add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + matmul_workspace);
+    if (shape->gns == GNS_EXACT && !shape->inference)
+        add_item(memory, "exact per-example norms, estimated",
+                 sizeof(float) * (shape->model->vocab_padded * C + N * C));
 }
 
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {

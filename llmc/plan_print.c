@@ -113,6 +113,10 @@ static void print_memory(FILE *f, const PlanReport *r) {
         else fprintf(f, "; NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
+    PlanState state = plan_state(&p->shape, p->device.value);
+    double parameters = (double)p->model->flat_count;
+    fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
+            state.gradients / parameters, state.moments / parameters);
     if (p->estimate_memory)
         fprintf(f,
                 "  (from the sizes of tensors; train_gpt2cu --dry-run knows to the byte, and needs no GPU for it)\n");

@@ -287,6 +287,31 @@ static void test_memory_estimate(void) {
     }
 }
 
+// Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
+// star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
+// besides its share of the sums.
+static void test_state_bytes(void) {
+    Model model;
+    Error e;
+    make_model(&model, "d12", 50257, 1024);
+    double all = (double)model.flat_count, block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
+    double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5};
+    for (int zero = 0; zero < 3; zero++) {
+        Parallel parallel;
+        Comm comm = {.ranks = 8};
+        ParallelConfig config = {.zero = (ZeroStage)zero, .micro_batch = 64, .batch_max = 512};
+        EngineConfig shape = {.model = &model, .micro_batch = 64, .seq_len = 1024};
+        CHECK_OK(parallel_create(&parallel, &comm, &model, &config, &e), &e);
+        parallel_shard(&parallel, &shape);
+        PlanState s = plan_state(&shape, 2);
+        CHECK_CLOSE((s.weights + s.gradients + s.moments) / all, want[zero], 1e-3, 0);
+        shape.inference = true;
+        CHECK(plan_state(&shape, 2).weights == 2 * all && plan_state(&shape, 2).moments == 0, "inference");
+        parallel_destroy(&parallel);
+    }
+    model_destroy(&model);
+}
+
 static void test_largest_micro_batch(void) {
     Model model;
     MemoryPlan memory;
@@ -371,7 +396,7 @@ static void test_more_ranks(void) {
             CHECK(s.exposed > 0, "something is always exposed");
             before = s.seconds, efficiency = one / s.seconds / ranks;
         }
-        CHECK(efficiency < 0.7, "128 ranks with 16 rows each wait for the network: %g", efficiency);
+        CHECK(efficiency < 0.92, "128 ranks with 16 rows each wait for the network: %g", efficiency);
     }
     model_destroy(&model);
 }
@@ -390,11 +415,18 @@ static void test_exposed(void) {
     double scatter = 2 * 1e-3 + 0.5 * 4 * (layer + last) / 0.5e9, behind = 1e-3 + 0.5 * 4 * embeddings / 0.5e9;
     PlanStep zero0 = plan_step(&p, 10);
     CHECK(zero0.last_backward > 0 && zero0.last_backward < scatter, "hides a part: %g s", zero0.last_backward);
-    CHECK_CLOSE(zero0.exposed, scatter - zero0.last_backward + behind + scatter + behind, 1e-9, 0);
+    CHECK_CLOSE(zero0.exposed, scatter - zero0.last_backward + behind + behind + scatter - zero0.update, 1e-9, 0);
     CHECK_CLOSE(zero0.seconds, zero0.forward + zero0.backward + zero0.update + zero0.exposed, 1e-12, 0);
     p.zero = 1, p.wire = 2; // gradients and weights in bf16: half as many bytes, as many latencies
+    PlanStep zero1 = plan_step(&p, 10);
     double half = (scatter - 2e-3) / 2 + 2e-3, half_behind = (behind - 1e-3) / 2 + 1e-3;
-    CHECK_CLOSE(plan_step(&p, 10).exposed, half - zero0.last_backward + half_behind + half + half_behind, 1e-9, 0);
+    CHECK_CLOSE(zero1.exposed, half - zero1.last_backward + half_behind + half_behind + half - zero1.forward, 1e-9, 0);
+    p.zero = 2, p.every_micro_step = true, p.shape.micro_batch = 2; // 5 rows a rank: 2, 2 and 1, three scatters
+    PlanStep zero2 = plan_step(&p, 10);
+    CHECK_CLOSE(zero2.exposed,
+                3 * (half + half_behind) - 2 * (zero2.first_backward + zero2.first_forward) - zero2.last_backward +
+                    half_behind + half - zero2.first_forward,
+                1e-9, 0);
     model_destroy(&model);
 }
 
@@ -537,6 +569,7 @@ int main(void) {
     RUN(test_measured_kernels);
     RUN(test_measured_cpu);
     RUN(test_memory_estimate);
+    RUN(test_state_bytes);
     RUN(test_largest_micro_batch);
     RUN(test_ring);
     RUN(test_critical_tokens);

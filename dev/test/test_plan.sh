@@ -85,7 +85,8 @@ memory_in_all() { awk '/memory in all/ { print $4 }' "$1"; }
 estimates_what_the_cuda_engine_takes() {
     [ -x "$cuda" ] || { echo "no $cuda (make train_gpt2cu)"; return 77; }
     local options
-    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" "--model d24"; do
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" "--model d24" \
+        "--model d12 --ranks 8 --zero 1" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144"; do
         # shellcheck disable=SC2086
         plan --device H200 --micro-batch 32 $options || return 1
         # shellcheck disable=SC2086
