@@ -124,7 +124,10 @@ int evaluate_model(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_evaluation(r, e), e));
     TRY(setup_same_data(r, e));
     comm_phase(r->comm, PHASE_STEP, 0);
-    if (is_first(r)) say_setup(r);
+    if (is_first(r)) {
+        printf("--model %s\n", r->options.model);
+        say_setup(r);
+    }
     if (r->val) TRY(print_loss(r, e));
     return r->hellaswag ? print_hellaswag(r, e) : 0;
 }

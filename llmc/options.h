@@ -40,7 +40,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "of the initial weights, the order of the data and the samples")                                                 \
     X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "",       MODEL,                    \
       "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M or dN (N layers) to start from scratch; or weights to start "     \
-      "from: a directory with config.json and model.safetensors, or llm.c's .bin")                                     \
+      "from: a directory with config.json and model.safetensors, or llm.c's .bin. For --eval-only and --sample-only "  \
+      "also a run directory: its newest checkpoint")                                                                   \
     X(INT,    layers,          "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
       "instead of the preset's")                                                                                       \
     X(INT,    heads,           "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \

@@ -58,9 +58,31 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
                       tokens);
 }
 
+// All ranks look; the first one tells of damaged ones.
+static int newest_checkpoint(const Run *r, const char *out, bool *found, int64_t *step, char *directory, Error *e) {
+    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
+    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
+    int code = archive_newest(out, notes, found, step, directory, e);
+    if (notes != stderr) fclose(notes);
+    return code;
+}
+
+// Where a trained model is to be looked at, a run directory stands for its newest checkpoint.
+static int setup_model_path(Run *r, Error *e) {
+    Options *o = &r->options;
+    char newest[ARCHIVE_PATH];
+    bool found;
+    int64_t step;
+    if (!(o->sample_only || o->eval_only) || checkpoint_is_model(o->model) || !directory_exists(o->model)) return 0;
+    TRY(newest_checkpoint(r, o->model, &found, &step, newest, e));
+    if (found) snprintf(o->model, sizeof o->model, "%s", newest);
+    return 0;
+}
+
 int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
+    TRY(setup_model_path(r, e));
     bool from_file = checkpoint_is_model(o->model);
     TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
     if (model_create(&r->model, &config, e)) {
@@ -274,11 +296,7 @@ int setup_resume(Run *r, Error *e) {
     char *changes;
     r->saved_step = -1;
     if (r->options.fresh || !directory_exists(out)) return 0;
-    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
-    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
-    int code = archive_newest(out, notes, &found, &r->saved_step, r->saved, e);
-    if (notes != stderr) fclose(notes);
-    TRY(code);
+    TRY(newest_checkpoint(r, out, &found, &r->saved_step, r->saved, e));
     if (!found) {
         r->saved[0] = 0, r->saved_step = -1;
         return 0;
@@ -409,7 +427,7 @@ static void say_hellaswag(const Run *r) {
     HellaSwagInfo info = hellaswag_describe(r->hellaswag);
     printf("tests   %d questions of %s", info.questions, r->options.hellaswag);
     if (info.left_out) printf(", and %d left out, which have an ending longer than T", info.left_out);
-    if (info.cut) printf("; %d contexts cut to fit T", info.cut);
+    if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
     printf("\n");
 }
 

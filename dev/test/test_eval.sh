@@ -110,6 +110,12 @@ eval_only_says_what_the_run_said() { # its last validation, and its last score
 the_whole_set_by_default() { # which is more than --val-tokens' own default
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
 }
+a_run_is_its_newest_checkpoint() { # the newest that is whole
+    cp -r asked several && cp -r "$(newest several)" several/step_00000090 && truncate -s -4 several/step_00000090/model.safetensors &&
+        "$train" --eval-only --model several --val 'code_val_*.bin' > e8 2> e8.err &&
+        "$train" --eval-only --model "$(newest asked)" --val 'code_val_*.bin' > e9 && same "$(figures e8)" "$(figures e9)" "the model" &&
+        grep -q step_00000090 e8.err && "$train" --sample-only --model asked --sample-tokens 3 --prompt int | grep -q '^int'
+}
 micro_batch_and_threads_change_no_bit() {
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl --micro-batch 1 > e3 &&
         "$train" --eval-only --model "$(newest learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
@@ -163,11 +169,14 @@ refusals() {
     model=$(newest learner)
     printf 'nonsense\n' > broken.jsonl
     : > empty.jsonl
+    mkdir empty_run
     refuse 64 "--eval-only has nothing to evaluate" --eval-only --model "$model" || return 1
     refuse 64 "--eval-only of the preset gpt2-124M" --eval-only --val 'code_val_*.bin' || return 1
     refuse 64 "--eval-only and --sample-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "--eval-only and --check" --eval-only --check "$model" --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "when to ask" --train 'code_train_*.bin' --steps 2 --hellaswag questions.jsonl || return 1
+    refuse 65 "text.txt: neither a preset" --eval-only --model text.txt --val 'code_val_*.bin' || return 1
+    refuse 65 "empty_run: neither a preset" --eval-only --model empty_run --val 'code_val_*.bin' || return 1
     refuse 65 "nosuch.bin" --eval-only --model "$model" --val nosuch.bin || return 1
     refuse 65 "nosuch.jsonl" --eval-only --model "$model" --hellaswag nosuch.jsonl || return 1
     refuse 65 "broken.jsonl: line 1" --eval-only --model "$model" --hellaswag broken.jsonl || return 1
@@ -192,7 +201,7 @@ refuse_after_setup() {
 }
 
 for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation goes_into_the_other_logs resumed_as_if_never_stopped learns_to_answer \
-    reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default micro_batch_and_threads_change_no_bit \
+    reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
     ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch refusals; do
     check $test
 done
