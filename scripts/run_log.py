@@ -39,6 +39,8 @@ def run_main(main):
     except Fault as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 class Run:
