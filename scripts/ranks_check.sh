@@ -45,12 +45,12 @@ if [ -z "$SMALL" ]; then
     agree_T=512 agree_shape=(--model d6 --seq-len 512 --micro-batch 16) agree_batches="64 62" agree_steps=50 agree_lr=2e-4
     small_model=d12:64 large_model=d48:16 strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
     memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
-    text_tokens=2000000
+    text_tokens=2000000 vocabulary=50257
 else
     agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32 --micro-batch 4) agree_batches="16 15" agree_steps=50 agree_lr=1e-3
     small_model=d2:2 large_model=d4:1 strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
     memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
-    text_tokens=100000
+    text_tokens=100000 vocabulary=256
 fi
 
 row() { printf '%-6s %-8s %-46s %s\n' "$1" "$stage" "$2" "$3" | tee -a "$table"; }
@@ -81,7 +81,7 @@ PYTHON
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs. One at a time: begin, then await what it shall come to, then end.
 
-job='' name='' code=0
+job='' current='' code=0   # the run's process and name; how it ended
 now() { echo "${EPOCHREALTIME/,/.}"; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
 seconds_left() { echo $((stage_end - SECONDS)); }
@@ -89,18 +89,18 @@ log() { echo "$OUT/$1.log"; }
 
 begin() { # NAME RANKS OPTIONS...
     local launcher=()
-    name=$1
+    current=$1
     [ "$2" = 1 ] || launcher=("${mpirun[@]}" -np "$2")
     shift 2
-    GNS_RANKS_CHECK=$work/$name setsid "${launcher[@]}" "$TRAINER" --train "$work/text.bin" --out "$work/$name" \
-        --val-every 0 --checkpoint-every 0 "${threads[@]}" "$@" > "$(log "$name")" 2>&1 &
+    GNS_RANKS_CHECK=$work/$current setsid "${launcher[@]}" "$TRAINER" --train "$work/text.bin" --out "$work/$current" \
+        --vocab-size "$vocabulary" --val-every 0 --checkpoint-every 0 "${threads[@]}" "$@" > "$(log "$current")" 2>&1 &
     job=$!
 }
 
 # Processes of the run under way: all of them, with mpirun; or those that are rank R.
 run_processes() { # [R]
     local environment
-    grep -lzxF "GNS_RANKS_CHECK=$work/$name" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
+    grep -lzxF "GNS_RANKS_CHECK=$work/$current" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
         [ $# = 0 ] || grep -qzx "OMPI_COMM_WORLD_RANK=$1" "$environment" 2> /dev/null || continue
         environment=${environment%/environ}
         echo "${environment#/proc/}"
@@ -108,7 +108,7 @@ run_processes() { # [R]
 }
 
 runs() { kill -0 "$job" 2> /dev/null; }
-steps_done() { sed -n '/"loss"/p' "$work/$name/metrics.jsonl" 2> /dev/null | wc -l; }
+steps_done() { sed -n '/"loss"/p' "$work/$current/metrics.jsonl" 2> /dev/null | wc -l; }
 
 # And waits, not for ever, until its processes have given back what they held.
 kill_run() {
@@ -145,7 +145,7 @@ await_steps() { # COUNT: false where the run ends before, or time is up
 }
 
 tell_failure() { # WHAT
-    row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$name")" | tail -n 1 | cut -c 1-150)"
+    row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$current")" | tail -n 1 | cut -c 1-150)"
 }
 
 # To its end, with code 0.
@@ -235,7 +235,7 @@ fault_ends() { # WHAT CODES TEXT SECONDS: since `struck`
     local seconds said
     await_end $(($4 + 10))
     seconds=$(since "$struck")
-    said=$(grep -hoE "$3" "$(log "$name")" | tail -n 1 | cut -c 1-150)
+    said=$(grep -hoE "$3" "$(log "$current")" | tail -n 1 | cut -c 1-150)
     if [[ $code =~ ^($2)$ ]] && [ -n "$said" ] && holds "$seconds <= $4"; then
         row PASS "$1" "exit code $code after $seconds s: $said"
     else
@@ -293,13 +293,13 @@ speed_run() { # NAME RANKS STEPS OPTIONS...
         tell_failure "$1"
         return 1
     fi
-    memory_used > "$work/$name.memory"
+    memory_used > "$work/$current.memory"
     kill_run
-    values "$name" tok_per_s | sed -n "$((speed_skip + 1)),${steps}p" | median > "$work/$name.speed"
-    rm -rf "${work:?}/$name/step_"*
+    values "$current" tok_per_s | sed -n "$((speed_skip + 1)),${steps}p" | median > "$work/$current.speed"
+    rm -rf "${work:?}/$current/step_"*
 }
 
-memory_used() { # MiB: of the fullest GPU, or of the fullest process
+memory_used() { # MiB: of the fullest GPU; without one, what is resident of the fullest process, MPI's buffers and all
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
     else
@@ -358,11 +358,11 @@ planned() { # FILE PATTERN
 # ZeRO changes nothing but the state, so what all modes take besides (the driver, NCCL, activations) shows where
 # nothing is shared out, and what is above it in another mode is state.
 memory() {
-    local zero name parameters rest state bytes foretold options=(--model "$memory_model" --micro-batch "$memory_rows")
+    local zero name parameters rest state bytes foretold close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
     options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))
     for zero in $zero_modes; do
         name=memory-z$zero
-        "$TRAINER" --dry-run --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
+        "$TRAINER" --dry-run --vocab-size "$vocabulary" --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
             > "$work/$name.plan" 2> "$work/$name.error" || { row SKIP "ZeRO-$zero" "$(cat "$work/$name.error")"; return; }
         speed_run "$name" "$RANKS" 5 "${options[@]}" --zero "$zero" || return
         parameters=$(awk '/^parameters / { gsub(/[,:]/, "", $2); print $2 }' "$work/$name.plan")
@@ -371,7 +371,8 @@ memory() {
         state=$(calculate "$(cat "$work/$name.memory") - $rest" %.1f)
         bytes=$(calculate "$state * 1048576 / $parameters" %.2f)
         foretold=$(calculate "$foretold * 1048576 / $parameters" %.2f)
-        row "$(verdict "$bytes <= 1.05 * $foretold && $bytes >= 0.95 * $foretold")" "$memory_model, $RANKS ranks, ZeRO-$zero" \
+        [ -z "$gpus" ] || close=$(verdict "$bytes <= 1.05 * $foretold && $bytes >= 0.95 * $foretold")
+        row "$close" "$memory_model, $RANKS ranks, ZeRO-$zero" \
             "$bytes bytes of state a parameter, foretold $foretold; $(cat "$work/$name.memory") MiB in all, foretold $(planned "$work/$name.plan" "memory in all")"
     done
 }
@@ -441,7 +442,7 @@ table=$OUT/table.txt
 : > "$table"
 trap 'finish; exit $?' EXIT
 trap 'exit 130' INT TERM
-make_text "$work/text.bin" "$text_tokens" 1 50257
+make_text "$work/text.bin" "$text_tokens" 1 "$vocabulary"
 for stage in "$@"; do
     begun=$SECONDS
     stage_end=$((SECONDS + $(stage_limit "$stage")))
