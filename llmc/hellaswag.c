@@ -284,8 +284,10 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     size_t bytes;
     HellaSwag *h;
     *out = NULL;
-    TRY(file_read(path, FILE_MAX_BYTES, &file, &bytes, e));
-    int code = memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e);
+    int code = file_read(path, FILE_MAX_BYTES, &file, &bytes, e);
+    if (code == ERR_INPUT) return error_hint(e, "check --hellaswag, or " HINT_FILE);
+    TRY(code);
+    code = memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e);
     if (code) goto done;
     h->vocab_size = vocab_size;
     h->seq_len = seq_len;

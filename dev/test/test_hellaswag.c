@@ -305,6 +305,7 @@ static void test_bad_jsonl(void) {
     CHECK_ERROR(hellaswag_open(&h, write_text(GOOD), NULL, V, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
     CHECK(strstr(e.hint, "--tokenizer"), "%s", e.hint);
     CHECK_ERROR(hellaswag_open(&h, path_of("nosuch"), NULL, V, 64, &e), &e, ERR_INPUT, "nosuch");
+    CHECK(strstr(e.hint, "data/hellaswag.sh"), "%s", e.hint);
     CHECK_ERROR(hellaswag_open(&h, scratch, NULL, V, 64, &e), &e, ERR_INPUT, "not a regular file");
 }
 

@@ -351,6 +351,12 @@ static void test_contradictions(void) {
         {"--train a --steps 5 --model=", "--model"},
         {"--train a --steps 5 --out=", "--out"},
         {"--sample-only", "--sample-only"},
+        {"--eval-only --val b", "--eval-only of the preset"},
+        {"--eval-only --model dir", "nothing to evaluate"},
+        {"--eval-only --model dir --val b --sample-only", "--eval-only and --sample-only"},
+        {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
+        {"--train a --steps 5 --hellaswag q", "when to ask"},
+        {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
