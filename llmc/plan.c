@@ -193,7 +193,7 @@ void plan_families(const Plan *p, int64_t rows, PlanFamily families[FAMILIES]) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
-const char *const sharding_names[SHARDINGS] = {"data parallel", "ZeRO-1, -2", "FSDP"};
+const char *const sharding_names[SHARDINGS] = {"DP", "ZeRO-1/2", "FSDP"};
 
 // A ring enters and leaves a machine through all of its network cards at once (NCCL's channels: one a card), so these
 // add up, and the ring is as slow as the slower of them and the link inside.

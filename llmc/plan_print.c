@@ -128,16 +128,20 @@ static void print_memory(FILE *f, const PlanReport *r) {
 static void print_kernels(FILE *f, const PlanReport *r, const PlanStep *step) {
     const Plan *p = r->plan;
     PlanFamily family[FAMILIES];
+    double flops = 0;
     plan_families(p, r->rows, family);
-    fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", "GFLOPs", "GB", "FLOPs/byte", "bound by", "ms",
-            "share");
+    for (int i = 0; i < FAMILIES; i++) flops += family[i].flops;
+    bool tera = flops >= 1e13;
+    fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
+            "bound by", "ms", "share");
     for (int i = 0; i < FAMILIES; i++) {
         const PlanFamily *k = &family[i];
         if (!(k->bytes > 0)) continue;
         double intensity = k->flops / k->bytes;
-        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], 1e-9 * k->flops,
-                1e-9 * k->bytes, intensity, intensity < plan_critical_intensity(&p->device) ? "memory" : "compute",
-                1e3 * k->seconds, 100 * k->seconds / step->seconds);
+        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i],
+                k->flops / (tera ? 1e12 : 1e9), 1e-9 * k->bytes, intensity,
+                intensity < plan_critical_intensity(&p->device) ? "memory" : "compute", 1e3 * k->seconds,
+                100 * k->seconds / step->seconds);
     }
     if (step->exposed > 0)
         fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
@@ -243,8 +247,10 @@ static void print_ranks(FILE *f, const PlanReport *r) {
     else fprintf(f, "beyond them nothing is known (--link)\n");
     fprintf(f, "%26s %26s %14s %7s %8s %20s %7s%s\n", "tokens", "tokens to be compute-bound", "", "exposed", "step", "",
             "hours a", price ? "  cost a" : "");
-    fprintf(f, "%7s %8s %9s %8s %8s %8s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "DP",
-            "ZeRO-1/2", "FSDP", "bound by", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
+    fprintf(f, "%7s %8s %9s", "ranks", "machines", "a rank");
+    for (int s = 0; s < SHARDINGS; s++) fprintf(f, " %8s", sharding_names[s]);
+    fprintf(f, "  %-12s %7s %8s %12s %7s %7s%s\n", "bound by", "ms", "ms", "tok/s", "scaling", "B tok",
+            price ? "   B tok" : "");
     Plan one = plan_with(p, 1);
     double rate = (double)(r->rows * p->shape.seq_len) / plan_step(&one, r->rows).seconds;
     for (int i = 0; i < n; i++)
