@@ -16,7 +16,7 @@ int __wrap_engine_begin_step(Engine *engine, Error *e);
 int __wrap_engine_begin_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->stray_rank == faults_rank && faults->stray_step == step)
-        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1; // the last bit of a float
+        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1 << 12; // no update rounds it away
     return __real_engine_begin_step(engine, e);
 }
 
