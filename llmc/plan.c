@@ -16,14 +16,14 @@ static const PlanShares gpu_shares = {
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's
     // forward 613) are slower than those that read as much (fcproj 682, the head's dinput 691): results leave when a
     // tile's arithmetic is done, operands come while it goes on. With all of the writing exposed and a third of the
-    // reading, all eight shapes of a step are met within 8%.
+    // reading, the ten products of a step are met within 10%.
     .matmul_reads = 1.0 / 3,
     .attention_forward = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .attention_backward = 318.0 / 989, // likewise
     .copy = 4.23 / 4.8,
-    .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, AdamW 92%
+    .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
-    .launch = 4e-6,
+    .launch = 4e-6, // of the order of a kernel's start and end; matters to small models only, and was not measured
     // At 249 MB the same all-reduce reached 343 GB/s: 75 us more than its bytes, over 2 x 7 rounds.
     .hop = 75e-6 / 14,
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)

@@ -5,6 +5,9 @@
 // model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
 // the share of the data sheet's figure that code of this kind reaches (PlanShares). A kernel whose intensity (FLOPs a
 // byte) is under the machine's critical one, peak over bandwidth, is bound by memory.
+// Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer tiles
+// than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take away from
+// the kernels beside them.
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which each
 // rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
