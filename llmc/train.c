@@ -215,7 +215,6 @@ static int setup_training(Run *r, Error *e) {
 }
 
 static int run_training(Run *r, Error *e) {
-    signals_install();
     TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
@@ -274,6 +273,7 @@ static int run_program(Run *r, Error *e) {
     Error unread;
     int code = options_parse(&r->options, r->argc, r->argv, &unread); // which says how long to wait for the others
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
+    if (options_train(o)) signals_install(); // a request to stop may come while the ranks are still meeting
     TRY(comm_create(r->comm, &deadlines, e));
     if (code) *e = unread;
     TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));

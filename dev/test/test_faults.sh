@@ -16,7 +16,7 @@ shopt -s extglob
 mpirun=$PWD/scripts/mpirun.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread || exit 1
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || exit 1
 cd "$work" || exit 1
 export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
@@ -125,6 +125,7 @@ not_finite() { # known to all: one of them says it
     launch 3 "$train" $options --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
     ended $? 76 '^error \(rank 0\): step .* not finite' && [ "$(grep -c '^error' log)" = 1 ]
 }
+asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
 asked_to_stop() { # SIGUSR1 goes through mpirun to all, and so does SIGTERM by scripts/mpirun.sh
     SECONDS=0
     # shellcheck disable=SC2086
@@ -191,6 +192,7 @@ for test in broken_shard missing_shard token_out_of_range other_data shard_that_
     bad_options_on_one_rank another_build nowhere_to_write not_finite; do
     check $test
 done
+check asked_while_joining 3 1
 check asked_to_stop USR1
 check asked_to_stop TERM
 finish

@@ -1,6 +1,8 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
-// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds; 0: before main. For test_faults.sh.
+// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds; 0: before main. FAULT_ACTION=ask sends it SIGUSR1 just before
+// it joins the others. For test_faults.sh.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -18,10 +20,21 @@ static void *strike(void *action) {
     return NULL;
 }
 
-__attribute__((constructor)) static void arm(void) {
+static int is_victim(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *victim = getenv("FAULT_RANK");
+    return rank && victim && strcmp(rank, victim) == 0;
+}
+
+int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
+    int (*next)(int *, char ***, int, int *) =
+        (int (*)(int *, char ***, int, int *))dlsym(RTLD_NEXT, "MPI_Init_thread");
+    if (is_victim() && strcmp(getenv("FAULT_ACTION"), "ask") == 0) raise(SIGUSR1);
+    return next(argc, argv, wanted, got);
+}
+
+__attribute__((constructor)) static void arm(void) {
     pthread_t thread;
-    if (!rank || !victim || strcmp(rank, victim) != 0) return;
+    if (!is_victim() || strcmp(getenv("FAULT_ACTION"), "ask") == 0) return;
     if (atof(getenv("FAULT_AFTER")) > 0) pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
     else strike(getenv("FAULT_ACTION"));
 }
