@@ -87,7 +87,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 
 # Calls that these tests make fail (dev/test/faults.h).
 FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
-$(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS)
+$(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
 $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_begin_step
 
 # The CPU engine has nothing to tune; this test has a fake in front of it that has.

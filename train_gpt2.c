@@ -305,13 +305,6 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
 void engine_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
 void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 
-// By all threads: one alone does not fill the memory's bandwidth, and training waits for the snapshot of a checkpoint.
-static void copy_values(float *to, const float *from, size_t n) {
-    const size_t piece = 1 << 18;
-#pragma omp parallel for schedule(static) if (n > piece)
-    for (size_t i = 0; i < n; i += piece) memcpy(to + i, from + i, sizeof *to * size_min(piece, n - i));
-}
-
 void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
     engine->await = await;
     engine->await_context = context;
@@ -327,7 +320,7 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
     Piece p;
     if (kind == STATE_PARAM) TRY(await_weights(engine, range, e));
     for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        copy_values(values + (p.range.begin - range.begin), array + p.place, p.range.end - p.range.begin);
+        memcpy(values + (p.range.begin - range.begin), array + p.place, sizeof(float) * (p.range.end - p.range.begin));
     return 0;
 }
 

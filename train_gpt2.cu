@@ -61,6 +61,8 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
     TRY(engine_memory_take(engine, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
+    CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->store_after, cudaEventDisableTiming), e);
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, e));
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
@@ -89,6 +91,8 @@ void engine_destroy(Engine *engine) {
         if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
     }
     if (engine->matmul) matmul_destroy(engine->matmul);
+    if (engine->store_after) cudaEventDestroy(engine->store_after);
+    if (engine->store_stream) cudaStreamDestroy(engine->store_stream);
     if (engine->stream) cudaStreamDestroy(engine->stream);
     if (engine->memory) cudaFree(engine->memory);
     memory_free(engine->matmul);

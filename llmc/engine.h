@@ -97,6 +97,9 @@ typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
+// engine_store may also run in another thread while micro-steps, engine_eval and the like go on in this one, as long as
+// nothing changes what it stores: no engine_update, and no engine_load.
+
 // Host memory that engine_store is to fill at full speed, until engine_unpin: a device copies only to pages that stay
 // where they are without a detour. Only a hint, from any thread: what cannot be pinned is copied as before.
 void engine_pin(Engine *engine, void *memory, size_t bytes);

@@ -253,6 +253,8 @@ static bool is_shared_out(const Parallel *p, StateKind kind) {
     return p->config.zero != ZERO_0 && p->buckets;
 }
 
+bool parallel_stores_alone(const Parallel *p) { return !is_shared_out(p, STATE_PARAM); }
+
 // Rank 0 takes the parts of the others, which send them in the same order.
 static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
     for (int i = 0; i < p->buckets; i++)

@@ -99,8 +99,9 @@ int parallel_compare(Parallel *p, Error *e);
 // The engine's state as a whole, wherever it is kept: engine_store for rank 0, while the others serve it. In between
 // rank 0 may store whatever it likes, in any order; parallel_served lets the others go on.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
-int parallel_served(Parallel *p, Error *e);                                            // on rank 0
-int parallel_serve(Parallel *p, Error *e);                                             // on the others
+bool parallel_stores_alone(const Parallel *p); // is all of a checkpoint in rank 0's engine?
+int parallel_served(Parallel *p, Error *e);    // on rank 0
+int parallel_serve(Parallel *p, Error *e);     // on the others
 
 #ifdef __cplusplus
 }

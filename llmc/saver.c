@@ -5,7 +5,9 @@
 #include "run_state.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,6 +20,10 @@ struct Saver {
     SaverConfig config;
     float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
     Parallel *parallel; // to read from instead; NULL: from the copy
+    Parallel *source;   // what the thread is to take the snapshot of; NULL: it is taken
+    sem_t taken;        // posted when it has done so
+    bool snapping;      // main thread's: that has not been waited for
+    double stalled;     // main thread's, seconds
     char *state;        // text of state.json
     size_t state_bytes;
     double started;
@@ -31,6 +37,7 @@ struct Saver {
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     (*out)->config = *config;
+    sem_init(&(*out)->taken, 0, 0);
     return 0;
 }
 
@@ -43,6 +50,7 @@ void saver_destroy(Saver *saver) {
         memory_free(saver->copy[k]);
     }
     free(saver->state);
+    sem_destroy(&saver->taken);
     memory_free(saver);
 }
 
@@ -91,10 +99,18 @@ static int write_checkpoint(Saver *s, Error *e) {
     return code;
 }
 
+static int take_snapshot(Saver *s, Parallel *source, Error *e) {
+    Range all = {0, s->config.model->flat_count};
+    for (int k = 0; k < KINDS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
+    return 0;
+}
+
 static void *save_all(void *argument) {
     Saver *s = argument;
     SaveReport *report = &s->report;
-    int code = write_checkpoint(s, &report->error);
+    int code = s->source ? take_snapshot(s, s->source, &report->error) : 0;
+    if (s->source) sem_post(&s->taken);
+    if (!code) code = write_checkpoint(s, &report->error);
     report->seconds = clock_seconds() - s->started;
     // Only a checkpoint that reads back as it was written may replace an older one.
     if (!code) code = archive_verify(report->directory, &report->error);
@@ -136,12 +152,10 @@ int saver_prepare(Saver *s, Error *e) {
     return 0;
 }
 
-static int take_snapshot(Saver *s, Parallel *parallel, Error *e) {
+static int wait_for_copy_memory(Saver *s, Error *e) {
     if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, e));
     if (s->touching) pthread_join(s->thread, NULL);
     s->touching = false;
-    for (int k = 0; k < KINDS; k++)
-        TRY(parallel_store(parallel, kinds[k], (Range){0, s->config.model->flat_count}, s->copy[k], e));
     return 0;
 }
 
@@ -151,6 +165,7 @@ static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_
     s->state = state;
     s->state_bytes = state_bytes;
     s->parallel = parallel;
+    s->source = NULL;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
     atomic_store(&s->ended, false);
@@ -165,18 +180,31 @@ void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t s
 
 int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
     begin(s, NULL, step, state, state_bytes);
-    TRY(take_snapshot(s, parallel, e));
-    s->report.stall_seconds = clock_seconds() - s->started;
+    TRY(wait_for_copy_memory(s, e));
+    if (parallel_stores_alone(parallel)) s->source = parallel;
+    else TRY(take_snapshot(s, parallel, e));
     s->running = true;
+    s->snapping = s->source != NULL;
     s->threaded = start_thread(s, save_all);
     if (!s->threaded) save_all(s); // no thread to be had: training waits
+    s->stalled = clock_seconds() - s->started;
     return 0;
+}
+
+void saver_settle(Saver *s) {
+    if (!s || !s->snapping) return;
+    double start = clock_seconds();
+    while (sem_wait(&s->taken) != 0 && errno == EINTR) continue;
+    s->snapping = false;
+    s->stalled += clock_seconds() - start;
 }
 
 bool saver_collect(Saver *s, bool wait, SaveReport *report) {
     if (!s->running || (!wait && !atomic_load(&s->ended))) return false;
     if (s->threaded) pthread_join(s->thread, NULL);
+    saver_settle(s);
     s->running = false;
+    s->report.stall_seconds = s->stalled;
     if (report) *report = s->report;
     return true;
 }

@@ -1,5 +1,6 @@
-// saver: writes checkpoints while training goes on. The state is copied to the host between two steps; a thread of its
-// own writes the copy down, verifies it and thins out the older ones. One save at a time.
+// saver: writes checkpoints while training goes on. A thread of its own copies the state, which no one changes before the
+// next update (saver_settle); writes the copy down, verifies it and thins out the older ones. Where ranks share the
+// state out it is collected first, between two steps. One save at a time.
 //
 //     step_NNNNNNNN/  model.safetensors, config.json, optimizer.safetensors   (checkpoint)
 //                     the tokenizer's files, where one is known               (tokenizer)
@@ -58,6 +59,9 @@ int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, siz
 
 // Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.
 void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report);
+
+// Before every update: waits until the snapshot of a save under way is taken. NULL is fine.
+void saver_settle(Saver *saver);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);

@@ -152,7 +152,9 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
         if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
         *skipped = is_outlier(r, B);
     }
-    return *skipped ? 0 : parallel_update(&r->parallel, update, e);
+    if (*skipped) return 0;
+    saver_settle(r->saver);
+    return parallel_update(&r->parallel, update, e);
 }
 
 int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {

@@ -32,12 +32,13 @@ enum { FAULT_RANKS = 4 };
 
 typedef struct {
     Fault fault;
-    int rank;     // to which it happens
-    int call;     // of this kind; -1: any but ALLOC
-    long at;      // the n-th such call, from 1
-    int error;    // errno
-    long free_kb; // what statvfs says is left, if not 0
-    long slow_us; // what an fsync takes besides
+    int rank;           // to which it happens
+    int call;           // of this kind; -1: any but ALLOC
+    long at;            // the n-th such call, from 1
+    int error;          // errno
+    long free_kb;       // what statvfs says is left, if not 0
+    long slow_us;       // what an fsync takes besides
+    long slow_store_us; // what an engine_store takes besides
 
     struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC

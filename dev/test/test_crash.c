@@ -3,6 +3,7 @@
 // nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
 #define _DEFAULT_SOURCE
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
+#include "../../llmc/engine.h"
 #include "crash.h"
 
 static void test_undisturbed(void) {
@@ -108,6 +109,25 @@ static void test_no_room(void) {
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
     check_goes_on("no room");
+}
+
+// A snapshot that is taken while the next step is under way is of the step before, however long it takes.
+int __real_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    if (faults && faults->slow_store_us && getpid() != faults_parent) sleep_us(faults->slow_store_us);
+    return __real_engine_store(engine, kind, range, values, e);
+}
+
+static void test_slow_snapshots(void) {
+    static const char *const every_step = "--train-tokens 400 --checkpoint-every 1 --keep 0 --out";
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run("%s fast", every_step) == 0, "%s", log_tail());
+    faults->slow_store_us = 5000;
+    CHECK(trainer_run("%s slow", every_step) == 0, "%s", log_tail());
+    CHECK(newest_step("fast") > 9 && newest_step("slow") == newest_step("fast"), "%ld steps", newest_step("slow"));
+    for (long step = 1; step <= newest_step("fast"); step++)
+        check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -328,6 +348,7 @@ int main(void) {
     RUN(test_calls_that_fail);
     RUN(test_interrupted_calls);
     RUN(test_no_room);
+    RUN(test_slow_snapshots);
     RUN(test_flipped_bits_are_noticed);
     RUN(test_falls_back);
     RUN(test_check_of_a_file);

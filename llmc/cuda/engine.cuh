@@ -29,6 +29,8 @@ struct Engine {
     EngineConfig config;
     Device device;
     cudaStream_t stream;
+    cudaStream_t store_stream; // copies to the host: they need not wait for kernels that were queued later
+    cudaEvent_t store_after;
     Matmul *matmul;
     void *memory; // the one device allocation, cut up by the arena
 

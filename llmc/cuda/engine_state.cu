@@ -76,12 +76,15 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
     TRY(engine_await(engine, range, e));
+    CUDA_TRY(cudaEventRecord(engine->store_after, engine->stream), e);
+    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->store_after), e);
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         CUDA_TRY(cudaMemcpyAsync(values + (p.range.begin - range.begin), array + p.place, float_bytes(p.range),
-                                 cudaMemcpyDeviceToHost, engine->stream),
+                                 cudaMemcpyDeviceToHost, engine->store_stream),
                  e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    CUDA_TRY(cudaStreamSynchronize(engine->store_stream), e);
     return 0;
 }
 
