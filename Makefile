@@ -248,7 +248,7 @@ bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kerne
 	@dev/bench/bench_cpu.sh $(BUILD)
 
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
-	@$<
+	@GOMP_SPINCOUNT=1000 $<
 
 # OpenBLAS is only what the benchmark compares with.
 ifeq ($(shell pkg-config --exists openblas 2> /dev/null && echo yes),yes)
