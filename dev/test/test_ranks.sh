@@ -33,7 +33,7 @@ awk 'BEGIN {
     } }' > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
 
-small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 16
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --heads 2 --channels 32 --seq-len 16
     --val-every 10 --val-tokens 1040 --warmup-tokens 4000 --threads 1"
 
 mpi() { # RANKS COMMAND...
@@ -46,7 +46,7 @@ run() { # RANKS OUT OPTIONS...
     local ranks=$1 out=$2
     shift 2
     # shellcheck disable=SC2086
-    GLOBIGNORE='*' mpi "$ranks" "$train" $small --lr "${lr:-1e-3}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+    GLOBIGNORE='*' mpi "$ranks" "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
 }
 
 # close A B NAME TOLERANCE: the values of NAME in two metrics files, one by one; a null equals only a null.
@@ -88,14 +88,16 @@ same_weights() { cmp "$(newest "$1")/model.safetensors" "$(newest "$2")/model.sa
 runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
 # Every number that a step prints but its time.
 same_numbers() { cmp <(sed 's/"tok_per_s": [^,]*,//' "$1/metrics.jsonl") <(sed 's/"tok_per_s": [^,]*,//' "$2/metrics.jsonl"); }
+# One micro-step a step, and a model in which blocks that take turns in memory do so.
+wide() { micro=20 layers=4 run "$@"; }
 # ZeRO 1 and 2 are ZeRO 0, bit for bit: 5 to 40 rows a step, that is 2 to 7 micro-steps of 3 rows on a rank, and some
-# that have one less; and one micro-step of up to 20, where ZeRO-2 has no whole gradient.
+# that have one less; and one micro-step of up to 20 rows, where ZeRO-2 has no whole gradient.
 zero_agrees() { # RANKS
     for zero in 1 2; do
         run "$1" "z$1_$zero" $ramp_run --zero $zero && same_weights "r$1" "z$1_$zero" && same_numbers "r$1" "z$1_$zero" || return 1
     done
     grep -q '^note: gradients are whole on every rank' "z$1_2.log" || { echo "whole gradients without a word"; return 1; }
-    micro=20 run "$1" "w$1_0" $ramp_run && micro=20 run "$1" "w$1_2" $ramp_run --zero 2 || return 1
+    wide "$1" "w$1_0" $ramp_run && wide "$1" "w$1_2" $ramp_run --zero 2 || return 1
     same_weights "w$1_0" "w$1_2" && same_numbers "w$1_0" "w$1_2" && ! grep '^note: gradients are whole' "w$1_2.log"
 }
 zero_with_two_ranks() { zero_agrees 2; }
@@ -107,7 +109,7 @@ reduced_at_every_micro_step() { # the sum's order is another: the same up to rou
     done
     run 3 m_again $ramp_run --zero 2 --reduce micro-step && same_weights m3 m_again || return 1
     # one micro-step is the whole step
-    micro=20 run 3 m_one $ramp_run --zero 2 --reduce micro-step && same_weights w3_0 m_one && same_numbers w3_0 m_one
+    wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same_weights w3_0 m_one && same_numbers w3_0 m_one
 }
 resumes_in_another_mode() { # from a checkpoint of three ranks that shared the state out, as if nothing had happened
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 || return 1
@@ -116,8 +118,8 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that shared the s
     run 3 z3 $ramp_run && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && close r3 z3 loss 0 || return 1
     for modes in "2 0" "0 2" "1 2"; do # FROM TO, with sharded gradients
         local from=${modes% *} to=${modes#* } out=z_${modes// /_}
-        micro=20 run 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest "$out")" &&
-            micro=20 run 3 "$out" $ramp_run --zero "$to" && grep -q "^resuming from $out/step_" "$out.log" &&
+        wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest "$out")" &&
+            wide 3 "$out" $ramp_run --zero "$to" && grep -q "^resuming from $out/step_" "$out.log" &&
             same_weights w3_0 "$out" && close w3_0 "$out" loss 0 || return 1
     done
 }
@@ -164,7 +166,7 @@ too_small_a_batch() {
 }
 alone_without_mpirun() { # and the same bits as mpirun -np 1
     # shellcheck disable=SC2086
-    GLOBIGNORE='*' "$train" $small --lr "${lr:-1e-3}" --micro-batch "${micro:-3}" --out alone $exact_run --batch-tokens 192 > alone.log 2>&1 && same_weights e1_192 alone
+    GLOBIGNORE='*' "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out alone $exact_run --batch-tokens 192 > alone.log 2>&1 && same_weights e1_192 alone
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \

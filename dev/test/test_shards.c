@@ -311,6 +311,78 @@ static void test_collected_micro_steps(void) {
     world_close(&w);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Weights on their way
+
+typedef struct {
+    World *w;
+    int next; // the first bucket that is not there yet
+} Arrivals;
+
+// They come when they are asked for, and not before.
+static int arrive(void *context, Range range, Error *e) {
+    Arrivals *a = context;
+    const Model *model = &a->w->model;
+    for (; a->next < model_bucket_count(model) && model_bucket(model, a->next).begin < range.end; a->next++) {
+        Range bucket = model_bucket(model, a->next);
+        TRY(engine_load(a->w->whole, STATE_PARAM, bucket, a->w->param + bucket.begin, e));
+    }
+    return 0;
+}
+
+// All weights are wrong but for those that have arrived.
+static void depart(Arrivals *a) {
+    Error e = {0};
+    World *w = a->w;
+    for (size_t i = 0; i < w->model.flat_count; i++) w->x[i] = POISON;
+    CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->x, &e), &e);
+    a->next = 0;
+}
+
+// What every function that reads weights comes to, one after the other.
+enum { READERS = 5 };
+static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
+    Error e = {0};
+    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    uint64_t hash = 0;
+    for (int i = 0; i < READERS; i++) {
+        if (a) depart(a);
+        switch (i) {
+        case 0: CHECK_OK(engine_eval(w->whole, rows_of(w, 0, 0), ROWS, w->T, out[i], &e), &e); break;
+        case 1: CHECK_OK(engine_logits(w->whole, rows_of(w, 0, 0), w->T, out[i], &e), &e); break;
+        case 2: CHECK_OK(engine_store(w->whole, STATE_PARAM, all_of(w), out[i], &e), &e); break;
+        case 3:
+            CHECK_OK(engine_hash(w->whole, all_of(w), &hash, &e), &e);
+            memcpy(out[i], &hash, sizeof hash);
+            break;
+        default:
+            CHECK_OK(whole_gradients(w, 0, &e), &e);
+            CHECK_OK(engine_result(w->whole, &r, &e), &e);
+            CHECK_OK(engine_store(w->whole, STATE_GRAD, all_of(w), out[i], &e), &e);
+        }
+        if (a) CHECK(a->next == model_bucket_count(&w->model), "reader %d asked for %d buckets", i, a->next);
+    }
+}
+
+static void test_awaited_weights(void) {
+    static const char *const readers[READERS] = {"eval", "logits", "store", "hash", "micro-step"};
+    World w;
+    float *want[READERS], *got[READERS];
+    world_open(&w, &shapes[1], false);
+    Arrivals arrivals = {&w, 0};
+    size_t bytes = sizeof(float) * size_max(w.model.flat_count, ROWS * (size_t)w.T);
+    for (int i = 0; i < READERS; i++) want[i] = take(bytes), got[i] = take(bytes);
+    read_weights(&w, NULL, want);
+    engine_await_weights(w.whole, arrive, &arrivals);
+    read_weights(&w, &arrivals, got);
+    for (int i = 0; i < READERS; i++) {
+        CHECK(memcmp(got[i], want[i], bytes) == 0, "%s: reads weights that are not there yet", readers[i]);
+        memory_free(want[i]);
+        memory_free(got[i]);
+    }
+    world_close(&w);
+}
+
 // The plan is smaller by what others keep: 12 bytes an element on the GPU in bf16, 8 otherwise, and gradients.
 static void test_memory_plan(void) {
     World w;
@@ -347,6 +419,7 @@ int main(int argc, char **argv) {
     RUN(test_owned_ranges);
     RUN(test_sharded_gradients);
     RUN(test_collected_micro_steps);
+    RUN(test_awaited_weights);
     RUN(test_memory_plan);
     return test_summary();
 }
