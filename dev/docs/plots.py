@@ -47,7 +47,7 @@ def print_table(runs):
     print("| batch | lr | steps | time | val loss |\n| --- | --- | --- | --- | --- |")
     for run in runs:
         last = run.rows[-1]
-        print(f"| {run.label} | {max(run.column('lr')):.2e} | {last['step']:,} | {show_time(last['seconds'])} | "
+        print(f"| {run.label} | {run.info['options']['lr']:.3g} | {last['step']:,} | {show_time(last['seconds'])} | "
               f"{show(last_val(run), 5)} |")
 
 
@@ -92,28 +92,39 @@ def draw_ramp(plots, run, others):
 
 
 def draw_loss(plots, runs):
-    """Smoothed training loss (lines) and validation loss (dots)."""
+    """Smoothed training loss (lines) and validation loss (dots), from where the slowest run ends downwards."""
     figure, panels = plots.plt.subplots(1, 2, figsize=(13, 4.8), sharey=True)
-    for axes, name in zip(panels, ("tokens", "step")):
-        for run, colour in zip(runs, plots.colours(runs)):
-            soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))
+    last, lowest = [], math.inf
+    for run, colour in zip(runs, plots.colours(runs)):
+        soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))
+        last, lowest = last + [soft[-1], last_val(run)], min([lowest, *soft])
+        for axes, name in zip(panels, ("tokens", "step")):
             axes.plot(*plots.thin(run.column(name), soft), color=colour, lw=1.1, label=run.label)
             axes.plot(run.val_column(name), run.val_column("val_loss"), "o", color=colour, ms=4,
-                      markeredgecolor="white")
-        axes.legend()
+                      markeredgecolor="white", markeredgewidth=0.5)
     plots.token_axis(panels[0])
-    panels[1].set(xscale="log", xlabel="steps")
-    panels[0].set(ylabel="loss (nats a token)", ylim=plots.loss_limits(runs))
+    panels[1].set(xscale="log", xlabel="steps", xlim=(min(len(run.rows) for run in runs) / 5, None))
+    panels[0].set(ylabel="loss (nats a token)", yscale="log", ylim=(0.97 * lowest, 1.1 * max(last)))
+    for axes in panels:
+        axes.yaxis.set_major_formatter(plots.StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(plots.StrMethodFormatter("{x:g}"))
+        axes.legend()
     return figure
 
 
 def draw_ratio(plots, runs):
+    """Faint: the estimate at every exact step. Strong: what the program takes for c, once it is known well enough."""
     figure, axes = plots.plt.subplots(figsize=(9, 4))
+    most = 0.0
     for run, colour in zip(runs, plots.colours(runs)):
+        exact = [row for row in run.rows if (row.get("gns_total") or 0) > 0 and (row.get("gns_type_ln") or 0) > 0]
+        axes.plot(*plots.thin([row["tokens"] for row in exact], [row["gns_total"] / row["gns_type_ln"] for row in exact]),
+                  color=colour, lw=0.8, alpha=0.45)
         known = [row for row in run.rows if row.get("gns_ratio") not in (None, 1)]  # 1: nothing known yet
-        axes.plot([row["tokens"] for row in known], [row["gns_ratio"] for row in known], color=colour, lw=1.2,
-                  label=run.label)
-    axes.set(ylabel="c: noise scale, whole model / LayerNorms", ylim=(0, None))
+        axes.plot(*plots.thin([row["tokens"] for row in known], [row["gns_ratio"] for row in known]) if known else [[], []],
+                  color=colour, lw=1.8, label=run.label)
+        most = max([most, *(row["gns_ratio"] for row in known)])
+    axes.set(ylabel="c: noise scale, whole model / LayerNorms", ylim=(0, 1.3 * most or None), xlim=(0, None))
     plots.token_axis(axes)
     axes.legend()
     return figure
@@ -137,6 +148,7 @@ def main():
         import report_plots as plots
     except ImportError as error:
         raise missing_package("matplotlib", error) from None
+    plots.POINTS = 300  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     with plots.style():
         for name, title, figure in (
