@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "signals.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 
@@ -26,7 +27,13 @@ void signals_install(void) {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) sigaction(stopping[i].signal, &action, NULL);
+    sigset_t all;
+    sigemptyset(&all);
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
+        sigaction(stopping[i].signal, &action, NULL);
+        sigaddset(&all, stopping[i].signal);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // whoever started us may have had them blocked
 }
 
 const char *signals_requested(void) {
