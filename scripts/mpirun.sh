@@ -3,13 +3,17 @@
 # as found with 4.1.4:
 #
 #   - TERM and Ctrl-C make mpirun kill its ranks a second later. They become USR1, at which the ranks finish their step,
-#     save and end with 75.
+#     save and end with 75. It goes to the ranks themselves as soon as they would not die of it: mpirun hands it on, but
+#     loses it, or kills with it, while it starts them. One rank is enough; they tell each other.
 #   - Where a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
 #     --enable-recovery or --continuous it does not, and mpirun returns 0.) It becomes 78: a rank was lost.
 #   - Where a rank died while it was joining the others, mpirun may wait for ever for a lock of its own, in
 #     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
 set -u
+job='' asked=''
+trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 patience=10 # seconds
+usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
 children() { cat /proc/"$job"/task/*/children 2> /dev/null; }
 
@@ -20,6 +24,28 @@ has_ranks() {
         grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null && return 0
     done
     return 1
+}
+
+# This machine's ranks that catch USR1.
+listening_ranks() {
+    local child caught
+    for child in $(children); do
+        grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null || continue
+        caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$child/status" 2> /dev/null)
+        ((16#${caught:-0} & usr1_bit)) && echo "$child"
+    done
+}
+
+# Where nobody listens for so long, the ranks are on other machines, or are another program's.
+ask_to_stop() {
+    local end=$((SECONDS + 2 * patience)) ranks
+    while kill -0 "$job" 2> /dev/null; do
+        ranks=$(listening_ranks)
+        # shellcheck disable=SC2086
+        [ -z "$ranks" ] || { kill -USR1 $ranks 2> /dev/null && return; }
+        [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
+        sleep 0.1
+    done
 }
 
 # Those that are dead, and that mpirun has not buried, do not count.
@@ -44,7 +70,7 @@ end_when_alone() {
 
 setsid mpirun "$@" & # out of the terminal's reach, that is of its Ctrl-C
 job=$!
-trap 'kill -USR1 "$job" 2> /dev/null' INT TERM USR1
+[ -z "$asked" ] || ask_to_stop
 end_when_alone &
 guard=$!
 while :; do

@@ -282,7 +282,7 @@ faults() {
     fault_begin asked "$RANKS" --steps $fault_steps
     await_steps 20
     strike USR1
-    fault_ends "SIGUSR1 to mpirun" 75 "^error \(rank 0\): SIGUSR1: stopped after step [0-9]+, saved in" 30
+    fault_ends "SIGUSR1 to mpirun" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 30
 
     fault_begin term "$RANKS" --steps $fault_steps
     await_steps 20

@@ -126,15 +126,15 @@ not_finite() { # known to all: one of them says it
     ended $? 76 '^error \(rank 0\): step .* not finite' && [ "$(grep -c '^error' log)" = 1 ]
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
-asked_to_stop() { # SIGUSR1 goes through mpirun to all, and so does SIGTERM by scripts/mpirun.sh
+asked_to_stop() { # SIGNAL SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
     SECONDS=0
     # shellcheck disable=SC2086
     launch 3 "$train" $options --steps 100000000 --out stop &
     local job=$!
-    sleep 1.5
+    sleep "$2"
     kill -"$1" "$(pgrep -P "$(pgrep -P $job timeout)")"
     wait $job
-    ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && [ "$(grep -c '^error' log)" = 1 ]
+    ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && [ "$(grep -c '^error' log)" = 1 ]
 }
 
 # Faults are mostly waited for, so some run at a time, each in a directory of its own.
@@ -193,6 +193,7 @@ for test in broken_shard missing_shard token_out_of_range other_data shard_that_
     check $test
 done
 check asked_while_joining 3 1
-check asked_to_stop USR1
-check asked_to_stop TERM
+check asked_to_stop USR1 2
+check asked_to_stop TERM 1.2
+check asked_to_stop USR1 0.5
 finish
