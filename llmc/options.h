@@ -160,9 +160,6 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "the same for a micro-batch, or for waiting for another rank")                                                   \
     X(REAL,   deadline_checkpoint,"",AS_IS,         "900",       "(0, 1e9]",       "seconds",RANKS,                    \
       "the same for saving and sampling")                                                                              \
-    X(FLAG,   tune,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
-      "on a GPU: before the first step, time the algorithms on offer for every matrix product, and keep to the "       \
-      "fastest. The choice is in run.json and the checkpoints, and a run that goes on keeps to it")                    \
     X(FLAG,   dry_run,         "",   AS_IS,         "",          "",               "",       PLAN,                     \
       "check everything, say what the run would take in memory, time, disk and money, and end")                        \
     X(TEXT,   device,          "",   AS_IS,         "",          "",               "",       PLAN,                     \
@@ -173,6 +170,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "of an hour of one GPU, in whatever currency")                                                                   \
     X(REAL,   link,            "",   AS_IS,         "",          "(0, 1e6]",       "GB/s",   PLAN,                     \
       "between machines, each way, for each GPU, instead of what such machines usually have")                          \
+    X(FLAG,   tune,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
+      "on a GPU: before the first step, time the algorithms on offer for every matrix product, and keep to the "       \
+      "fastest. The choice is in run.json and the checkpoints, and a run that goes on keeps to it")                    \
     X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
       "of the CPU; 0: one a core. The results do not depend on it")                                                    \
     X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \

@@ -2,6 +2,7 @@
 # What the launchers share; sourced by them, with NAME and the array OPTIONS set. From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
+#   TOKENIZER    what made them, so that checkpoints hold it; data/gpt2 where that is there
 #   OUT          run directory; runs/NAME
 #   RANKS        processes, one a GPU; as many as there are GPUs
 #   RUN          what starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
@@ -11,10 +12,12 @@
 # as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM or USR1 to the launcher let the run finish
 # its step, save and end; the same command goes on from there.
 set -uo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 70
 PROGRAM=${PROGRAM:-./train_gpt2cu}
 TRAIN=${TRAIN:-data/fineweb/fineweb_train_*.bin}
 VAL=${VAL:-data/fineweb/fineweb_val_*.bin}
+TOKENIZER=${TOKENIZER-$([ ! -d data/gpt2 ] || echo data/gpt2)}
 OUT=${OUT:-runs/$NAME}
 
 fail() { # CODE MESSAGE HINT
@@ -54,12 +57,20 @@ need_mpi() {
 
 newest_checkpoint() { compgen -G "$OUT/step_????????" | sort | tail -n 1; }
 
+ask_to_stop() { # PID: as soon as it listens
+    local end=$((SECONDS + 10))
+    until listens "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
+    kill -USR1 "$1" 2> /dev/null
+}
+
 # Runs a command to its end; a request to stop, given to this script, is handed on to it as SIGUSR1.
 asked=
 run_and_listen() {
+    local job='' code
+    trap 'asked=1; [ -z "$job" ] || ask_to_stop $job' INT TERM USR1
     setsid "$@" & # out of the terminal's reach: Ctrl-C would have mpirun kill its ranks
-    local job=$! code
-    trap 'asked=1; kill -USR1 $job 2> /dev/null' INT TERM USR1
+    job=$!
+    [ -z "$asked" ] || ask_to_stop $job
     while :; do
         wait $job
         code=$?
@@ -94,6 +105,7 @@ launch() { # more options, which go behind OPTIONS
     need_data
     need_gpus
     need_mpi
+    [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
     local command=("$PROGRAM" --train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}" "$@")
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206

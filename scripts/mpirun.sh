@@ -12,8 +12,8 @@
 set -u
 job='' asked=''
 trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
+. "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 patience=10 # seconds
-usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
 children() { cat /proc/"$job"/task/*/children 2> /dev/null; }
 
@@ -26,13 +26,10 @@ has_ranks() {
     return 1
 }
 
-# This machine's ranks that catch USR1.
 listening_ranks() {
-    local child caught
+    local child
     for child in $(children); do
-        grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null || continue
-        caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$child/status" 2> /dev/null)
-        ((16#${caught:-0} & usr1_bit)) && echo "$child"
+        grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null && listens "$child" && echo "$child"
     done
 }
 
