@@ -70,9 +70,10 @@ static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
     if (i > 0) return collect_from(p, i + 2, e);
-    bool before = p->unreduced == 0; // there was one
-    TRY(collect_from(p, 0, e));
-    if (before) p->first = false;
+    if (p->unreduced == 0) { // there was one
+        TRY(collect_from(p, 0, e));
+        p->first = false;
+    }
     p->unreduced = p->uncollected = p->buckets;
     return 0;
 }

@@ -156,8 +156,10 @@ static int finish(Run *r, Error *e) {
     if (!is_first(r)) return save_now(r, e);
     progress_break(&r->progress);
     progress_curve(&r->progress);
-    if (r->options.sample_every > 0) TRY(sample_during(r, e));
+    Error sampling = {0}; // is told when the model is safe
+    int code = r->options.sample_every > 0 ? sample_during(r, &sampling) : 0;
     TRY(save_now(r, e));
+    if (code) return *e = sampling, code;
     if (isfinite(r->val_loss)) {
         printf("validation loss %.4f nats a token", r->val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
@@ -184,7 +186,10 @@ static int train_loop(Run *r, Error *e) {
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
         if (is_due(r->step, o->compare_every)) TRY(compare_ranks(r, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
-        if (!last && is_due(r->step, o->sample_every)) TRY(sample_during(r, e));
+        if (!last && is_due(r->step, o->sample_every)) {
+            TRY(sample_during(r, e));
+            TRY(comm_barrier(r->comm, e)); // the others wait here, with a checkpoint's patience, not a step's
+        }
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
         if (!last && is_due(r->step, o->checkpoint_every)) TRY(save_aside(r, e));
     }
