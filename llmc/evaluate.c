@@ -71,6 +71,12 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
     TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
     int code = sum_endings(r, sum, e);
     if (!code) code = comm_sum(r->comm, sum, rows, e);
+    for (int i = 0; i < rows && !code; i++) {
+        if (isfinite(sum[i])) continue;
+        comm_settle(r->comm); // all ranks have the same sums
+        code = FAIL(e, ERR_NONFINITE, "see whether --check finds fault with the model",
+                    "the loss on the questions of %s is not finite", r->options.hellaswag);
+    }
     if (!code) *score = hellaswag_score(r->hellaswag, sum);
     memory_free(sum);
     return code;

@@ -217,28 +217,45 @@ static int make_csv(Metrics *m, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Going on from a checkpoint
 
-static int cut_samples(const Metrics *m, int64_t step, Error *e) {
+// How many bytes of a file of lines tell of the first `step` steps: up to a later one, or one that a machine that failed
+// left unfinished. 0 where there is no file.
+static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
     static const char begin[] = "{\"step\": ";
     char *line = NULL;
     size_t room = 0;
-    off_t keep = 0;
-    FILE *f = fopen(m->samples_path, "re");
+    *keep = 0;
+    FILE *f = fopen(path, "re");
     if (!f && errno == ENOENT) return 0;
-    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", m->samples_path, strerror(errno));
-    for (ssize_t n; (n = getline(&line, &room, f)) > 0; keep += n)
+    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", path, strerror(errno));
+    for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || strncmp(line, begin, strlen(begin)) != 0 || atoll(line + strlen(begin)) > step)
-            break; // a later one, or one that a machine that failed left unfinished
+            break;
     free(line);
     fclose(f);
-    return truncate(m->samples_path, keep) == 0 ? 0 : cannot_write(m->samples_path, e);
+    return 0;
+}
+
+// Better to know at once than at the first sample.
+static int can_append(const char *path, Error *e) {
+    int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0) return errno == ENOENT ? 0 : cannot_write(path, e);
+    close(fd);
+    return 0;
 }
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
-    if (m->bytes > bytes) {
-        if (ftruncate(m->fd, (off_t)bytes) != 0) return cannot_write(m->path, e);
-        m->bytes = bytes;
+    off_t keep;
+    // By steps as well: the checkpoint may have come from another directory, whose file was longer.
+    TRY(bytes_until(m->path, step, &keep, e));
+    if (keep > bytes) keep = (off_t)bytes;
+    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->path, e);
+    m->bytes = keep;
+    if (step == 0) { // a new run: what else lies there is not ours to cut
+        TRY(can_append(m->samples_path, e));
+        return make_csv(m, e);
     }
-    TRY(cut_samples(m, step, e));
+    TRY(bytes_until(m->samples_path, step, &keep, e));
+    if (truncate(m->samples_path, keep) != 0 && errno != ENOENT) return cannot_write(m->samples_path, e);
     TRY(tensorboard_cut(m->directory, step, e));
     return make_csv(m, e);
 }

@@ -116,10 +116,10 @@ typedef struct {
 PlanState plan_state(const EngineConfig *shape, double value);
 
 // Memory (plan_memory.c): of a rank at this micro-batch; what of the device's there is for it; the largest micro-batch
-// that fits into that, up to `most` (0: not even one row).
+// that fits into that with `besides` bytes of something else, up to `most` (0: not even one row).
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
 double plan_usable_memory(const PlanDevice *device);
-int plan_largest_micro_batch(const Plan *plan, int most);
+int plan_largest_micro_batch(const Plan *plan, double besides, int most);
 
 // Memory of the CUDA engine as far as the sizes of tensors tell it, for a machine without that engine's code.
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);

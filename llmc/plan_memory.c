@@ -74,13 +74,13 @@ double plan_usable_memory(const PlanDevice *device) {
     return share * device->memory_bytes;
 }
 
-int plan_largest_micro_batch(const Plan *plan, int most) {
+int plan_largest_micro_batch(const Plan *plan, double besides, int most) {
     int fits = 0, fails = most + 1;
     while (fails - fits > 1) {
         int middle = fits + (fails - fits) / 2;
         MemoryPlan memory;
         plan_memory(plan, middle, &memory);
-        if ((double)memory.total <= plan_usable_memory(&plan->device)) fits = middle;
+        if ((double)memory.total + besides <= plan_usable_memory(&plan->device)) fits = middle;
         else fails = middle;
     }
     return fits;

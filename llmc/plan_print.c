@@ -104,10 +104,10 @@ static void print_memory(FILE *f, const PlanReport *r) {
     for (int i = 0; i < memory.count; i++)
         print_memory_line(f, memory.item[i].what, (double)memory.item[i].bytes), fprintf(f, "\n");
     if (r->host_bytes > 0) print_memory_line(f, "copy for checkpoints, on the host", r->host_bytes), fprintf(f, "\n");
-    double all = (double)memory.total + (host_is_device ? r->host_bytes : 0);
+    double besides = host_is_device ? r->host_bytes : 0, all = (double)memory.total + besides;
     print_memory_line(f, "memory in all", all);
     if (p->device.memory_bytes > 0) {
-        int fits = plan_largest_micro_batch(p, MOST);
+        int fits = plan_largest_micro_batch(p, besides, MOST);
         fprintf(f, " of %.0f", plan_usable_memory(&p->device) / (1 << 20));
         if (fits) fprintf(f, "; the largest --micro-batch that fits is %d", fits);
         else fprintf(f, "; NOT EVEN ONE ROW FITS");

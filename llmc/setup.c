@@ -335,11 +335,9 @@ static int move_old_run(const char *out, Error *e) {
 
 // Is there a run that this one does not go on from? One that was stopped before its first step is none.
 static int holds_other_run(const Run *r, bool *holds, Error *e) {
-    char path[ARCHIVE_PATH];
     int checkpoints;
-    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
     TRY(archive_count(r->options.out, &checkpoints, e));
-    *holds = !r->saved[0] && (checkpoints > 0 || (file_exists(path) && metrics_bytes(r->metrics) > 0));
+    *holds = !r->saved[0] && (checkpoints > 0 || metrics_bytes(r->metrics) > 0);
     return 0;
 }
 

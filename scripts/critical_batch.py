@@ -31,7 +31,7 @@ def constant_batch(run, step):
     """The batch in rows up to `step`; the run's last step may be a smaller rest."""
     batches = [row.get("batch") for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)]
     if None in batches or len(set(batches)) != 1:
-        raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp off")
+        raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
     return batches[0]
 
 

@@ -11,6 +11,7 @@
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck)
 set -u
+export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck}

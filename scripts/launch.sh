@@ -52,7 +52,7 @@ need_mpi() {
     grep -q MPI_Init_thread "$PROGRAM" || fail 64 "$PROGRAM was built without MPI" "Install Open MPI and build it again"
     [ -z "${RUN:-}" ] || return
     command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again, or use RANKS=1"
-    mpirun --version 2> /dev/null | grep -q 'Open MPI' || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
+    [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
 }
 
 newest_checkpoint() { compgen -G "$OUT/step_????????" | sort | tail -n 1; }

@@ -13,6 +13,7 @@
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
 set -u
+export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-540} SMALL=${SMALL:-}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}

@@ -353,11 +353,31 @@ def equal_to_the_uninterrupted():
 
 
 def cannot_write():
-    for name, more in (("samples.jsonl", []), ("metrics.csv", []), ("events.out.tfevents.1", ["--tensorboard"])):
+    for name in ("samples.jsonl", "metrics.csv"):
         out = "blocked-" + name[:3]
         os.makedirs(f"{out}/{name}/inside")
-        output = train(out, *more, steps=10, code=74)[-1]
+        output = train(out, steps=10, code=74)[-1]
         check(f"error: {out}/{name}" in output and output.count("\n") == 1, f"{name} is a directory: {output}")
+
+
+def not_ours():
+    """A new run cuts nothing that lies in its directory, and moves another one's log aside."""
+    os.makedirs("shared")
+    foreign = {"events.out.tfevents.notes": "my notes", "samples.jsonl": '{"id": 7}\n', "metrics.jsonl": "a\nb\n"}
+    for name, text in foreign.items():
+        with open(f"shared/{name}", "w") as file:
+            file.write(text)
+    train("shared", "--tensorboard", steps=10)
+    for name, text in foreign.items():
+        check(open(f"shared.1/{name}").read() == text, f"{name} is not as it was")
+    os.makedirs("lent")
+    del foreign["metrics.jsonl"]
+    for name, text in foreign.items():
+        with open(f"lent/{name}", "w") as file:
+            file.write(text)
+    train("lent", "--tensorboard", steps=10)
+    for name, text in foreign.items():
+        check(open(f"lent/{name}").read().startswith(text), f"{name} is not as it was")
 
 
 def main():
@@ -370,7 +390,7 @@ def main():
                     "text.txt"], check=True, capture_output=True)
     assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF  # RFC 3720
     for function in (one_run, the_tensorboard_package, interrupted, interrupted_by_the_package, torn_ends,
-                     equal_to_the_uninterrupted, cannot_write):
+                     equal_to_the_uninterrupted, cannot_write, not_ours):
         test(function)
 
 

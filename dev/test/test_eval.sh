@@ -189,7 +189,8 @@ refusals() {
     cp -r "$model" nan
     step=$(stat -c %s nan/model.safetensors)
     head -c 400 /dev/zero | tr '\0' '\377' | dd of=nan/model.safetensors bs=1 seek=$((step - 400)) conv=notrunc status=none
-    refuse_after_setup 76 "not finite" --eval-only --model nan --val 'code_val_*.bin'
+    refuse_after_setup 76 "not finite" --eval-only --model nan --val 'code_val_*.bin' || return 1
+    refuse_after_setup 76 "questions.jsonl is not finite" --eval-only --model nan --hellaswag questions.jsonl
 }
 refuse_after_setup() {
     local code=$1 mention=$2 got

@@ -319,7 +319,7 @@ static void test_largest_micro_batch(void) {
     Plan p = make_plan(&model, "H200", 1, 64);
     p.estimate_memory = false; // by the engine at hand
     plan_memory(&p, 1, &memory);
-    CHECK((p.device.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 100) == 0, "not one row");
+    CHECK((p.device.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.memory_bytes = bytes;
         int fits = 0; // the plain way
@@ -327,8 +327,8 @@ static void test_largest_micro_batch(void) {
             plan_memory(&p, b, &memory);
             if ((double)memory.total <= 0.97 * bytes) fits = b;
         }
-        CHECK(plan_largest_micro_batch(&p, 200) == fits, "%d rows in %.0f bytes, want %d",
-              plan_largest_micro_batch(&p, 200), bytes, fits);
+        CHECK(plan_largest_micro_batch(&p, 0, 200) == fits, "%d rows in %.0f bytes, want %d",
+              plan_largest_micro_batch(&p, 0, 200), bytes, fits);
     }
     model_destroy(&model);
 }

@@ -7,7 +7,7 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
     echo "error: no Slurm job here. Say sbatch scripts/slurm/NAME.sbatch, or $LAUNCHER on one machine" >&2
     exit 64
 fi
-if ! srun --mpi=list 2>&1 | grep -q pmix; then
+if [[ $(srun --mpi=list 2>&1) != *pmix* ]]; then
     echo "error: this Slurm has no PMIx (srun --mpi=list). Ask for it, or use mpirun within salloc" >&2
     exit 64
 fi
@@ -16,6 +16,7 @@ if [ -z "${SLURM_NTASKS:-}" ]; then
     exit 64
 fi
 export RANKS=$SLURM_NTASKS
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which newer srun do not take from sbatch by themselves
 export RUN="srun --mpi=pmix --kill-on-bad-exit=1"
 "$LAUNCHER"
 code=$?
