@@ -101,6 +101,7 @@ train_until_done() { # COMMAND...
 }
 
 launch() { # more options, which go behind OPTIONS
+    hear_signals "$@"
     need_program
     need_data
     need_gpus

@@ -11,11 +11,15 @@
 #     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
 set -u
 job='' asked=''
-trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
+hear_signals "$@"
+trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 patience=10 # seconds
 
-children() { cat /proc/"$job"/task/*/children 2> /dev/null; }
+# Of mpirun; /proc/PID/task/PID/children is not in every kernel.
+children() {
+    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | cut -d / -f 3
+}
 
 # Ranks on other machines are no children of mpirun's.
 has_ranks() {

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Several GPUs of one machine as ranks: do all numbers of them train the same run, does a run end when one comes to harm,
-# how fast are they together, and what do they keep in memory. Prints one table at the end; whole logs lie in $OUT.
+# Several GPUs of one machine as ranks: do all numbers of them train the same run, also when it stops and goes on with
+# others, does a run end when one comes to harm, how fast are they together, and what do they keep in memory. Prints one
+# table at the end; whole logs lie in $OUT.
 #
-#     scripts/ranks_check.sh [agree] [faults] [scaling] [memory] [nccl]          (default: all)
+#     scripts/ranks_check.sh [agree] [resume] [faults] [scaling] [memory] [nccl]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; with build/cpu/train_gpt2 and SMALL=1 this script can be tried without a GPU
 #     RANKS    the largest number of ranks (as many as there are GPUs)
 #     OUT      logs and run directories (build/ranks_check)
-#     LIMIT    seconds for everything (540)
+#     LIMIT    seconds for everything (720)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
 set -u
 export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 70
-BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-540} SMALL=${SMALL:-}
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-720} SMALL=${SMALL:-}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}
 
@@ -43,12 +44,14 @@ fi
 
 # Shapes: for GPUs, or small enough for a processor.
 if [ -z "$SMALL" ]; then
-    agree_T=512 agree_shape=(--model d6 --seq-len 512 --micro-batch 16) agree_batches="64 62" agree_steps=50 agree_lr=5e-5
+    agree_T=512 agree_shape=(--model d6 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
+    resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 wire_tolerance=1e-3 cadence_tolerance=1e-3
     small_model=d12:64 large_model=d48:16 strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
     memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
     text_tokens=2000000 vocabulary=50257
 else
-    agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32 --micro-batch 4) agree_batches="16 15" agree_steps=50 agree_lr=1e-3
+    agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32) agree_rows=4 agree_batch=15 agree_steps=50 agree_lr=1e-3
+    resume_batch=32 resume_steps=1500 resume_lr=1e-4 resume_tolerance=1e-4 wire_tolerance=1e-3 cadence_tolerance=1e-5
     small_model=d2:2 large_model=d4:1 strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
     memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
     text_tokens=100000 vocabulary=256
@@ -199,46 +202,103 @@ same_bits() { # A B
     fi
 }
 
-agree_run() { # NAME RANKS BATCH OPTIONS...
-    local tokens=$(($3 * agree_T))
-    run_whole "$1" "$2" "${agree_shape[@]}" --batch-tokens $tokens --steps $agree_steps --lr $agree_lr \
-        --warmup-tokens $((agree_steps / 2 * tokens)) "${@:4}"
+# A batch that the ranks do not share evenly.
+agree_run() { # NAME RANKS OPTIONS...
+    local tokens=$((agree_batch * agree_T))
+    run_whole "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
+        --lr $agree_lr --warmup-tokens $((agree_steps * tokens / 2)) "${@:3}"
 }
 
-agree_ranks() { # NAME BATCH
+agree_ranks() { # NAME
     local n
-    agree_run "$1-r1" 1 "$2" || return
+    agree_run "$1-r1" 1 || return
     for n in ${rank_counts#1 }; do
-        agree_run "$1-r$n" "$n" "$2" && same_run "$1-r$n" "$1-r1"
+        agree_run "$1-r$n" "$n" && same_run "$1-r$n" "$1-r1"
     done
 }
 
 # In fp32 rounding is too small for training to magnify it to something: what differs there is a fault.
-agree_fp32() { # BATCH
+agree_fp32() {
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu loss_tolerance=1e-4 gns_tolerance=1e-3
     [ -n "$gpus" ] || return 0
-    if [ -x "$TRAINER" ]; then agree_ranks "fp32-b$1" "$1"; else row SKIP "fp32" "no $TRAINER"; fi
+    if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
+}
+
+# Sums over the ranks at every micro-step, of which there are four, are another order, and so another rounding.
+agree_by_micro_step() {
+    local name=b$agree_batch-r$RANKS-micro-step loss_tolerance=$cadence_tolerance agree_rows=$((agree_rows / 4))
+    agree_run "$name" "$RANKS" --zero 2 --reduce micro-step && same_run "$name" "b$agree_batch-r1"
+}
+
+# Rounding every gradient to 8 bits for the journey moves a loss less than a bf16 engine's own rounding may.
+agree_in_bf16() {
+    local name=b$agree_batch-r$RANKS-wire-bf16 loss_tolerance=$wire_tolerance gns_tolerance=0.02
+    agree_run "$name" "$RANKS" --comm-dtype bf16 && same_run "$name" "b$agree_batch-r1"
 }
 
 agree() {
-    local batch zero
-    for batch in $agree_batches; do agree_ranks "b$batch" "$batch"; done
-    # with the last batch, which the ranks do not share evenly
+    local zero name=b$agree_batch
+    agree_ranks "$name"
     for zero in ${zero_modes#0 }; do
-        agree_run "b$batch-r$RANKS-z$zero" "$RANKS" "$batch" --zero "$zero" && same_bits "b$batch-r$RANKS-z$zero" "b$batch-r$RANKS"
+        agree_run "$name-r$RANKS-z$zero" "$RANKS" --zero "$zero" && same_bits "$name-r$RANKS-z$zero" "$name-r$RANKS"
     done
-    agree_run "b$batch-again" "$RANKS" "$batch" && same_bits "b$batch-again" "b$batch-r$RANKS"
-    agree_fp32 "$batch"
+    agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$name-r$RANKS"
+    agree_by_micro_step
+    agree_in_bf16
+    agree_fp32
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# faults: a rank that is killed or stopped ends the run soon, which says which one; a run that is asked to stop saves
+# resume: a run that is asked to stop saves and says so, and goes on with other ranks as if nothing had happened
 
-fault_steps=100000000
+resume_begin() { # NAME RANKS
+    local tokens=$((resume_batch * agree_T))
+    begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
+        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --deadline-setup 60 --deadline-step 20
+}
+
+# What a signal meets, for whoever wonders why it was not heard.
+log_signals() {
+    local process
+    for process in $job $(run_processes "$1"); do
+        grep -HE '^(Name|PPid|Sig(Blk|Ign|Cgt))' "/proc/$process/status"
+    done >> "$OUT/resume.signals" 2>&1
+}
+
+# Asks the run to stop once it has done so many steps.
+resume_stop() { # WHAT STEPS SIGNAL [RANK]
+    await_steps "$2"
+    log_signals "${4:-0}"
+    strike "${@:3}"
+    fault_ends "$1" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 20
+}
+
+resume() {
+    local parts=$((RANKS > 2 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance third=$((resume_steps / 4))
+    resume_begin undisturbed "$RANKS"
+    await_end "$(seconds_left)"
+    [ $code = 0 ] || { tell_failure undisturbed; return; }
+    resume_begin stopping "$RANKS"
+    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks" $third USR1
+    resume_begin stopping $parts
+    resume_stop "SIGTERM to rank $((parts - 1)) of $parts, gone on with" $((2 * third)) TERM $((parts - 1))
+    resume_begin stopping 1
+    await_end "$(seconds_left)"
+    [ $code = 0 ] || { tell_failure "the rest with 1 rank"; return; }
+    row "$(verdict "$(grep -c '^resuming from' "$(log stopping)") == 1")" "the rest with 1 rank" \
+        "$(grep -h '^resuming from' "$(log stopping)" | cut -c 1-150)"
+    cmp -s <(values undisturbed step) <(values stopping step)
+    row "$(verdict "$? == 0")" "every step once, the examples in order" "$(values stopping loss | grep -c .) steps"
+    same_run stopping undisturbed
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# faults: a rank that is killed or stopped ends the run soon, which says which one
+
 deadline=5 # seconds
 fault_begin() { # NAME RANKS OPTIONS...
-    begin "$1" "$2" "${agree_shape[@]}" --batch-tokens $((8 * RANKS * agree_T)) --deadline-step $deadline \
-        --deadline-checkpoint 30 "${@:3}"
+    begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
+        --steps 100000000 --deadline-step $deadline "${@:3}"
 }
 
 strike() { # SIGNAL [RANK]: that rank; without it the run as a whole
@@ -260,44 +320,25 @@ fault_ends() { # WHAT CODES TEXT SECONDS: since `struck`
 }
 
 faults() {
-    local victim=$((RANKS - 1)) resume=1 after
-    fault_begin killed "$RANKS" --steps $fault_steps
+    local victim=$((RANKS - 1)) after
+    fault_begin killed "$RANKS"
     await_steps 10
     strike KILL $victim
     fault_ends "rank $victim killed" 78 "process rank $victim .* signal 9" 15
 
-    fault_begin stopped "$RANKS" --steps $fault_steps
+    fault_begin stopped "$RANKS"
     await_steps 10
     strike STOP $victim
     fault_ends "rank $victim stopped" 78 "rank $victim \(process [0-9]+\) is stopped or gone" $((deadline + 15))
 
     for after in 0 1; do # in the midst of MPI's start, and of CUDA's or NCCL's
-        fault_begin stopped-after-$after "$RANKS" --steps $fault_steps --deadline-setup 10
+        fault_begin stopped-after-$after "$RANKS" --deadline-setup 10
         until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
         sleep $after
         strike STOP $victim
         fault_ends "rank $victim stopped $after s after its start" 78 \
             "rank $victim (\(process [0-9]+\) is stopped or gone|has not started)" 25
     done
-
-    fault_begin asked "$RANKS" --steps $fault_steps
-    await_steps 20
-    strike USR1
-    fault_ends "SIGUSR1 to mpirun" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 30
-
-    fault_begin term "$RANKS" --steps $fault_steps
-    await_steps 20
-    struck=$(now)
-    # shellcheck disable=SC2046
-    kill -TERM $(run_processes $victim)
-    fault_ends "SIGTERM to rank $victim" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 30
-    [ "$RANKS" -le 2 ] || resume=$((RANKS / 2))
-    rm -rf "$work/resumed"
-    cp -r "$work/asked" "$work/resumed"
-    fault_begin resumed $resume --steps $fault_steps
-    await_steps $(($(values asked loss | grep -c .) + 10))
-    strike USR1
-    fault_ends "it goes on with $resume ranks" 75 "^resuming from .*/step_[0-9]+" 30
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -365,18 +406,20 @@ tell_alone() { # WHAT NAME
 
 # The same rows a rank, so that a rank computes what one GPU alone does, and what is more is communication.
 weak_scaling() { # MODEL ROWS STEPS FLOOR RANK_COUNTS
-    local n zero base=$1-alone name tokens ms ms1
+    local n mode zero wire base=$1-alone name tokens ms ms1
     speed_alone "$base" "$3" --model "$1" --micro-batch "$2" --batch-tokens $(($2 * speed_T)) || return
     ms1=$(calculate "1000 * $2 * $speed_T / $(cat "$work/$base.slowest")" %.3f)
     tell_alone "$1, $2 rows" "$base" "; the slowest one's step $ms1 ms"
     for n in $5; do
         tokens=$((n * $2 * speed_T))
-        for zero in $zero_modes; do
-            [ "$n" = "$RANKS" ] || [ "$zero" = 1 ] || continue
-            name=$1-r$n-z$zero
-            speed_run "$name" "$n" "$3" --model "$1" --micro-batch "$2" --batch-tokens $tokens --zero "$zero" || continue
+        for mode in $zero_modes "1 bf16"; do # gradients that travel in bf16, as llm.c's do
+            read -r zero wire <<< "$mode"
+            [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
+            name=$1-r$n-z$zero$wire
+            speed_run "$name" "$n" "$3" --model "$1" --micro-batch "$2" --batch-tokens $tokens --zero "$zero" \
+                --comm-dtype "${wire:-fp32}" || continue
             ms=$(calculate "1000 * $tokens / $(speed "$name")" %.3f)
-            tell_speed "$1, $2 rows a rank, $n ranks, ZeRO-$zero" "$name" "$n" "$base" "$4" \
+            tell_speed "$1, $2 rows a rank, $n ranks, ZeRO-$zero${wire:+, $wire}" "$name" "$n" "$base" "$4" \
                 "; a step $ms ms, $(calculate "$ms - $ms1" %.2f) ms more than the slowest alone"
         done
     done
@@ -478,18 +521,21 @@ finish() {
     [ $status = 0 ] && ! grep -q '^FAIL' "$table"
 }
 
-stage_limit() { # seconds
+stages="agree resume faults scaling memory nccl"
+stage_limit() { # seconds; a rank of d48 takes 15 to start
     case $1 in
-    agree) echo 150 ;;
-    faults) echo 120 ;;
+    agree) echo 130 ;;
+    resume) echo 90 ;;
+    faults) echo 90 ;;
     scaling) echo 280 ;;
-    memory) echo 60 ;;
+    memory) echo 75 ;;
     nccl) echo 60 ;;
-    *) fail 64 "no stage is called $1" "There are: agree faults scaling memory nccl" ;;
+    *) fail 64 "no stage is called $1" "There are: $stages" ;;
     esac
 }
 
-[ $# -gt 0 ] || set -- agree faults scaling memory nccl
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $stages
 for stage in "$@"; do stage_limit "$stage" > /dev/null; done
 mkdir -p "$OUT"
 work=$(mktemp -d -p "$OUT" runs.XXXXXX)

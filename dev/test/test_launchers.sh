@@ -156,6 +156,26 @@ mpirun_that_hangs() {
     return 1
 }
 
+# An mpirun whose rank is asked to stop, and says so; whoever started it all had the signals ignored or blocked.
+mkdir "$work/asks"
+cat > "$work/asks/mpirun" <<'END'
+#!/usr/bin/env bash
+OMPI_COMM_WORLD_RANK=0 bash -c 'trap "exit 75" USR1; for ((i = 0; i < 200; i++)); do sleep 0.05; done'
+END
+chmod +x "$work/asks/mpirun"
+mpirun_hears() {
+    local how job code
+    for how in default-signal ignore-signal block-signal; do
+        env PATH="$work/asks:$PATH" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
+        job=$!
+        sleep 0.5
+        kill -USR1 $job
+        wait $job
+        code=$?
+        [ $code = 75 ] || { echo "$how: exit code $code"; cat "$work/log"; return 1; }
+    done
+}
+
 stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
     command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
     cat > "$work/small.sh" <<END
@@ -164,16 +184,16 @@ OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batc
 . "$root/scripts/launch.sh"
 launch "\$@"
 END
-    local run=(env TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/small" PROGRAM="$train" RANKS=2
+    local run=(TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/small" PROGRAM="$train" RANKS=2
         bash "$work/small.sh") launcher code
-    "${run[@]}" > "$work/log" 2>&1 &
+    env --block-signal=USR1 "${run[@]}" > "$work/log" 2>&1 & # as who starts it may have it
     launcher=$!
     sleep 1.5
     kill -USR1 $launcher
     wait $launcher
     code=$?
     [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
-    "${run[@]}" > "$work/log" 2>&1 &
+    env --ignore-signal=TERM "${run[@]}" > "$work/log" 2>&1 &
     launcher=$!
     sleep 1
     kill -TERM $launcher
@@ -205,7 +225,7 @@ END
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once lost again_until_done \
-    not_without_getting_on not_what_will_fail_again stops_and_goes_on \
+    not_without_getting_on not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     check $test
 done
