@@ -19,13 +19,18 @@ typedef struct {
     double n, q;
 } Norms;
 
+// The same stream goes on with another |G|^2 and tr(Sigma).
+static void source_scale(Source *s, double g2, double trace, bool spiked) {
+    for (int d = 0; d < D; d++) {
+        s->mean[d] = sqrt(g2 / D);
+        double share = spiked ? (d == 0 ? 0.9 : 0.1 / (D - 1)) : 1.0 / D;
+        s->deviation[d] = sqrt(trace * share);
+    }
+}
+
 static Source source_make(double g2, double trace, bool spiked, uint64_t stream) {
     Source s = {.stream = stream, .spare = NAN};
-    for (int d = 0; d < D; d++) {
-        s.mean[d] = sqrt(g2 / D);
-        double share = spiked ? (d == 0 ? 0.9 : 0.1 / (D - 1)) : 1.0 / D;
-        s.deviation[d] = sqrt(trace * share);
-    }
+    source_scale(&s, g2, trace, spiked);
     return s;
 }
 
@@ -166,14 +171,15 @@ static void test_identities(void) {
 // the averages
 
 // Averages, sum of squared weights and errors against sums over the whole history, with steps of changing size, and
-// steps of one example in between that must leave no trace.
-static void test_tracker(void) {
+// steps of one example in between that must leave no trace. Differences weigh as the step, or as its square.
+static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
     double g2[STEPS], s[STEPS], tokens[STEPS];
     Source source = source_make(1, 10, false, 102);
     GnsTracker t;
     gns_init(&t, half_life);
+    t.diff_sq = diff_sq;
     CHECK(!gns_estimate(&t).valid && isnan(gns_estimate(&t).scale), "an estimate from nothing");
     for (int last = 0; last < STEPS; last++) {
         int B = 2 + last % 5;
@@ -186,9 +192,10 @@ static void test_tracker(void) {
         gns_update(&t, 1, 123, 456, 64);
         CHECK(memcmp(&t, &before, sizeof t) == 0, "one example changed the averages");
 
-        double w[STEPS], total = 0, mean_g = 0, mean_s = 0, sum_w2 = 0, since = 0;
+        double w[STEPS], v[STEPS], total = 0, mean_g = 0, mean_s = 0, sum_w2 = 0, since = 0;
         for (int i = last; i >= 0; i--) {
             w[i] = (1 - pow(2, -tokens[i] / half_life)) * pow(2, -since / half_life);
+            v[i] = diff_sq ? w[i] * w[i] : w[i];
             total += w[i];
             since += tokens[i];
         }
@@ -199,7 +206,7 @@ static void test_tracker(void) {
             sum_w2 += w[i] / total * w[i] / total;
             if (i == 0) continue;
             double dg = g2[i] - g2[i - 1], ds = s[i] - s[i - 1];
-            diffs += w[i], gg += w[i] * dg * dg, ss += w[i] * ds * ds, gs += w[i] * dg * ds;
+            diffs += v[i], gg += v[i] * dg * dg, ss += v[i] * ds * ds, gs += v[i] * dg * ds;
         }
         GnsEstimate e = gns_estimate(&t);
         CHECK(e.valid, "no estimate after %d steps", last + 1);
@@ -219,9 +226,14 @@ static void test_tracker(void) {
         // dR = (dS - R dG2) / G2, its square averaged over the steps themselves
         double R = mean_s / mean_g, rr = 0;
         for (int i = 1; i <= last; i++)
-            rr += w[i] / diffs * pow((s[i] - s[i - 1] - R * (g2[i] - g2[i - 1])) / mean_g, 2);
+            rr += v[i] / diffs * pow((s[i] - s[i - 1] - R * (g2[i] - g2[i - 1])) / mean_g, 2);
         CHECK_CLOSE(e.scale_se, sqrt(rr / 2 * sum_w2), 1e-9, 0);
     }
+}
+
+static void test_tracker(void) {
+    check_tracker(false);
+    check_tracker(true);
 }
 
 // The bound solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too.
@@ -363,10 +375,64 @@ static void test_calibration(void) {
         Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
         gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
-        if (t.g2 > 5 * t.g2_se && l.g2 > 5 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
+        if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
     }
     CHECK(!gns_estimate(&c.total).significant, "a significant G2 of nothing");
     CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
+}
+
+// One sampled step of a made-up model: the scale of the LayerNorms, and `ratio` times that for the whole.
+static void calibrate(GnsCalibration *c, Source *total, Source *ln, double ln_scale, double ratio, double g2, int B) {
+    source_scale(total, g2, ratio * ln_scale * g2, false);
+    source_scale(ln, g2 / 100, ln_scale * g2 / 100, false);
+    Norms a = source_norms(total, B), b = source_norms(ln, B);
+    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1);
+}
+
+// As a run begins: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then both
+// stay. Soon afterwards what is taken for the ratio must be the new one: not an early one that is held because the
+// error of the average remembers how large |G|^2 was (it does so for another 15 half-lives if all differences count
+// alike).
+static void test_calibration_is_timely(void) {
+    enum { RUNS = 40, FALL = 150, B = 16 };
+    int known[2] = {0, 0}; // 4 and 8 half-lives after the fall
+    for (int run = 0; run < RUNS; run++) {
+        Source total = source_make(1, 1, false, 510 + 2 * (uint64_t)run), ln = total;
+        ln.stream++;
+        GnsCalibration c;
+        gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
+        for (int i = 1; i <= FALL + 120; i++) {
+            double done = fmin((double)i / FALL, 1);
+            calibrate(&c, &total, &ln, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), B);
+            if (i == FALL + 60) known[0] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+        }
+        known[1] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+    }
+    CHECK(known[0] >= 0.8 * RUNS && known[1] >= 0.8 * RUNS, "of %d runs %d and %d had the ratio", RUNS, known[0],
+          known[1]);
+}
+
+// Nor too early: where G2 is lost in noise, few samples in a half-life must not look like a known ratio by chance.
+static void test_calibration_is_wary(void) {
+    enum { RUNS = 400, B = 16 };
+    const double half_lives[] = {1.5, 4};
+    for (int h = 0; h < 2; h++) {
+        int wrong = 0;
+        for (int run = 0; run < RUNS; run++) {
+            Source total = source_make(1, 1, false, 700 + 2 * (uint64_t)(run + RUNS * h)), ln = total;
+            ln.stream++;
+            GnsCalibration c;
+            gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
+            bool off = false;
+            for (int i = 0; i < 8 * half_lives[h]; i++) {
+                calibrate(&c, &total, &ln, 2 * B, 2.5, 1, B);
+                off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
+            }
+            wrong += off;
+        }
+        CHECK(wrong <= 0.04 * RUNS, "half-life of %g samples: %d of %d runs took a wrong ratio", half_lives[h], wrong,
+              RUNS);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -456,6 +522,8 @@ int main(void) {
     RUN(test_scale_error);
     RUN(test_drift);
     RUN(test_calibration);
+    RUN(test_calibration_is_timely);
+    RUN(test_calibration_is_wary);
     RUN(test_ranks_unbiased);
     RUN(test_ranks_limits);
     return test_summary();
