@@ -169,6 +169,15 @@ int model_bucket_at(const Model *model, size_t element) {
     return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
 }
 
+size_t model_bucket_largest(const Model *model) {
+    size_t most = 0;
+    for (int i = 0; i < model_bucket_count(model); i++) {
+        Range bucket = model_bucket(model, i);
+        most = size_max(most, bucket.end - bucket.begin);
+    }
+    return most;
+}
+
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out) {
     double scale = 0.02;
     if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);

@@ -112,6 +112,7 @@ const Tensor *model_find(const Model *model, const char *name);
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the one that the element lies in
+size_t model_bucket_largest(const Model *model);         // elements
 
 // Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out);

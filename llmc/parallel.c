@@ -48,7 +48,8 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
-    return p->buckets ? transport_create(&p->transport, p->comm, wire, engine_stream(engine), e) : 0;
+    if (!p->buckets) return 0;
+    return transport_create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

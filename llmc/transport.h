@@ -31,8 +31,14 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
 // Chooses this rank's device, by its number on this machine. Before the engine is created; talks to nobody.
 int transport_device(const Comm *comm, Error *e);
 
-// stream: engine_stream's. All ranks together.
-int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e);
+// largest: elements of the largest bucket, for which there is memory from here on. stream: engine_stream's. All ranks
+// together.
+int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
+
+// Device memory, bytes, that this takes for gradients on their journey, besides the library's own.
+static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
+    return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
+}
 void transport_destroy(Transport *t); // NULL is fine
 
 // values: the bucket's gradients on this rank, left alone but for what follows. The sum over ranks of this rank's part

@@ -57,8 +57,8 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e) {
-    (void)stream;
+int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+    (void)stream, (void)largest; // host memory comes and goes with each work
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     t->comm = comm;
@@ -166,8 +166,8 @@ int transport_wait_for(Transport *t, int64_t works, Error *e) {
 
 #else // one process: the sum over the ranks is what it has
 
-int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e) {
-    (void)comm, (void)wire, (void)stream, (void)e;
+int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+    (void)comm, (void)wire, (void)largest, (void)stream, (void)e;
     *out = NULL;
     return 0;
 }

@@ -19,8 +19,8 @@ struct Transport {
     cudaEvent_t engine_done;     // mark on the engine's
     cudaEvent_t ended[MARKS];    // marks on ours: the work of number n has the one of n modulo MARKS
     int64_t started;             // works so far
-    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
-    size_t rounded_capacity;     // elements
+    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16; one bucket after the other, in the stream's order
+    size_t largest;              // elements that it has room for
 };
 
 static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -94,14 +94,30 @@ static int start_nccl(Transport *t, Error *e) {
     return 0;
 }
 
-int transport_create(Transport **out, Comm *comm, WireType wire, void *stream, Error *e) {
+static int reserve_rounded(Transport *t, Error *e) {
+    size_t bytes = transport_buffer_bytes(t->wire, t->largest);
+    if (bytes == 0) return 0;
+    cudaError_t status = cudaMalloc((void **)&t->rounded, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); // the failed allocation is dealt with here
+        return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
+                    "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for gradients on their journey",
+                    (double)bytes / (1 << 20));
+    }
+    CUDA_TRY(status, e);
+    return 0;
+}
+
+int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: the journey goes first where both have work, since it needs few multiprocessors
     t->comm = comm;
     t->wire = wire;
+    t->largest = largest;
     t->engine = (cudaStream_t)stream;
     TRY(check_apart(comm, e));
+    TRY(comm_agree(comm, reserve_rounded(t, e), e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
@@ -184,21 +200,10 @@ static unsigned blocks_for(size_t n) {
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
 }
 
-// The buffer is used by one bucket after the other, in the stream's order. It grows in the first step only.
-static int reserve_rounded(Transport *t, size_t n, Error *e) {
-    if (n <= t->rounded_capacity) return 0;
-    CUDA_TRY(cudaStreamSynchronize(t->stream), e);
-    CUDA_TRY(cudaFree(t->rounded), e);
-    t->rounded = NULL;
-    CUDA_TRY(cudaMalloc((void **)&t->rounded, n * sizeof *t->rounded), e);
-    t->rounded_capacity = n;
-    return 0;
-}
-
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts parts, Error *e) {
     size_t all = bucket.end - bucket.begin;
     Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
-    TRY(reserve_rounded(t, all, e));
+    assert(all <= t->largest);
     round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
     CUDA_LAUNCHED(e);
     TRY(reduce_scatter(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
