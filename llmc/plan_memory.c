@@ -2,11 +2,14 @@
 #include "plan.h"
 
 #include "shard.h"
+#include "transport.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
 static void add_item(MemoryPlan *memory, const char *what, double bytes) {
+    assert(memory->count < (int)(sizeof memory->item / sizeof *memory->item));
     memory->item[memory->count].what = what;
     memory->item[memory->count++].bytes = (size_t)bytes;
     memory->total += (size_t)bytes;
@@ -62,15 +65,36 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
                  sizeof(float) * (shape->model->vocab_padded * C + N * C));
 }
 
+// What a GPU holds beside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo
+// and NVML before and after each call:
+//   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
+//            --recompute, took 531.5 MiB more than the engine's own plan.
+//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), alike on 2 and 4 ranks of a machine: 382 MiB when it is
+//            set up, 376 of which are its kernels' and stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
+//            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and
+//            channel), which the other collectives share; 4 MiB with the first broadcast.
+// Other cards, drivers and networks are taken to need as much.
+static void add_libraries(const Plan *plan, MemoryPlan *memory) {
+    const double mib = 1 << 20, context = 532 * mib, nccl = 860 * mib;
+    if (plan->device.measured) return; // a CPU
+    add_item(memory, "CUDA context and libraries", context);
+    if (plan->ranks == 1) return;
+    WireType wire = plan->wire < sizeof(float) ? WIRE_BF16 : WIRE_FP32;
+    size_t rounded = transport_buffer_bytes(wire, model_bucket_largest(plan->model));
+    add_item(memory, "NCCL buffers and kernels", nccl);
+    if (rounded) add_item(memory, "rounded gradients on their journey", (double)rounded);
+}
+
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     shape.micro_batch = micro_batch;
     if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
     else engine_plan_memory(&shape, memory);
+    add_libraries(plan, memory);
 }
 
 double plan_usable_memory(const PlanDevice *device) {
-    const double share = 0.97; // the driver, the program's code and the libraries' own buffers have the rest
+    const double share = 0.97; // a card shows less than its data sheet says (H200: 1%), and others have a part
     return share * device->memory_bytes;
 }
 

@@ -278,7 +278,7 @@ static void test_memory_estimate(void) {
         make_model(&model, cases[i].preset, 50257, 1024);
         Plan p = make_plan(&model, "H200", cases[i].micro_batch, 1024);
         p.shape.recompute = cases[i].recompute, p.shape.gns = cases[i].gns;
-        plan_memory(&p, cases[i].micro_batch, &memory);
+        plan_estimate_memory(&p.shape, &p.device, &memory);
         double mib = (double)memory.total / (1 << 20), sum = 0;
         CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, the engine %.0f", i, mib, cases[i].mib);
         for (int k = 0; k < memory.count; k++) sum += (double)memory.item[k].bytes;
@@ -287,26 +287,91 @@ static void test_memory_estimate(void) {
     }
 }
 
+static void shard(Parallel *parallel, Plan *p, ZeroStage zero) {
+    Error e;
+    Comm comm = {.ranks = p->ranks};
+    ParallelConfig config = {.zero = zero, .micro_batch = p->shape.micro_batch, .batch_max = p->shape.micro_batch};
+    CHECK_OK(parallel_create(parallel, &comm, p->model, &config, &e), &e);
+    parallel_shard(parallel, &p->shape);
+}
+
+// What nvidia-smi showed of H200s while runs were under way (4 ranks: what the trainer's log did, in GiB).
+static void test_measured_memory(void) {
+    static const struct {
+        const char *preset;
+        int micro_batch;
+        Recompute recompute;
+        int ranks;
+        ZeroStage zero;
+        double mib;
+    } runs[] = {
+        {"d12", 64, RECOMPUTE_NONE, 1, ZERO_0, 22301},       {"d12", 64, RECOMPUTE_GELU, 1, ZERO_0, 18077},
+        {"d12", 64, RECOMPUTE_BLOCK, 1, ZERO_0, 6513},       {"d24", 32, RECOMPUTE_NONE, 1, ZERO_0, 32315},
+        {"d12", 64, RECOMPUTE_NONE, 4, ZERO_0, 22.6 * 1024}, {"d12", 64, RECOMPUTE_NONE, 4, ZERO_1, 21.4 * 1024},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Model model;
+        MemoryPlan memory;
+        Parallel parallel;
+        make_model(&model, runs[i].preset, 50257, 1024);
+        Plan p = make_plan(&model, "H200", runs[i].micro_batch, 1024);
+        p.shape.recompute = runs[i].recompute, p.ranks = runs[i].ranks;
+        shard(&parallel, &p, runs[i].zero);
+        plan_memory(&p, runs[i].micro_batch, &memory);
+        double mib = (double)memory.total / (1 << 20);
+        CHECK(fabs(mib / runs[i].mib - 1) < 0.05, "run %zu: %.0f MiB, measured %.0f", i, mib, runs[i].mib);
+        printf("  %s, micro-batch %d, %d GPUs: %.0f MiB planned, %.0f measured (%+.1f%%)\n", runs[i].preset,
+               runs[i].micro_batch, runs[i].ranks, mib, runs[i].mib, 100 * (mib / runs[i].mib - 1));
+        parallel_destroy(&parallel);
+        model_destroy(&model);
+    }
+}
+
+static double besides_engine(Plan *p, int ranks, double wire) { // MiB
+    MemoryPlan all, engine;
+    p->ranks = ranks, p->wire = wire;
+    plan_memory(p, p->shape.micro_batch, &all);
+    plan_estimate_memory(&p->shape, &p->device, &engine);
+    return ((double)all.total - (double)engine.total) / (1 << 20);
+}
+
+// The measured parts to the MiB; gradients that travel in bf16 have room for the largest bucket: the embeddings, or of a
+// small vocabulary the last block with ln_f.
+static void test_library_memory(void) {
+    Model large, small;
+    make_model(&large, "d12", 50257, 1024);
+    make_model(&small, "d2", 256, 64);
+    Plan p = make_plan(&large, "H200", 64, 1024), q = make_plan(&small, "H200", 1, 64);
+    CHECK_CLOSE(besides_engine(&p, 1, 4), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 1, 2), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 2, 4), 532 + 860, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 4, 4), 532 + 860, 1e-3, 0);
+    double embeddings = 768 * (50304 + 1024), block = 12 * 128 * 128 + 13 * 128 + 2 * 128, mib = 1 << 20;
+    CHECK_CLOSE(besides_engine(&p, 2, 2) - besides_engine(&p, 2, 4), 2 * embeddings / mib, 1e-9, 0);
+    CHECK_CLOSE(besides_engine(&q, 2, 2) - besides_engine(&q, 2, 4), 2 * block / mib, 1e-9, 0);
+    p.device.measured = true; // a CPU
+    CHECK(besides_engine(&p, 4, 2) == 0, "no CUDA, no NCCL");
+    model_destroy(&small);
+    model_destroy(&large);
+}
+
 // Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
 // star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
 // besides its share of the sums.
 static void test_state_bytes(void) {
     Model model;
-    Error e;
     make_model(&model, "d12", 50257, 1024);
     double all = (double)model.flat_count, block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5};
     for (int zero = 0; zero < 3; zero++) {
         Parallel parallel;
-        Comm comm = {.ranks = 8};
-        ParallelConfig config = {.zero = (ZeroStage)zero, .micro_batch = 64, .batch_max = 512};
-        EngineConfig shape = {.model = &model, .micro_batch = 64, .seq_len = 1024};
-        CHECK_OK(parallel_create(&parallel, &comm, &model, &config, &e), &e);
-        parallel_shard(&parallel, &shape);
-        PlanState s = plan_state(&shape, 2);
+        Plan p = make_plan(&model, "H200", 64, 1024);
+        p.ranks = 8;
+        shard(&parallel, &p, (ZeroStage)zero);
+        PlanState s = plan_state(&p.shape, 2);
         CHECK_CLOSE((s.weights + s.gradients + s.moments) / all, want[zero], 1e-3, 0);
-        shape.inference = true;
-        CHECK(plan_state(&shape, 2).weights == 2 * all && plan_state(&shape, 2).moments == 0, "inference");
+        p.shape.inference = true;
+        CHECK(plan_state(&p.shape, 2).weights == 2 * all && plan_state(&p.shape, 2).moments == 0, "inference");
         parallel_destroy(&parallel);
     }
     model_destroy(&model);
@@ -317,9 +382,10 @@ static void test_largest_micro_batch(void) {
     MemoryPlan memory;
     make_model(&model, "d2", 256, 64);
     Plan p = make_plan(&model, "H200", 1, 64);
-    p.estimate_memory = false; // by the engine at hand
+    p.estimate_memory = false, p.device.measured = true; // by the engine at hand, and nothing beside it
     plan_memory(&p, 1, &memory);
-    CHECK((p.device.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0, "not one row");
+    CHECK((p.device.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0,
+          "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.memory_bytes = bytes;
         int fits = 0; // the plain way
@@ -569,6 +635,8 @@ int main(void) {
     RUN(test_measured_kernels);
     RUN(test_measured_cpu);
     RUN(test_memory_estimate);
+    RUN(test_measured_memory);
+    RUN(test_library_memory);
     RUN(test_state_bytes);
     RUN(test_largest_micro_batch);
     RUN(test_ring);

@@ -80,20 +80,27 @@ foretells_the_steps() {
     done
 }
 
-# The CUDA trainer plans to the byte, without a GPU; from the CPU's trainer its memory is estimated.
-memory_in_all() { awk '/memory in all/ { print $4 }' "$1"; }
+# The CUDA trainer plans to the byte, without a GPU; from the CPU's trainer its memory is estimated. The libraries' is
+# the same for both.
+engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
+libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
     [ -x "$cuda" ] || { echo "no $cuda (make train_gpt2cu)"; return 77; }
     local options
-    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" "--model d24" \
-        "--model d12 --ranks 8 --zero 1" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144"; do
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" \
+        "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
+        "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
+        "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072"; do
         # shellcheck disable=SC2086
         plan --device H200 --micro-batch 32 $options || return 1
         # shellcheck disable=SC2086
         CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
-        awk -v here="$(memory_in_all plan.txt)" -v there="$(memory_in_all cuda.txt)" -v options="$options" 'BEGIN {
+        awk -v here="$(engine_memory plan.txt)" -v there="$(engine_memory cuda.txt)" -v options="$options" 'BEGIN {
             if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
                 print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
+        [ "$(libraries plan.txt)" = "$(libraries cuda.txt)" ] && says '^  CUDA context and libraries ' || return 1
+        [[ $options != *--ranks* ]] || says '^  NCCL ' || return 1
+        [[ $options != *bf16* ]] || says '^  rounded gradients .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
     done
 }
 
