@@ -90,6 +90,9 @@ FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink al
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
 $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_begin_step
 
+# Which this test counts.
+$(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect
+
 # The CPU engine has nothing to tune; this test has a fake in front of it that has.
 $(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
 

@@ -494,14 +494,10 @@ static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
     }
 }
 
-// Both tell whoever watches this micro-step. With shard_grads the bucket takes over memory from another.
+// Both tell whoever watches this micro-step.
 static int gradient_begins(Engine *engine, int bucket, Error *e) {
-    Range range = model_bucket(engine->config.model, bucket);
     const GradientWatch *watch = &engine->watch;
-    if (watch->begins) TRY(watch->begins(watch->context, range, e));
-    if (engine->config.shard_grads)
-        memset(engine->grad + shard_grad_place(&engine->config, range.begin), 0, float_bytes(range));
-    return 0;
+    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
 }
 
 static int gradient_final(Engine *engine, int bucket, Error *e) {
@@ -531,12 +527,19 @@ static bool measured(const Tensor *t, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && t->group == GROUP_LN);
 }
 
-int engine_begin_step(Engine *engine, Error *e) {
+int engine_clear(Engine *engine, Range range, Error *e) {
     (void)e;
-    size_t n = engine->config.shard_grads ? 0 : engine->config.model->flat_count; // cleared bucket by bucket
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) engine->grad[i] = 0;
-    size_t tensors = (size_t)engine->config.model->tensor_count;
+    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
+    size_t n = range.end - range.begin;
+#pragma omp parallel for simd schedule(static) if (n > 8192)
+    for (size_t i = 0; i < n; i++) grad[i] = 0;
+    return 0;
+}
+
+int engine_begin_step(Engine *engine, Error *e) {
+    const Model *model = engine->config.model;
+    size_t tensors = (size_t)model->tensor_count;
+    if (!engine->config.shard_grads) TRY(engine_clear(engine, (Range){0, model->flat_count}, e));
     memset(engine->grad_sq, 0, tensors * sizeof(double));
     memset(engine->rank_sq, 0, tensors * sizeof(double));
     memset(engine->example_sq, 0, tensors * sizeof(double));
@@ -546,9 +549,10 @@ int engine_begin_step(Engine *engine, Error *e) {
 
 void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     int T = engine->config.seq_len;
+    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     set_targets(engine, tokens, n, T);
     TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
     TRY(gradient_begins(engine, 0, e));
@@ -563,22 +567,6 @@ static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     }
     for (int i = 0; i < model->tensor_count; i++)
         if (!measured(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
-    return 0;
-}
-
-// Nothing to add, but others may wait for it.
-static int micro_step_without_rows(Engine *engine, Error *e) {
-    TRY(gradient_begins(engine, 0, e));
-    for (int i = engine->config.model->config.layers; i > 0; i--) {
-        TRY(gradient_begins(engine, i, e));
-        TRY(gradient_final(engine, i, e));
-    }
-    return gradient_final(engine, 0, e);
-}
-
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    assert(n >= 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    TRY(n ? micro_step(engine, tokens, n, mode, e) : micro_step_without_rows(engine, e));
     engine->watch = (GradientWatch){NULL, NULL, NULL};
     return 0;
 }

@@ -62,7 +62,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(engine_memory_take(engine, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
-    CUDA_TRY(cudaEventCreateWithFlags(&engine->store_after, cudaEventDisableTiming), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, e));
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
@@ -91,7 +91,7 @@ void engine_destroy(Engine *engine) {
         if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
     }
     if (engine->matmul) matmul_destroy(engine->matmul);
-    if (engine->store_after) cudaEventDestroy(engine->store_after);
+    if (engine->state_ready) cudaEventDestroy(engine->state_ready);
     if (engine->store_stream) cudaStreamDestroy(engine->store_stream);
     if (engine->stream) cudaStreamDestroy(engine->stream);
     if (engine->memory) cudaFree(engine->memory);
@@ -354,16 +354,10 @@ static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, 
     return block_forward(engine, k, l, B, T, e);
 }
 
-// Both tell whoever watches this micro-step. With shard_grads the bucket takes over memory from another.
+// Both tell whoever watches this micro-step.
 static int gradient_begins(Engine *engine, int bucket, Error *e) {
-    Range range = model_bucket(engine->config.model, bucket);
     const GradientWatch *watch = &engine->watch;
-    if (watch->begins) TRY(watch->begins(watch->context, range, e));
-    if (engine->config.shard_grads)
-        CUDA_TRY(cudaMemsetAsync(engine->grad + shard_grad_place(&engine->config, range.begin), 0,
-                                 (range.end - range.begin) * sizeof(float), engine->stream),
-                 e);
-    return 0;
+    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
 }
 
 static int gradient_final(Engine *engine, int bucket, Error *e) {
@@ -425,10 +419,15 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
+int engine_clear(Engine *engine, Range range, Error *e) {
+    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
+    CUDA_TRY(cudaMemsetAsync(grad, 0, (range.end - range.begin) * sizeof(float), engine->stream), e);
+    return 0;
+}
+
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    if (!engine->config.shard_grads) // cleared bucket by bucket
-        CUDA_TRY(cudaMemsetAsync(engine->grad, 0, model->flat_count * sizeof(float), engine->stream), e);
+    if (!engine->config.shard_grads) TRY(engine_clear(engine, Range{0, model->flat_count}, e));
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
     engine->micro_steps = 0;
@@ -437,8 +436,9 @@ int engine_begin_step(Engine *engine, Error *e) {
 
 void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     int T = engine->config.seq_len, chunk = engine_head_examples(&engine->config);
+    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, n, T, e));
     TRY(gradient_begins(engine, 0, e));
@@ -447,22 +447,6 @@ static int micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
     engine->micro_steps++;
-    return 0;
-}
-
-// Nothing to add, but others may wait for it.
-static int micro_step_without_rows(Engine *engine, Error *e) {
-    TRY(gradient_begins(engine, 0, e));
-    for (int i = engine->config.model->config.layers; i > 0; i--) {
-        TRY(gradient_begins(engine, i, e));
-        TRY(gradient_final(engine, i, e));
-    }
-    return gradient_final(engine, 0, e);
-}
-
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    assert(n >= 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    TRY(n ? micro_step(engine, tokens, n, mode, e) : micro_step_without_rows(engine, e));
     engine->watch = {};
     return 0;
 }
@@ -601,7 +585,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
                                   engine->decay + begin / DECAY_GRANULE};
         TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
     }
-    return 0;
+    return engine_state_ready(engine, e);
 }
 
 int engine_result(Engine *engine, StepResult *result, Error *e) {

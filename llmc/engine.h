@@ -98,7 +98,9 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
 // engine_store may also run in another thread while micro-steps, engine_eval and the like go on in this one, as long as
-// nothing changes what it stores: no engine_update, and no engine_load.
+// nothing changes what it stores (no engine_update, no engine_load) and no weights are on their way
+// (engine_await_weights). What it stores is as the last update left it; it does not wait for what was queued since.
+// When it or engine_load returns, with an error too, `values` is the caller's again.
 
 // Host memory that engine_store is to fill at full speed, until engine_unpin: a device copies only to pages that stay
 // where they are without a detour. Only a hint, from any thread: what cannot be pinned is copied as before.
@@ -108,9 +110,9 @@ void engine_unpin(Engine *engine, void *memory);
 // One optimizer step: begin, micro-steps, norms, update, result.
 int engine_begin_step(Engine *engine, Error *e);
 
-// Forward and backward over n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
+// Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
 // tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on
-// return. n = 0: adds nothing, but is watched like any other.
+// return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
 // With several ranks: who follows the gradients of a micro-step on their way. The ranges are the model's buckets, from
@@ -122,11 +124,14 @@ typedef struct {
 } GradientWatch;
 void engine_watch(Engine *engine, const GradientWatch *watch); // the next micro-step, and no other
 
-// With shard_grads there is no gradient of a whole step. The running micro-step's are in memory from `begins` on, where
-// they start from 0, until `begins` of the bucket two places before (of any, for bucket 0 until its own in the next
-// micro-step). Before that, what they have become between the ranks is to be collected: the sums of owned ranges, which
-// norms and update are about, take over (first) or add those of a range within a single owned one.
+// With shard_grads there is no gradient of a whole step. The running micro-step's are in memory from `begins` on, which
+// clears what it finds there, until `begins` of the bucket two places before (of any, for bucket 0 until its own in the
+// next micro-step). Before that, what they have become between the ranks is to be collected: the sums of owned ranges,
+// which norms and update are about, take over (first) or add those of a range within a single owned one.
 int engine_collect(Engine *engine, Range range, bool first, Error *e);
+
+// Sets gradients in memory to 0: with shard_grads those of a bucket. Without, engine_begin_step clears all.
+int engine_clear(Engine *engine, Range range, Error *e);
 
 // Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps what
 // it had: engine_begin_step clears them all.

@@ -65,18 +65,23 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// From the engine: the bucket's first gradient of this micro-step comes next. Bucket 0, whose does first of all, and the
-// micro-step with it, finds the memory still in use that the last micro-step has left; block i that of block i + 2.
-static int bucket_begins(void *context, Range range, Error *e) {
-    Parallel *p = context;
-    int i = model_bucket_at(p->model, range.begin);
-    if (i > 0) return collect_from(p, i + 2, e);
+// Bucket 0 begins, and a micro-step with it: the last one's are all collected before.
+static int micro_step_begins(Parallel *p, Error *e) {
     if (p->unreduced == 0) { // there was one
         TRY(collect_from(p, 0, e));
         p->first = false;
     }
     p->unreduced = p->uncollected = p->buckets;
     return 0;
+}
+
+// From the engine: the bucket's first gradient of this micro-step comes next. Block i takes over the memory of block
+// i + 2, bucket 0 its own.
+static int bucket_begins(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    int i = model_bucket_at(p->model, range.begin);
+    TRY(i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e));
+    return p->shard_grads ? engine_clear(p->engine, range, e) : 0;
 }
 
 // From the engine: the bucket is final, as is all behind it.
@@ -97,9 +102,22 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-void parallel_micro_step(Parallel *p, bool last) {
+// A rank that has no rows left adds nothing, but the others wait for its part.
+static int micro_step_without_rows(Parallel *p, Error *e) {
+    TRY(bucket_begins(p, model_bucket(p->model, 0), e));
+    for (int i = p->buckets - 1; i > 0; i--) {
+        TRY(bucket_begins(p, model_bucket(p->model, i), e));
+        TRY(bucket_final(p, model_bucket(p->model, i), e));
+    }
+    return bucket_final(p, model_bucket(p->model, 0), e);
+}
+
+int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
-    if (p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP)) engine_watch(p->engine, &watch);
+    bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
+    if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
+    if (reduces) engine_watch(p->engine, &watch);
+    return engine_micro_step(p->engine, tokens, n, mode, e);
 }
 
 int parallel_norms(Parallel *p, Error *e) {

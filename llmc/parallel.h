@@ -71,14 +71,14 @@ void parallel_shard(const Parallel *p, EngineConfig *config);
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Micro-steps that all ranks take for a step of so many rows: as many as the largest share needs. Those of a rank that
-// has no more rows are empty.
+// Micro-steps that all ranks take for a step of so many rows: as many as the largest share needs. A rank that has no
+// more rows takes part in the others without any (n = 0).
 int parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// A step: begin; micro-steps over this rank's rows (engine_micro_step), each announced; norms; update.
+// A step: begin; micro-steps over this rank's rows, like engine_micro_step's, of which the last is known; norms; update.
 // rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
-void parallel_micro_step(Parallel *p, bool last);
+int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
 
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);

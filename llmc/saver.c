@@ -102,6 +102,7 @@ static int write_checkpoint(Saver *s, Error *e) {
 static int take_snapshot(Saver *s, Parallel *source, Error *e) {
     Range all = {0, s->config.model->flat_count};
     for (int k = 0; k < KINDS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
+    s->report.snapshot_seconds = clock_seconds() - s->started;
     return 0;
 }
 

@@ -35,8 +35,9 @@ typedef struct {
     Error error; // code 0: it is on the disk, under its name, verified
     Error note;  // code 0, or what went wrong beside it: an older one could not be removed
     char directory[ARCHIVE_PATH];
-    double seconds;       // from the snapshot to the rename
-    double stall_seconds; // of those, how long training stood still
+    double seconds;          // from the snapshot to the rename
+    double snapshot_seconds; // of those, until the snapshot was taken
+    double stall_seconds;    // how long training stood still
 } SaveReport;
 
 // Bytes of that copy.

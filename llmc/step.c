@@ -25,8 +25,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
             TRY(loader_rows(r->loader, (uint64_t)(first + done), (int)n, &rows, e));
             loader_expect(r->loader, (uint64_t)next, (int)(left < most ? left : most));
         }
-        parallel_micro_step(&r->parallel, i == micro_steps - 1);
-        TRY(engine_micro_step(r->engine, rows, (int)n, mode, e));
+        TRY(parallel_micro_step(&r->parallel, rows, (int)n, mode, i == micro_steps - 1, e));
         comm_progress(r->comm);
         done += n;
     }

@@ -1,7 +1,8 @@
-// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 has spread over the ranks, in ranges of
-// every kind, and compares it with what was loaded. Prints "ok" or what is wrong. For test_ranks.sh.
+// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 has spread over the ranks, in ranges
+// of every kind, and compares it with what was loaded; then the gradients of a step of micro-steps, some of them without
+// rows, with those of one engine. Prints "ok" or what is wrong. For test_ranks.sh.
 #include "../../llmc/parallel.h"
-#include "../../llmc/rng.h"
+#include "small_model.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,20 +13,43 @@ typedef struct {
     Parallel parallel;
     Engine *engine;
     float *want, *got; // (flat_count)
+    uint16_t *tokens;  // (rows, SEQ_LEN + 1)
 } State;
 
+enum { LAYERS = 3, SEQ_LEN = 8, VOCAB = 50 };
+
+static int64_t step_rows(const State *s) { return 2 * s->comm.ranks + 1; } // one for rank 0 alone
+
+// Calls of engine_collect by bucket, and how many of them take over instead of adding. See the Makefile: --wrap.
+static struct {
+    const Model *model;
+    int calls[LAYERS + 1], first[LAYERS + 1];
+} collects;
+int __real_engine_collect(Engine *engine, Range range, bool first, Error *e);
+int __wrap_engine_collect(Engine *engine, Range range, bool first, Error *e);
+int __wrap_engine_collect(Engine *engine, Range range, bool first, Error *e) {
+    int bucket = model_bucket_at(collects.model, range.begin);
+    collects.calls[bucket]++;
+    collects.first[bucket] += first;
+    return __real_engine_collect(engine, range, first, e);
+}
+
 static int setup(State *s, Error *e) {
-    ModelConfig shape = {.layers = 3, .heads = 1, .channels = 20, .vocab = 50, .context = 8};
-    EngineConfig config = {.model = &s->model, .micro_batch = 1, .seq_len = 8, .threads = 1};
+    ModelConfig shape = {.layers = LAYERS, .heads = 1, .channels = 20, .vocab = VOCAB, .context = SEQ_LEN};
+    EngineConfig config = {.model = &s->model, .micro_batch = 1, .seq_len = SEQ_LEN, .threads = 1};
     CommDeadlines deadlines = {30, 30, 30};
     TRY(comm_create(&s->comm, &deadlines, e));
     TRY(model_create(&s->model, &shape, e));
-    ParallelConfig sharing = {.zero = ZERO_2, .micro_batch = 1, .batch_max = s->comm.ranks};
+    ParallelConfig sharing = {ZERO_2, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s)};
+    collects.model = &s->model;
     TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
     parallel_shard(&s->parallel, &config);
     TRY(engine_create(&s->engine, &config, e));
     TRY(memory_alloc((void **)&s->want, sizeof(float) * s->model.flat_count, "test", e));
     TRY(memory_alloc((void **)&s->got, sizeof(float) * s->model.flat_count, "test", e));
+    size_t tokens = (size_t)step_rows(s) * (SEQ_LEN + 1);
+    TRY(memory_alloc((void **)&s->tokens, sizeof *s->tokens * tokens, "test", e));
+    small_tokens(VOCAB, 1, tokens, s->tokens);
     return parallel_start(&s->parallel, s->engine, WIRE_FP32, e);
 }
 
@@ -53,6 +77,56 @@ static int collect(State *s, StateKind kind, uint64_t seed, Error *e) {
     return parallel_served(&s->parallel, e);
 }
 
+// The step's gradients on one engine that keeps everything.
+static int whole_step(State *s, Error *e) {
+    Engine *whole;
+    Range all = {0, s->model.flat_count};
+    EngineConfig config = {.model = &s->model, .micro_batch = (int)step_rows(s), .seq_len = SEQ_LEN, .threads = 1};
+    TRY(engine_create(&whole, &config, e));
+    int code = engine_load(whole, STATE_PARAM, all, s->want, e);
+    if (!code) code = small_batch(whole, s->tokens, config.micro_batch, SEQ_LEN, config.micro_batch, GNS_OFF, e);
+    if (!code) code = engine_store(whole, STATE_GRAD, all, s->want, e);
+    engine_destroy(whole);
+    return code;
+}
+
+static int step_of_ranks(State *s, int micro_steps, Error *e) {
+    Share share = parallel_share(step_rows(s), s->comm.rank, s->comm.ranks);
+    TRY(parallel_begin_step(&s->parallel, false, e));
+    for (int i = 0; i < micro_steps; i++) {
+        const uint16_t *row = s->tokens + (share.first + i) * (SEQ_LEN + 1);
+        TRY(parallel_micro_step(&s->parallel, row, i < share.count, GNS_OFF, i == micro_steps - 1, e));
+    }
+    return parallel_norms(&s->parallel, e);
+}
+
+// Each bucket is collected once a micro-step, and only then.
+static int check_collects(const State *s, int wanted, Error *e) {
+    for (int i = 0; i < s->parallel.buckets; i++)
+        if (collects.calls[i] != wanted || collects.first[i] != 1)
+            return FAIL(e, ERR_INTERNAL, NULL, "bucket %d was collected %d times, not %d, taken over %d times, not 1",
+                        i, collects.calls[i], wanted, collects.first[i]);
+    return 0;
+}
+
+static int check_step(State *s, Error *e) {
+    Range all = {0, s->model.flat_count};
+    int micro_steps = parallel_micro_steps(&s->parallel, step_rows(s));
+    double most = 0;
+    small_params(&s->model, 1, s->want);
+    TRY(engine_load(s->engine, STATE_PARAM, all, s->want, e));
+    TRY(step_of_ranks(s, micro_steps, e));
+    TRY(check_collects(s, micro_steps, e));
+    if (s->comm.rank > 0) return parallel_serve(&s->parallel, e);
+    TRY(whole_step(s, e));
+    TRY(parallel_store(&s->parallel, STATE_GRAD, all, s->got, e));
+    for (size_t i = 0; i < all.end; i++) most = fmax(most, fabs(s->want[i]));
+    for (size_t i = 0; i < all.end; i++) // ranks add up in another order
+        if (!(fabs(s->got[i] - s->want[i]) <= 1e-6 * most))
+            return FAIL(e, ERR_INTERNAL, NULL, "gradient %zu of the step is %g, not %g", i, s->got[i], s->want[i]);
+    return parallel_served(&s->parallel, e);
+}
+
 int main(void) {
     static State s;
     Error e = {0};
@@ -62,7 +136,9 @@ int main(void) {
     if (!code) code = collect(&s, STATE_MOMENT2, seed, &e);
     if (!code) code = collect(&s, STATE_PARAM, seed, &e);
     if (!code) code = collect(&s, STATE_GRAD, seed, &e);
+    if (!code) code = check_step(&s, &e);
     if (!code && s.comm.rank == 0) printf("ok\n");
+    memory_free(s.tokens);
     memory_free(s.want);
     memory_free(s.got);
     parallel_destroy(&s.parallel);

@@ -13,6 +13,7 @@
 #include "../../llmc/hash.h"
 #include "small_model.h"
 
+#include <atomic>
 #include <time.h>
 #include <vector>
 
@@ -615,6 +616,71 @@ static void test_hash(void) {
     world_close(&w);
 }
 
+// Keeps the engine's stream from going on for a while.
+typedef struct {
+    double seconds;
+    std::atomic<bool> ended;
+} Hold;
+
+static void hold_stream(void *context) {
+    Hold *hold = (Hold *)context;
+    for (double start = clock_seconds(); clock_seconds() - start < hold->seconds;) continue;
+    hold->ended = true;
+}
+
+static void hold_engine(Engine *engine, Hold *hold) {
+    hold->seconds = 1;
+    hold->ended = false;
+    CHECK(cudaLaunchHostFunc((cudaStream_t)engine_stream(engine), hold_stream, hold) == cudaSuccess, "not held");
+}
+
+static void check_stored(Engine *engine, const World *w, StateKind kind, const float *want) {
+    Error e = {};
+    float *got = take<float>(w->model.flat_count);
+    CHECK_OK(gpu.store(engine, kind, all_of(&w->model), got, &e), &e);
+    CHECK(memcmp(got, want, w->model.flat_count * sizeof(float)) == 0, "%s, array %d differs", w->c->name, kind);
+    free(got);
+}
+
+// Weights and moments are copied when the update that made them is over, whatever is queued behind it, so that a
+// snapshot is taken while the next step is under way; gradients are what all that is queued makes of them.
+static void test_store_beside_step(void) {
+    static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
+    World w;
+    Error e = {};
+    world_open(&w, &cases[3], 1);
+    Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    float *want[4]; // by StateKind: what b keeps, which nobody holds up
+    Hold hold;
+    for (Engine *engine : {b, a}) {
+        Outcome o = measure(&gpu, engine, &w, w.tokens, w.c->batch, w.c->batch, GNS_LN);
+        outcome_free(&o);
+        if (engine == a) hold_engine(a, &hold);
+        CHECK_OK(gpu.update(engine, all_of(&w.model), &update, &e), &e);
+    }
+    CHECK_OK(gpu.begin_step(b, &e), &e);
+    CHECK_OK(gpu.micro_step(b, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    for (StateKind kind : kinds) {
+        want[kind] = take<float>(w.model.flat_count);
+        CHECK_OK(gpu.store(b, kind, all_of(&w.model), want[kind], &e), &e);
+    }
+    check_stored(a, &w, STATE_MOMENT1, want[STATE_MOMENT1]);
+    CHECK(hold.ended, "copied before the update");
+    hold_engine(a, &hold);
+    CHECK_OK(gpu.begin_step(a, &e), &e);
+    CHECK_OK(gpu.micro_step(a, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    for (StateKind kind : kinds) {
+        if (kind == STATE_GRAD) CHECK(!hold.ended, "the copies waited for the next step");
+        check_stored(a, &w, kind, want[kind]);
+        free(want[kind]);
+    }
+    CHECK(hold.ended, "gradients were copied before the step that makes them");
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
 // A gradient that is not a number moves nothing.
 static void test_nonfinite(void) {
     World w;
@@ -712,6 +778,7 @@ int main(int argc, char **argv) {
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
     RUN(test_ranges);
     RUN(test_hash);
+    if (!small) RUN(test_store_beside_step); // the tools wait for every kernel
     RUN(test_nonfinite);
     if (!small) RUN(test_memory); // asks for more than there is
     return test_summary();

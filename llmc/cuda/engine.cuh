@@ -30,7 +30,7 @@ struct Engine {
     Device device;
     cudaStream_t stream;
     cudaStream_t store_stream; // copies to the host: they need not wait for kernels that were queued later
-    cudaEvent_t store_after;
+    cudaEvent_t state_ready;   // behind the last update: see engine_store
     Matmul *matmul;
     void *memory; // the one device allocation, cut up by the arena
 
@@ -93,6 +93,9 @@ static inline double *stats_rank_room(double *stats, const Model *model) {
 
 // Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
 int engine_state_clear(Engine *engine, Error *e);
+
+// What has been queued so far has made weights and moments what they are now: engine_store waits for that and no more.
+int engine_state_ready(Engine *engine, Error *e);
 
 // Orders the engine's stream behind the arrival of weights that may still be on their way.
 int engine_await(Engine *engine, Range range, Error *e);

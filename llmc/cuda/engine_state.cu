@@ -31,35 +31,52 @@ int engine_state_clear(Engine *engine, Error *e) {
     return 0;
 }
 
-// The working weights, rounded on the way: the device has no room for the master weights of other ranks.
-static int load_rounded(Engine *engine, Range range, const float *values, Error *e) {
-    const size_t chunk = 1 << 20; // elements
-    real *rounded;
-    cudaError_t status = cudaSuccess;
-    TRY(memory_alloc((void **)&rounded, chunk * sizeof *rounded, "rounded weights", e));
-    for (size_t at = range.begin; at < range.end && status == cudaSuccess; at += chunk) {
-        size_t n = size_min(chunk, range.end - at);
-        for (size_t i = 0; i < n; i++) rounded[i] = (real)values[at - range.begin + i]; // to nearest even
-        status =
-            cudaMemcpyAsync(engine->weight + at, rounded, n * sizeof *rounded, cudaMemcpyHostToDevice, engine->stream);
-        if (status == cudaSuccess) status = cudaStreamSynchronize(engine->stream);
-    }
-    memory_free(rounded);
+int engine_state_ready(Engine *engine, Error *e) {
+    CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e);
+    return 0;
+}
+
+// Ends a call that has queued copies from or to its caller's memory: that is the caller's again, whatever `code` says
+// became of the call.
+static int copies_end(cudaStream_t stream, int code, Error *e) {
+    cudaError_t status = cudaStreamSynchronize(stream);
+    if (code) return code;
     CUDA_TRY(status, e);
     return 0;
 }
 
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+static int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
+    return 0;
+}
+
+// The working weights, rounded on the way: the device has no room for the master weights of other ranks.
+static int load_rounded(Engine *engine, Range range, const float *values, Error *e) {
+    const size_t chunk = 1 << 20; // elements
+    real *rounded;
+    int code = 0;
+    TRY(memory_alloc((void **)&rounded, chunk * sizeof *rounded, "rounded weights", e));
+    for (size_t at = range.begin; at < range.end && !code; at += chunk) {
+        size_t n = size_min(chunk, range.end - at);
+        for (size_t i = 0; i < n; i++) rounded[i] = (real)values[at - range.begin + i]; // to nearest even
+        code = copy_in(engine, engine->weight + at, rounded, n * sizeof *rounded, e);
+        code = copies_end(engine->stream, code, e);
+    }
+    memory_free(rounded);
+    return code;
+}
+
+static int load_pieces(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     float *array = state_array(engine, kind);
     Piece p;
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        CUDA_TRY(cudaMemcpyAsync(array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range),
-                                 cudaMemcpyHostToDevice, engine->stream),
-                 e);
-    if (kind == STATE_PARAM && weights_rounded()) TRY(load_rounded(engine, range, values, e));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // the caller may reuse `values`
-    return 0;
+        TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range), e));
+    return kind == STATE_PARAM && weights_rounded() ? load_rounded(engine, range, values, e) : 0;
+}
+
+int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
 void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
@@ -71,21 +88,34 @@ int engine_await(Engine *engine, Range range, Error *e) {
     return engine->await ? engine->await(engine->await_context, range, e) : 0;
 }
 
-// Weights on their way are waited for whatever is stored: who has stored everything may end the program.
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+// Orders the store stream behind what is to be stored, and behind nothing that needs not be waited for. Weights and
+// moments are those that engine_update left behind when it recorded `state_ready`, however much of the next step has been
+// queued since: that only reads them, and the update that would change them waits for the copy (engine.h). What
+// engine_create and engine_load put there was there when they returned.
+// Two things come from elsewhere, so the mark is set anew, behind all that is queued: gradients, and weights on their way
+// from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
+static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
+    TRY(engine_await(engine, range, e));
+    if (kind == STATE_GRAD || engine->await) TRY(engine_state_ready(engine, e));
+    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
+    return 0;
+}
+
+static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     const float *array = state_array(engine, kind);
     Piece p;
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
-    TRY(engine_await(engine, range, e));
-    CUDA_TRY(cudaEventRecord(engine->store_after, engine->stream), e);
-    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->store_after), e);
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         CUDA_TRY(cudaMemcpyAsync(values + (p.range.begin - range.begin), array + p.place, float_bytes(p.range),
                                  cudaMemcpyDeviceToHost, engine->store_stream),
                  e);
-    CUDA_TRY(cudaStreamSynchronize(engine->store_stream), e);
     return 0;
+}
+
+int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
+    TRY(order_store(engine, kind, range, e));
+    return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }
 
 void engine_pin(Engine *engine, void *memory, size_t bytes) {
