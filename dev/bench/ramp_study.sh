@@ -13,11 +13,13 @@
 #     JOBS        runs side by side, the k-th on GPU k (1)
 #     BATCHES     rows of the constant batches ("32 128 512"); a ramp goes from the first to the last
 #     KAPPAS      a ramp each ("1"); "" for none
-#     LRS         learning rates at the first batch ("1e-3"), every run with every one
+#     LRS         learning rates at the first batch ("1e-3"), every run with every one; see below
 #     SEEDS       ("1"), every run with every one
 #
-# The learning rate at a batch B is that of the first batch x (B / first)^0.5, in the ramp and at constant batches alike:
-# they are scaled, not tuned one by one. With several LRS each can be given its best.
+# The learning rate at a batch B is that of the first batch x (B / first)^0.5, in the ramp and at constant batches alike.
+# Above the noise scale the best rate no longer grows with the batch (McCandlish et al. 2018, arXiv 1812.06162, section
+# 2.2), so constant batches are also given the rates of LRS as they are. A run's name has the rate that the rule gives
+# the first batch: constant-512-lr0.00025 runs at 1e-3 if the first is 32. Of several LRS each batch can have its best.
 set -u
 cd "$(dirname "$0")/../.." || exit 70
 TRAINER=${TRAINER:-./train_gpt2cu} TOKENIZE=${TOKENIZE:-data/tokenize} TEXTS=${TEXTS:-/usr /opt}
@@ -28,6 +30,7 @@ SHAPE=${SHAPE:---layers 6 --heads 6 --channels 384}
 SEQ_LEN=${SEQ_LEN:-512}
 MICRO_BATCH=${MICRO_BATCH:-128}   # rows; changes the time, not the numbers
 VAL_TOKENS=${VAL_TOKENS:-524288}
+WARMUP_STEPS=${WARMUP_STEPS:-60}  # at least; 5% of the tokens where that is more
 RAMP_VAL_EVERY=${RAMP_VAL_EVERY:-50} # steps; constant batches are validated 16 times
 EXACT_EVERY=${EXACT_EVERY:-8}     # steps between those that measure the noise of every tensor
 LIMIT=${LIMIT:-300}               # seconds that a run may take
@@ -57,31 +60,53 @@ source_text() {
 
 lr_at() { awk -v lr="$1" -v b="$2" -v first="$3" 'BEGIN { printf "%.6g", lr * sqrt(b / first) }'; } # LR BATCH FIRST
 
+# The rates at the first batch from which the rule makes those of LRS at this batch, without those that are in LRS.
+more_lrs() { # BATCH FIRST
+    awk -v lrs="$LRS" -v b="$1" -v first="$2" 'BEGIN {
+        n = split(lrs, lr)
+        for (i = 1; i <= n; i++) { known[sprintf("%.6g", lr[i])] = 1 }
+        for (i = 1; i <= n; i++) { less = sprintf("%.6g", lr[i] * sqrt(first / b)); if (!known[less]++) print less }
+    }'
+}
+
+# 5% of the run, but steps enough for Adam, which wants 2 / (1 - beta2) = 40 or more (Ma and Yarats 2021, arXiv
+# 1910.04209, section 5). 5% at 512 rows are 15: gradients 30 times their usual norm, and a loss that stays at 2.
+warmup_at() { # BATCH
+    local least=$((WARMUP_STEPS * $1 * SEQ_LEN))
+    echo $((least > TOKENS / 20 ? least : TOKENS / 20))
+}
+
+list_constant() { # LR SEED BATCH FIRST
+    echo "constant-$3-lr$1-seed$2 --seed $2 --lr $(lr_at "$1" "$3" "$4") --batch-tokens $(($3 * SEQ_LEN))" \
+        "--warmup-tokens $(warmup_at "$3") --val-every $((TOKENS / (16 * $3 * SEQ_LEN) + 1))"
+}
+
+list_ramp() { # LR SEED KAPPA FIRST LAST
+    echo "ramp-kappa$3-lr$1-seed$2 --seed $2 --lr $1 --batch-tokens $(($4 * SEQ_LEN)) --warmup-tokens $(warmup_at "$4")" \
+        "--ramp gns --batch-min $4 --batch-max $5 --ramp-kappa $3 --val-every $RAMP_VAL_EVERY"
+}
+
 # A line a run: its name and what sets it apart.
 list_runs() {
     local first=${BATCHES%% *} last=${BATCHES##* } lr seed batch kappa
-    for lr in $LRS; do
-        for seed in $SEEDS; do
-            for batch in $BATCHES; do
-                echo "constant-$batch-lr$lr-seed$seed --seed $seed --lr $(lr_at "$lr" "$batch" "$first")" \
-                    "--batch-tokens $((batch * SEQ_LEN)) --val-every $((TOKENS / (16 * batch * SEQ_LEN) + 1))"
-            done
-            for kappa in $KAPPAS; do
-                echo "ramp-kappa$kappa-lr$lr-seed$seed --seed $seed --lr $lr --batch-tokens $((first * SEQ_LEN))" \
-                    "--ramp gns --batch-min $first --batch-max $last --ramp-kappa $kappa --val-every $RAMP_VAL_EVERY"
-            done
+    for seed in $SEEDS; do
+        for lr in $LRS; do
+            for batch in $BATCHES; do list_constant "$lr" "$seed" "$batch" "$first"; done
+            for kappa in $KAPPAS; do list_ramp "$lr" "$seed" "$kappa" "$first" "$last"; done
+        done
+        for batch in $BATCHES; do
+            for lr in $(more_lrs "$batch" "$first"); do list_constant "$lr" "$seed" "$batch" "$first"; done
         done
     done
 }
 
-# The warm-up is long because the large batches have few steps: 5% are 15 of 305 at 512 rows.
 train() { # GPU NAME OPTIONS...
     local gpu=$1 name=$2 out=$work/$2 code
     shift 2
     # shellcheck disable=SC2086
     CUDA_VISIBLE_DEVICES=$gpu timeout "$LIMIT" "$TRAINER" --train "$TRAIN" --val "$VAL" --out "$out" --vocab-size 256 \
         $SHAPE --seq-len "$SEQ_LEN" --micro-batch "$MICRO_BATCH" --train-tokens "$TOKENS" \
-        --warmup-tokens $((TOKENS / 20)) --val-tokens "$VAL_TOKENS" --gns ln --gns-exact-every "$EXACT_EVERY" \
+        --val-tokens "$VAL_TOKENS" --gns ln --gns-exact-every "$EXACT_EVERY" \
         --checkpoint-every 0 "$@" > "$OUT/$name.log" 2>&1
     code=$?
     rm -rf "$out"/step_*

@@ -27,6 +27,7 @@ cp "$text/1.c" "$text/copy.c" && echo small > "$text/small.c"
 begin
 export OUT=$here/study TEXTS=$text TOKENS=20000 BATCHES="4 16" SEQ_LEN=16 MICRO_BATCH=8 VAL_TOKENS=512 LRS=1e-2
 export SHAPE="--layers 1 --heads 2 --channels 16" RAMP_VAL_EVERY=20 EXACT_EVERY=2
+export WARMUP_STEPS=10
 dev/bench/ramp_study.sh > "$here/log" 2>&1
 check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
 row() { awk -v name="$1-lr1e-2-seed1" -v column="$2" '$1 == name { print $column }' "$OUT/table.txt"; }
@@ -40,9 +41,15 @@ for name in constant-4 constant-16 ramp-kappa1; do
     check "$name: val loss $(row $name 6)" says <(gzip -dc "$run/metrics.jsonl.gz" | tail -n 1) "\"val_loss\": $(row $name 6 | cut -c 1-5)"
     check "$name: no run.json" [ -s "$run/run.json" ]
 done
-# The learning rate of 16 rows is sqrt(16 / 4) times that of 4.
+# The learning rate of 16 rows is sqrt(16 / 4) times that of 4, and in one run more the same; 4 rows have one run.
 check "lr at 16 rows" says "$OUT/constant-16-lr1e-2-seed1/run.json" '"lr": 0.02,'
+check "lr at 16 rows, not scaled" says "$OUT/constant-16-lr0.005-seed1/run.json" '"lr": 0.01,'
 check "lr at 4 rows" says "$OUT/constant-4-lr1e-2-seed1/run.json" '"lr": 0.01,'
+check "runs: $(wc -l < "$OUT/table.txt") lines" [ "$(wc -l < "$OUT/table.txt")" = 5 ]
+# A warm-up of 5% is 1000 tokens, 10 steps are 640 of them at 4 rows and 2560 at 16.
+check "warm-up at 4 rows" says "$OUT/constant-4-lr1e-2-seed1/run.json" '"warmup_tokens": 1000,'
+check "warm-up at 16 rows" says "$OUT/constant-16-lr1e-2-seed1/run.json" '"warmup_tokens": 2560,'
+check "warm-up of the ramp" says "$OUT/ramp-kappa1-lr1e-2-seed1/run.json" '"warmup_tokens": 1000,'
 check "checkpoints are left" [ -z "$(find "$OUT" -name '*.safetensors')" ]
 end runs
 [ $failed = 0 ] || exit 1
