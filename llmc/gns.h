@@ -139,7 +139,7 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
 // asks for 10 / m errors more where the effective number of steps m is small, as the bound does. Of runs with a wrong
 // ratio (off by 1.5x) there are then fewer than with the mean difference and 5 errors flat.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
-#define GNS_CALIBRATION_SES        5.0 // both G2 this many errors above 0: the ratio is then known to some 30% or better
+#define GNS_CALIBRATION_SES        5.0 // both G2 this many errors above 0: the ratio is then known to 30% or better
 
 typedef struct {
     GnsTracker total, ln;
