@@ -131,13 +131,13 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
 // So long an average spans the time in which |G|^2 falls by orders of magnitude. The variance is then not that of all
 // its steps alike, and the error from a mean difference remembers the large ones of the start: it falls like
 // 2^(-tokens / 2 half_life) where the average itself forgets them like 2^(-tokens / half_life), and a ratio that had
-// settled at 15 to 25% of a run was not trusted before 45 to 70%. Here each step has a variance of its own, half the
+// settled by a quarter of a run was not trusted before 43 to 65%. Here each step has a variance of its own, half the
 // square of its difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent
 // covariance matrix estimator", with differences for residuals): the error forgets as fast as the average.
 // It rests on half as many steps, so it is itself less certain. That is why the LayerNorms' own tracker, whose bound
 // is to hold in 95% of cases, does without (93% in the worst of them, and no earlier growth); and why the calibration
-// asks for 10 / m errors more where the effective number of steps m is small, as the bound does. Of runs with a wrong
-// ratio (off by 1.5x) there are then fewer than with the mean difference and 5 errors flat.
+// asks for 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady
+// state fewer runs then take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SES        5.0 // both G2 this many errors above 0: the ratio is then known to 30% or better
 
