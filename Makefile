@@ -33,8 +33,9 @@ ifneq ($(MPI_LIBS),)
 MPI_LIBS := -Wl,--as-needed $(MPI_LIBS)
 MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
 endif
-VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 1,$(SAN)),-san)$(if $(filter 0,$(NATIVE)),-generic)
-BUILD := build/$(VARIANT)
+VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)
+SAN_BUILD := build/$(VARIANT)-san
+BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
 ALL_CFLAGS := -std=c11 -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
@@ -181,7 +182,7 @@ demo: ## train a small GPT-2 on this machine's own C headers, about a minute; TE
 # Unit tests are programs; the rest are scripts that drive programs. The fuzzers always run under the sanitizers.
 UNIT := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out dev/test/test_%.c dev/test/fuzz_%.c,$(wildcard dev/test/*.c)))
-FUZZERS := $(patsubst %.c,build/cpu-san/%,$(wildcard dev/test/fuzz_*.c))
+FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(wildcard dev/test/fuzz_*.c))
 SCRIPTS := $(wildcard dev/test/test_*.sh)
 PROGRAMS := $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 
@@ -195,9 +196,7 @@ test-run:
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
 
 test-programs: $(UNIT) $(HELPERS) $(PROGRAMS)
-ifneq ($(SAN),1)
-	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS)
-endif
+	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize
 
 test-long: ## the Shakespeare recipe with three seeds
 	@scripts/deps.sh test
@@ -223,8 +222,8 @@ test-crash: ## checkpoints: killed at every call, every call failing, every step
 
 test-crash-run:
 	@$(MAKE) --no-print-directory -s -j2 $(CRASH_TESTS)
-	@$(MAKE) --no-print-directory -s SAN=1 build/cpu-san/dev/test/fuzz_checkpoint
-	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) build/cpu-san/dev/test/fuzz_checkpoint
+	@$(MAKE) --no-print-directory -s SAN=1 $(SAN_BUILD)/dev/test/fuzz_checkpoint
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(SAN_BUILD)/dev/test/fuzz_checkpoint
 
 fuzz: ## the fuzzers, ten minutes each
 	@scripts/deps.sh test

@@ -2,15 +2,13 @@
 # Bad input, driven through the real program: for every case the exit code, exactly one line on stderr ("error: WHAT.
 # REMEDY") that names the file or flag, and no file written, changed or lost.
 #
-#     dev/test/test_bad_input.sh [PROGRAM]     default: the one in $GNS_BUILD, or ./train_gpt2
+#     dev/test/test_bad_input.sh [PROGRAM]     default: the one in $GNS_BUILD
 set -u
 export LC_ALL=C
-program=$(realpath "${1:-${GNS_BUILD:-.}/train_gpt2}") || exit 1
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/here" && cd "$scratch/here" || exit 1
-failures=0
-cases=0
+program=${1:+$(realpath "$1")}
+. "$(dirname "$0")/checks.sh" bad_input
+program=${program:-$train}
+mkdir "$work/here" && cd "$work/here" || exit 70
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Inputs, good and bad
@@ -28,8 +26,8 @@ tokens() { # COUNT: so many tokens, 1 to 126
 }
 
 magic=20240520
-tokens 400 > "$scratch/tokens"
-shard() { header $magic 1 400; cat "$scratch/tokens"; }
+tokens 400 > "$work/tokens"
+shard() { header $magic 1 400; cat "$work/tokens"; }
 
 shard > good.bin
 : > empty.bin
@@ -37,12 +35,12 @@ head -c 100 good.bin > header_cut.bin
 head -c 1500 good.bin > tokens_cut.bin
 head -c 1823 good.bin > odd_byte.bin
 { shard; printf 'more'; } > longer.bin
-{ header 20240521 1 400; cat "$scratch/tokens"; } > wrong_magic.bin
-{ header $magic 2 400; cat "$scratch/tokens"; } > wrong_version.bin
-{ header $magic 1 -5; cat "$scratch/tokens"; } > negative_count.bin
+{ header 20240521 1 400; cat "$work/tokens"; } > wrong_magic.bin
+{ header $magic 2 400; cat "$work/tokens"; } > wrong_version.bin
+{ header $magic 1 -5; cat "$work/tokens"; } > negative_count.bin
 header $magic 1 0 > no_tokens.bin
-{ header $magic 1 2147483647; cat "$scratch/tokens"; } > huge_count.bin
-{ header $magic 1 400; head -c 798 "$scratch/tokens"; printf '\x2c\x01'; } > token_300.bin
+{ header $magic 1 2147483647; cat "$work/tokens"; } > huge_count.bin
+{ header $magic 1 400; head -c 798 "$work/tokens"; printf '\x2c\x01'; } > token_300.bin
 { header $magic 1 3; tokens 3; } > three_tokens.bin
 printf 'To be, or not to be, that is the question. %.0s' {1..60} > text.txt
 mkdir a_directory shards
@@ -65,8 +63,8 @@ printf 'lr = 1\0\n' > zero_byte.cfg
 head -c 2000000 /dev/zero > huge.cfg
 
 # The program itself must run before its refusals mean anything; it leaves the model that the cases below damage.
-if ! "$program" --config run.cfg --out first > "$scratch/stdout" 2> "$scratch/stderr"; then
-    echo "FAIL bad_input/the_good_run 0.00s: $(cat "$scratch/stderr")"
+if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
+    echo "FAIL bad_input/the_good_run: $(cat "$work/stderr")"
     exit 1
 fi
 cp -r first/step_00000002 model
@@ -104,33 +102,27 @@ printf '{"step": 1, "batch": -2}\n{"step": 2, "batch": 2}\n' > negative.jsonl
 # ----------------------------------------------------------------------------------------------------------------------
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
-inventory > "$scratch/before"
+inventory > "$work/before"
 
 # bad NAME CODE MENTION ARGUMENTS...: the arguments must be refused with that exit code, in one line with MENTION in it
 bad() {
     local name=$1 code=$2 mention=$3 start=$EPOCHREALTIME why=
     shift 3
-    timeout 60 "$program" "$@" > "$scratch/stdout" 2> "$scratch/stderr" < /dev/null
+    timeout 60 "$program" "$@" > "$work/stdout" 2> "$work/stderr" < /dev/null
     local got=$? said lines
-    said=$(tr -d '\0' < "$scratch/stderr")
-    lines=$(wc -l < "$scratch/stderr")
-    inventory > "$scratch/after"
-    ((cases++))
+    said=$(tr -d '\0' < "$work/stderr")
+    lines=$(wc -l < "$work/stderr")
+    inventory > "$work/after"
     [ $got -eq "$code" ] || why+=" exit code $got, want $code;"
     [ "$lines" -eq 1 ] || why+=" $lines lines on stderr, want 1;"
     [[ $said == error:\ * ]] || why+=" no 'error: ';"
     [[ $said == *"$mention"* ]] || why+=" no mention of '$mention';"
     [[ $said == *.\ [a-z-]* ]] || why+=" no remedy;"
-    if ! cmp -s "$scratch/before" "$scratch/after"; then
-        why+=" files changed: $(diff "$scratch/before" "$scratch/after" | grep '^[<>]' | head -3 | tr '\n' ' ');"
-        cp "$scratch/after" "$scratch/before"
+    if ! cmp -s "$work/before" "$work/after"; then
+        why+=" files changed: $(diff "$work/before" "$work/after" | grep '^[<>]' | head -3 | tr '\n' ' ');"
+        cp "$work/after" "$work/before"
     fi
-    local us=$((${EPOCHREALTIME/./} - ${start/./}))
-    local seconds
-    printf -v seconds '%d.%02ds' $((us / 1000000)) $((us % 1000000 / 10000))
-    if [ -z "$why" ]; then echo "PASS bad_input/$name $seconds"; return; fi
-    ((failures++))
-    echo "FAIL bad_input/$name $seconds:$why said: $said"
+    if [ -z "$why" ]; then verdict PASS "$name" "$start"; else verdict FAIL "$name" "$start" "${why# } said: $said"; fi
 }
 
 run=(--config run.cfg)
@@ -263,5 +255,4 @@ bad out_is_a_file         $write out_file           "${run[@]}" --out out_file
 bad out_in_proc           $write /proc/gns          "${run[@]}" --out /proc/gns
 bad out_empty             $usage --out              "${run[@]}" --out=
 
-((failures == 0)) || echo "$failures of $cases cases failed"
-exit $((failures > 0))
+exit $failed

@@ -2,21 +2,9 @@
 # What the pages in dev/docs and the README say of options, files and figures, against what is there.
 # GNS_BUILD names the build directory.
 set -u
-cd "$(dirname "$0")/../.." || exit 70
-help=$(mktemp)
-trap 'rm -f "$help"' EXIT
-train=${GNS_BUILD:-build/cpu}/train_gpt2
+. "$(dirname "$0")/checks.sh" docs
+help=$work/help
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
-failed=0
-
-# What a check prints are complaints; none is a pass.
-verdict() { # NAME COMMAND...
-    local name=$1 wrong
-    shift
-    wrong=$("$@" 2>&1)
-    [ -n "$wrong" ] || { echo "PASS docs/$name" && return; }
-    echo "FAIL docs/$name: $(head -n 5 <<< "$wrong" | tr '\n' ';')" && failed=1
-}
 
 # Every row of the three tables, in its second column: an option that exists; of llm.c's, one with that alias.
 tables() {
@@ -84,5 +72,10 @@ size() {
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for name in tables passed_over options files size; do verdict $name $name; done
+for test in tables passed_over options files size; do
+    begin
+    complaints=$($test 2>&1)
+    check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
+    end $test
+done
 exit $failed

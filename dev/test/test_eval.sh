@@ -2,23 +2,9 @@
 # Evaluation through the program: HellaSwag in the loop and --eval-only. The scores themselves are checked against the
 # oracle (dev/oracle/check_evaluation.py). Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
-train=$PWD/$GNS_BUILD/train_gpt2
-tokenize=$PWD/$GNS_BUILD/data/tokenize
-run_log=$PWD/scripts/run_log.py
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-root=$PWD
-cd "$work" || exit 1
-failed=0
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
-export ASAN_OPTIONS=detect_leaks=0                            # of Open MPI's own
-
-check() { # NAME: runs the function of that name; its output is the reason of a failure
-    local start=$EPOCHREALTIME out status
-    out=$("$1" 2>&1) && status=PASS || status=FAIL
-    printf '%s eval/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
-}
+. "$(dirname "$0")/checks.sh" eval
+mpi_here
+cd "$work" || exit 70
 
 cat "$root"/llmc/*.h > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
@@ -43,8 +29,6 @@ run() { # OUT OPTIONS...
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
 }
-newest() { ls -d "$1"/step_* | tail -n 1; }
-numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; } # without what a clock says
 scores() { grep hellaswag "$1/metrics.jsonl"; }
 same() { # A B WHAT: two texts
     diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
@@ -81,9 +65,9 @@ learns_to_answer() { # twice as good as guessing at least, and guessing before
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
 reports_read_the_log() {
-    local python=$root/build/venv/bin/python
-    [ -x "$python" ] || return 0
-    "$python" -c "import sys; sys.path.insert(0, '$(dirname "$run_log")'); import run_log
+    local python
+    python=$(find_python) || skip "no python3" || return
+    "$python" -c "import sys; sys.path.insert(0, '$root/scripts'); import run_log
 run = run_log.Run('asked')
 counts = len(run.rows), len(run.val_rows), len(run.test_rows)
 assert counts == (35, 5, 4), counts"
@@ -122,7 +106,7 @@ micro_batch_and_threads_change_no_bit() {
             --micro-batch 31 > e4 && same "$(figures e3)" "$(figures e4)" "the score"
 }
 ranks_share_the_work() { # and give the same
-    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    has_mpi || skip "no Open MPI here, or a build without it" || return
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl > e5 || return 1
     local ranks
     for ranks in 2 3; do
@@ -204,6 +188,6 @@ refuse_after_setup() {
 for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation goes_into_the_other_logs resumed_as_if_never_stopped learns_to_answer \
     reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
     ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch refusals; do
-    check $test
+    try $test
 done
 exit $failed

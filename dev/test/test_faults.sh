@@ -7,18 +7,13 @@
 # Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s; a run may take 15 s more to end.
 set -u
 rounds=${1:-0}
-train=$PWD/$GNS_BUILD/train_gpt2
-if ! command -v mpirun > /dev/null || ! grep -q MPI_Init_thread "$train"; then
-    echo "SKIP faults: no Open MPI here, or a build without it"
-    exit 0
-fi
+. "$(dirname "$0")/checks.sh" faults
+has_mpi || skip_suite "no Open MPI here, or a build without it"
 shopt -s extglob
-mpirun=$PWD/scripts/mpirun.sh
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+mpirun=$root/scripts/mpirun.sh
 cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || exit 1
-cd "$work" || exit 1
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
+cd "$work" || exit 70
+mpi_here
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
 limit=17 # seconds: deadline and 15
 
@@ -50,6 +45,7 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':"; grep -vE '^(step|-|$)' log | tail -n 5; return 1; }
 }
+one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
 
 harm() { # RANKS RANK ACTION AFTER CODES TEXT
     SECONDS=0
@@ -59,7 +55,7 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT
     ended $? "$5" "$6"
 }
 # 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
-killed() { harm "$1" "$2" kill "$3" 78 "mpirun noticed that process rank $2 .* exited on signal 9"; }
+killed() { harm "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
 stopped() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone"; }
@@ -117,13 +113,13 @@ nowhere_to_write() {
     : > file
     # shellcheck disable=SC2086
     launch 3 "$train" $options --steps 9 --out file/out
-    ended $? 74 '^error \(rank 0\): file' && [ "$(grep -c '^error' log)" = 1 ]
+    ended $? 74 '^error \(rank 0\): file' && one_error
 }
 not_finite() { # known to all: one of them says it
     SECONDS=0
     # shellcheck disable=SC2086
     launch 3 "$train" $options --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
-    ended $? 76 '^error \(rank 0\): step .* not finite' && [ "$(grep -c '^error' log)" = 1 ]
+    ended $? 76 '^error \(rank 0\): step .* not finite' && one_error
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
 asked_to_stop() { # SIGNAL SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
@@ -134,22 +130,16 @@ asked_to_stop() { # SIGNAL SECONDS: scripts/mpirun.sh hands it to the ranks, als
     sleep "$2"
     kill -"$1" "$(pgrep -P "$(pgrep -P $job timeout)")"
     wait $job
-    ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && [ "$(grep -c '^error' log)" = 1 ]
+    ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && one_error
 }
 
 # Faults are mostly waited for, so some run at a time, each in a directory of its own.
 one() { # NUMBER NAME ARGUMENTS...
-    local start=$EPOCHREALTIME out status number=$1
-    shift
-    mkdir "$work/$number" && cd "$work/$number" && cp ../t.bin . || exit 1
-    out=$("$@" 2>&1) && status=PASS || status=FAIL
-    {
-        printf '%s faults/%s %.2fs\n' "$status" "$(tr ' ' _ <<< "$*")" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-        [ $status = PASS ] || echo "$out" | tail -n 8 | sed 's/^/  /'
-    } > "$work/$number.result"
+    mkdir "$work/$1" && cd "$work/$1" && cp ../t.bin . || exit 70
+    try "${@:2}" > "$work/$1.result"
 }
 tests=0
-check() { # NAME ARGUMENTS...
+fault() { # NAME ARGUMENTS...
     [ "$(jobs -rp | wc -l)" -lt 3 ] || wait -n
     tests=$((tests + 1))
     one $tests "$@" &
@@ -164,36 +154,36 @@ finish() {
 between() { awk -v a="$1" -v b="$2" -v r=$RANDOM 'BEGIN { printf "%.2f", a + (b - a) * r / 32768 }'; }
 for ((round = 0; round < rounds; round++)); do
     ranks=$((2 + RANDOM % 3))
-    check killed $ranks $((RANDOM % ranks)) "$(between 0 3)"
-    check exits $ranks $((RANDOM % ranks)) "$(between 0 3)" 3
-    check exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
-    check stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
-    check stopped_early $ranks $((RANDOM % ranks)) "$(between 0 0.2)"
+    fault killed $ranks $((RANDOM % ranks)) "$(between 0 3)"
+    fault exits $ranks $((RANDOM % ranks)) "$(between 0 3)" 3
+    fault exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
+    fault stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
+    fault stopped_early $ranks $((RANDOM % ranks)) "$(between 0 0.2)"
 done
 [ "$rounds" = 0 ] || finish
 
-check killed 2 0 1
-check killed 2 1 0.05
-check killed 3 2 1.2
-check killed 4 1 0.8
-check exits 2 1 1 3
-check exits 3 0 1.1 1
-check exits 3 2 0.1 9
-check exits_with_0 3 1 1
-check stopped 2 0 1
-check stopped 2 1 1.3
-check stopped 3 2 0.9
-check stopped 4 3 1.1
-check never_came 2 1
-check never_came 3 0
-check stopped_early 2 0 0.02
-check stopped_early 3 2 0.05
+fault killed 2 0 1
+fault killed 2 1 0.05
+fault killed 3 2 1.2
+fault killed 4 1 0.8
+fault exits 2 1 1 3
+fault exits 3 0 1.1 1
+fault exits 3 2 0.1 9
+fault exits_with_0 3 1 1
+fault stopped 2 0 1
+fault stopped 2 1 1.3
+fault stopped 3 2 0.9
+fault stopped 4 3 1.1
+fault never_came 2 1
+fault never_came 3 0
+fault stopped_early 2 0 0.02
+fault stopped_early 3 2 0.05
 for test in broken_shard missing_shard token_out_of_range other_data shard_that_shrinks other_options \
     bad_options_on_one_rank another_build nowhere_to_write not_finite; do
-    check $test
+    fault $test
 done
-check asked_while_joining 3 1
-check asked_to_stop USR1 2
-check asked_to_stop TERM 1.2
-check asked_to_stop USR1 0.5
+fault asked_while_joining 3 1
+fault asked_to_stop USR1 2
+fault asked_to_stop TERM 1.2
+fault asked_to_stop USR1 0.5
 finish

@@ -2,19 +2,8 @@
 # The launchers in scripts/: what they refuse, that they start a run again until it is done, and how they stop.
 # Uses $GNS_BUILD (dev/test/run.sh sets it); no GPU is needed.
 set -u
-root=$PWD
-train=$PWD/$GNS_BUILD/train_gpt2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failed=0
-export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
-
-check() { # NAME: runs the function of that name; its output is the reason of a failure
-    local start=$EPOCHREALTIME out status
-    out=$("$1" 2>&1) && status=PASS || status=FAIL
-    printf '%s launchers/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
-}
+. "$(dirname "$0")/checks.sh" launchers
+mpi_here
 
 # A launcher of our own, and a program that stands for the trainer: it ends with the codes in the file `codes`, one a
 # start, and leaves a checkpoint where the code has a + behind it.
@@ -43,7 +32,7 @@ printf '#!/usr/bin/env bash\necho "GPU 0: none"\necho "GPU 1: none"\n' > "$work/
 chmod +x "$work"/launcher.sh "$work"/fake_cu "$work"/nvidia-smi
 touch "$work"/data/x_{train,val}_0.bin
 cat llmc/*.c > "$work/text"
-"$GNS_BUILD/data/tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 data=(TRAIN="$work/data/x_train_*.bin" VAL="$work/data/x_val_*.bin" OUT="$work/out" PROGRAM="$work/fake_cu")
 
 refuses() { # CODE TEXT VARIABLE=VALUE...
@@ -177,7 +166,7 @@ mpirun_hears() {
 }
 
 stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
-    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    has_mpi || skip "no Open MPI here, or a build without it" || return
     cat > "$work/small.sh" <<END
 NAME=small
 OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 30000 --threads 1 --val-every 0)
@@ -203,7 +192,7 @@ END
 }
 
 goes_on_when_a_rank_is_killed() { # for real, and all by itself
-    command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train" || return 0
+    has_mpi || skip "no Open MPI here, or a build without it" || return
     cat > "$work/again.sh" <<END
 NAME=again
 OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 3000 --threads 1 --val-every 0
@@ -227,6 +216,6 @@ for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_s
     slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once lost again_until_done \
     not_without_getting_on not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
-    check $test
+    try $test
 done
 exit $failed

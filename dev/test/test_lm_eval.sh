@@ -3,22 +3,10 @@
 # says where something is missing. Where the harness itself is installed (LM_EVAL, build/venv or PATH), its accuracy on
 # made-up questions must be that of --eval-only. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
-root=$PWD
-train=$PWD/$GNS_BUILD/train_gpt2
-tokenize=$PWD/$GNS_BUILD/data/tokenize
+. "$(dirname "$0")/checks.sh" lm_eval
 harness=$(command -v "${LM_EVAL:-}" "$root/build/venv/bin/lm_eval" lm_eval | head -n 1)
 unset LM_EVAL
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failed=0
-
-check() { # NAME: runs the function of that name; its output is the reason of a failure
-    local start=$EPOCHREALTIME out status
-    out=$("$1" 2>&1) && status=PASS || status=FAIL
-    printf '%s lm_eval/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
-}
+cd "$work" || exit 70
 
 # A copy of the script with no build/venv beside it, and a stand-in for the harness.
 mkdir -p clone/scripts bin
@@ -129,8 +117,8 @@ END
 
 for test in defaults_for_a_machine_without_a_gpu gpus_are_found options_are_handed_on a_run_is_its_newest_checkpoint refusals \
     a_missing_harness_is_said a_failing_harness_is_said help_is_the_comment; do
-    check $test
+    try $test
 done
-if [ -n "$harness" ] && "$(head -n 1 "$harness" | sed -E 's/^#!//')" -c 'import torch, accelerate, datasets' 2> /dev/null; then check the_harness_agrees
+if [ -n "$harness" ] && "$(head -n 1 "$harness" | sed -E 's/^#!//')" -c 'import torch, accelerate, datasets' 2> /dev/null; then try the_harness_agrees
 else echo "SKIP lm_eval/the_harness_agrees: no lm_eval here; pip install 'lm-eval[hf]', and LM_EVAL=its path"; fi
 exit $failed

@@ -2,38 +2,22 @@
 # --dry-run as a program: it runs without data, plans GPUs from a machine that has none, foretells the steps that the
 # trainer then makes, and says where the disk is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
-root=$PWD
-train=$PWD/$GNS_BUILD/train_gpt2
-tokenize=$PWD/$GNS_BUILD/data/tokenize
-cuda=$PWD/build/cuda-BF16/train_gpt2cu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failed=0
-
-# check NAME: runs the function of that name; its output is the reason of a failure, 77 skips
-check() {
-    local start=$EPOCHREALTIME out status code
-    out=$("$1" 2>&1)
-    code=$?
-    case $code in 0) status=PASS ;; 77) status=SKIP ;; *) status=FAIL failed=1 ;; esac
-    printf '%s plan/%s %.2fs%s\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')" \
-        "$([ $status = SKIP ] && echo ": $out")"
-    [ $status != FAIL ] || echo "$out" | tail -n 5 | sed 's/^/  /'
-}
+. "$(dirname "$0")/checks.sh" plan
+cuda=$root/build/cuda-BF16/train_gpt2cu
+cd "$work" || exit 70
 
 d12="--model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9"
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
-says() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
+said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
 plans_a_gpu_from_here() { # shellcheck disable=SC2086
-    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && says '^device +H200: 989 TFLOP/s bf16' &&
-        says '^ +matmul, blocks .* compute ' && says '^ +LayerNorm, residual .* memory ' && says '^> +8 +1 +65,536 ' &&
-        says '^ +16 +2 ' && says '^ +8960 +1120 ' && says '^run +19,074 steps of 512 rows, .* cost [0-9]'
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said '^device +H200: 989 TFLOP/s bf16' &&
+        said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +65,536 ' &&
+        said '^ +16 +2 ' && said '^ +8960 +1120 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]'
 }
 plans_this_cpu() {
-    plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && says '^device +CPU, ' && says 'measured just now' &&
-        says ' tok/s, MFU ' && says '^run +10 steps of 4 rows'
+    plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
+        said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
 fits_a_screen() { # shellcheck disable=SC2086
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 || return 1
@@ -47,19 +31,19 @@ hours_are_tokens_over_speed() { # of the same page; without --val nothing is add
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
 says_where_the_disk_is_too_small() {
-    plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && says 'NOT ENOUGH' &&
-        plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && says 'free in \.'
+    plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
+        plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-says_where_memory_is_too_small() { plan --device "RTX 4090" --model gpt2-1558M && says 'NOT EVEN ONE ROW FITS'; }
+says_where_memory_is_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
 planning_goes_with_dry_run() {
     local option
     for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
         # shellcheck disable=SC2086
         "$train" --train x --steps 1 $option > plan.txt 2>&1
-        [ $? = 64 ] && says "${option% *} .*--dry-run" || return 1
+        [ $? = 64 ] && said "${option% *} .*--dry-run" || return 1
     done
     "$train" --dry-run --device 3dfx > plan.txt 2>&1
-    [ $? = 64 ] && says '3dfx.*H200'
+    [ $? = 64 ] && said '3dfx.*H200'
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
@@ -85,7 +69,7 @@ foretells_the_steps() {
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
-    [ -x "$cuda" ] || { echo "no $cuda (make train_gpt2cu)"; return 77; }
+    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
     local options
     for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" \
         "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
@@ -107,6 +91,6 @@ estimates_what_the_cuda_engine_takes() {
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
     says_where_the_disk_is_too_small says_where_memory_is_too_small planning_goes_with_dry_run writes_nothing \
     foretells_the_steps estimates_what_the_cuda_engine_takes; do
-    check $test
+    try $test
 done
 exit $failed

@@ -1,24 +1,9 @@
 #!/usr/bin/env bash
 # critical_batch.py probe: its verdict on losses made up here, and real branches of a small run. GNS_BUILD: build directory.
 set -u
-cd "$(dirname "$0")/../.."
-root=$PWD
-train=$root/${GNS_BUILD:-build/cpu}/train_gpt2
-python=$root/build/venv/bin/python
-[ -x "$python" ] || python=$(command -v python3) || { echo "SKIP probe: no python3"; exit 77; }
-here=$(mktemp -d)
-trap 'rm -rf "$here"' EXIT
-failed=0
-
-begin() { start=$EPOCHREALTIME && wrong=0; }
-check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...
-end() {
-    local word=PASS
-    [ $wrong = 0 ] || { word=FAIL && failed=1; }
-    printf '%s probe/%s %.2fs\n' $word "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-}
-probe() { "$python" scripts/critical_batch.py probe "$@" > "$here/log" 2>&1; }
-says() { grep -qF -- "$1" "$here/log"; }
+. "$(dirname "$0")/checks.sh" probe
+python=$(find_python) || skip_suite "no python3"
+probe() { returns "$1" "$python" scripts/critical_batch.py probe "${@:2}"; } # CODE ARGUMENTS...
 
 begin
 check "verdicts" "$python" - <<'END'
@@ -43,20 +28,19 @@ end verdict
 
 # A run of 60 steps at a constant learning rate, of which the branch at the same batch from step 20 is a piece.
 "$python" -c 'import random, sys; r = random.Random(int(sys.argv[1])); w = ["".join(r.choices("abcdefgh", k=4)) for _ in range(40)]
-print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$here/text.txt"
-(cd "$here" && "$root/${GNS_BUILD:-build/cpu}/data/tokenize" --tokenizer bytes --out t --val-fraction 0.1 text.txt) > "$here/log" 2>&1
-(cd "$here" && "$train" --train 't_train_*.bin' --val 't_val_*.bin' --vocab-size 256 --layers 1 --heads 2 --channels 16 \
+print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$work/text.txt"
+(cd "$work" && "$tokenize" --tokenizer bytes --out t --val-fraction 0.1 text.txt) > "$work/log" 2>&1
+(cd "$work" && "$train" --train 't_train_*.bin' --val 't_val_*.bin' --vocab-size 256 --layers 1 --heads 2 --channels 16 \
     --seq-len 16 --threads 1 --micro-batch 4 --batch-tokens 64 --lr 3e-3 --lr-schedule constant --val-every 8 --val-tokens 512 \
-    --checkpoint-every 20 --keep 0 --steps 60 --out run) > "$here/log" 2>&1 || { cat "$here/log"; echo "FAIL probe/run"; exit 1; }
-before=$(cd "$here/run" && cat step_00000020/* metrics.jsonl run.json | cksum)
+    --checkpoint-every 20 --keep 0 --steps 60 --out run) > "$work/log" 2>&1 || { cat "$work/log"; echo "FAIL probe/run"; exit 1; }
+before=$(cd "$work/run" && cat step_00000020/* metrics.jsonl run.json | cksum)
 
 begin
-probe "$here/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 100 --json "$here/result.json"
-check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
-check "no verdict: $(cat "$here/log")" says "the critical batch here is 16 rows or more"
-check "the run was touched" [ "$(cd "$here/run" && cat step_00000020/* metrics.jsonl run.json | cksum)" = "$before" ]
-check "weights of branches are left" [ -z "$(ls -d "$here"/run/probe_00000020/*/step_* 2> /dev/null)" ]
-check "branches" "$python" - "$here" <<'END'
+probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 100 --json "$work/result.json"
+check "no verdict: $(cat "$work/log")" says "$work/log" "the critical batch here is 16 rows or more"
+check "the run was touched" [ "$(cd "$work/run" && cat step_00000020/* metrics.jsonl run.json | cksum)" = "$before" ]
+check "weights of branches are left" [ -z "$(ls -d "$work"/run/probe_00000020/*/step_* 2> /dev/null)" ]
+check "branches" "$python" - "$work" <<'END'
 import json, math, sys
 here = sys.argv[1]
 def rows(path): return [json.loads(line) for line in open(f"{here}/{path}/metrics.jsonl")]
@@ -84,35 +68,31 @@ END
 end branches
 
 begin
-touch "$here/stamp" && sleep 0.01
-probe "$here/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 1e-9
-check "exit code $?" [ $? = 0 ]
-check "trained again" [ -z "$(find "$here/run/probe_00000020" -newer "$here/stamp")" ]
-check "not said" says "batch 8: was trained before"
-probe "$here/run/step_00000020" --factors 1,2,4 --tokens 4096
-check "other branches in the same place: exit code $?" [ $? = 64 ]
-check "other branches in the same place: $(cat "$here/log")" says "holds a branch with another --train-tokens"
-probe "$here/run" --factors 0.5,1 --tokens 512
-check "from the newest, downwards: $(tail -n 1 "$here/log")" [ -d "$here/run/probe_00000060/batch_2" ]
-probe "$here/run/step_00000020" --factors 1,400 --lr 3 --tokens 64
-check "unknown option: exit code $?" [ $? = 64 ]
+touch "$work/stamp" && sleep 0.01
+probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 1e-9
+check "trained again" [ -z "$(find "$work/run/probe_00000020" -newer "$work/stamp")" ]
+check "not said" says "$work/log" "batch 8: was trained before"
+probe 64 "$work/run/step_00000020" --factors 1,2,4 --tokens 4096
+check "other branches in the same place: $(cat "$work/log")" says "$work/log" "holds a branch with another --train-tokens"
+probe 0 "$work/run" --factors 0.5,1 --tokens 512
+check "from the newest, downwards: $(tail -n 1 "$work/log")" [ -d "$work/run/probe_00000060/batch_2" ]
+probe 64 "$work/run/step_00000020" --factors 1,400 --lr 3 --tokens 64 # unknown option
 end again
 
 begin
 fails() { # CODE TEXT ARGUMENTS...
-    probe "${@:3}"
-    check "$2: exit code $?" [ $? = "$1" ]
-    check "$2: $(cat "$here/log")" says "$2"
-    check "$2: no error line" grep -q '^error: ' "$here/log"
+    probe "$1" "${@:3}"
+    check "$2: $(cat "$work/log")" says "$work/log" "$2"
+    check "$2: no error line" grep -q '^error: ' "$work/log"
 }
-fails 65 "no checkpoint" "$here"
-fails 65 "No such file" "$here/none/step_00000001"
-fails 64 "two batches" "$here/run" --factors 1
-fails 64 "invalid factors" "$here/run" --factors 1,x
-fails 64 "no small common multiple" "$here/run" --factors 1,1.25,1.75,2.75 --tokens 64
-mv "$here/t_train_000000.bin" "$here/hidden.bin"
-fails 65 "t_train_" "$here/run/step_00000040" --factors 1,2 --tokens 64
-mv "$here/hidden.bin" "$here/t_train_000000.bin"
-fails 65 "No such file" "$here/run/step_00000040" --factors 1,2 --tokens 64 --program "$here/no_trainer"
+fails 65 "no checkpoint" "$work"
+fails 65 "No such file" "$work/none/step_00000001"
+fails 64 "two batches" "$work/run" --factors 1
+fails 64 "invalid factors" "$work/run" --factors 1,x
+fails 64 "no small common multiple" "$work/run" --factors 1,1.25,1.75,2.75 --tokens 64
+mv "$work/t_train_000000.bin" "$work/hidden.bin"
+fails 65 "t_train_" "$work/run/step_00000040" --factors 1,2 --tokens 64
+mv "$work/hidden.bin" "$work/t_train_000000.bin"
+fails 65 "No such file" "$work/run/step_00000040" --factors 1,2 --tokens 64 --program "$work/no_trainer"
 end errors
 exit $failed

@@ -2,21 +2,8 @@
 # The trainer as a program: runs repeat bit for bit, whatever the number of threads; replay repeats a ramp; --dry-run
 # knows the memory. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
-train=$PWD/$GNS_BUILD/train_gpt2
-tokenize=$PWD/$GNS_BUILD/data/tokenize
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-root=$PWD
-cd "$work" || exit 1
-failed=0
-
-# check NAME: runs the function of that name; its output is the reason of a failure
-check() {
-    local start=$EPOCHREALTIME out status
-    out=$("$1" 2>&1) && status=PASS || status=FAIL
-    printf '%s program/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-    [ $status = PASS ] || { echo "$out" | tail -n 5 | sed 's/^/  /'; failed=1; }
-}
+. "$(dirname "$0")/checks.sh" program
+cd "$work" || exit 70
 
 cat "$root"/llmc/*.[ch] > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
@@ -32,8 +19,6 @@ run() { # run OUT OPTIONS...
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
 }
 
-# What must not depend on when or on what a run took place: all but the speed.
-numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 same() {
     diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
     cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
@@ -88,11 +73,11 @@ config_file_is_the_command_line() {
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
 dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
-    case $GNS_BUILD in *-san*) return 0 ;; esac
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
     local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
     local plan peak
     plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
-    peak=$("$root/$GNS_BUILD/dev/test/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
+    peak=$("$root/$build/dev/test/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
     awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
@@ -100,6 +85,6 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
     greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line dry_run_knows_the_memory; do
-    check $test
+    try $test
 done
 exit $failed

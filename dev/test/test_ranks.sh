@@ -2,26 +2,11 @@
 # Several ranks train what one trains: mpirun with 1 to 4 of them on this machine. Uses $GNS_BUILD (dev/test/run.sh sets
 # it). A run is small enough that the machine's cores do not matter; each rank takes one thread.
 set -u
-train=$PWD/$GNS_BUILD/train_gpt2
-tokenize=$PWD/$GNS_BUILD/data/tokenize
-state=$PWD/$GNS_BUILD/dev/test/ranks_state
-if ! command -v mpirun > /dev/null || ! grep -q MPI_Init_thread "$train"; then
-    echo "SKIP ranks: no Open MPI here, or a build without it"
-    exit 0
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failed=0
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader # many ranks share few cores, all on this machine
-export ASAN_OPTIONS=detect_leaks=0                            # of Open MPI's own
-
-check() { # NAME: runs the function of that name; its output is the reason of a failure
-    local start=$EPOCHREALTIME out status
-    out=$("$1" 2>&1) && status=PASS || status=FAIL
-    printf '%s ranks/%s %.2fs\n' "$status" "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-    [ $status = PASS ] || { echo "$out" | tail -n 8 | sed 's/^/  /'; failed=1; }
-}
+. "$(dirname "$0")/checks.sh" ranks
+has_mpi || skip_suite "no Open MPI here, or a build without it"
+mpi_here
+state=$root/$build/dev/test/ranks_state
+cd "$work" || exit 70
 
 # The same text whenever this is run: words with a tendency to follow one another.
 awk 'BEGIN {
@@ -83,11 +68,9 @@ the_ramp_grew() {
 ramp_with_two_ranks() { ramp_agrees 2; }
 ramp_with_three_ranks() { ramp_agrees 3; }
 ramp_with_four_ranks() { ramp_agrees 4; }
-newest() { ls -d "$1"/step_* | tail -n 1; }
 same_weights() { cmp "$(newest "$1")/model.safetensors" "$(newest "$2")/model.safetensors"; }
 runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
-# Every number that a step prints but its time.
-same_numbers() { cmp <(sed 's/"tok_per_s": [^,]*,//' "$1/metrics.jsonl") <(sed 's/"tok_per_s": [^,]*,//' "$2/metrics.jsonl"); }
+same_numbers() { cmp <(numbers "$1") <(numbers "$2"); }
 # One micro-step a step, and a model in which blocks that take turns in memory do so.
 wide() { micro=20 layers=4 run "$@"; }
 # ZeRO 1 and 2 are ZeRO 0, bit for bit: 5 to 40 rows a step, that is 2 to 7 micro-steps of 3 rows on a rank, and some
@@ -174,6 +157,6 @@ for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_rank
     zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate \
     too_small_a_batch alone_without_mpirun; do
-    check $test
+    try $test
 done
 exit $failed

@@ -2,33 +2,13 @@
 # scripts/report.py and scripts/critical_batch.py on runs made up here, whose answers are known.
 # Skipped where neither build/venv nor python3 has what they need.
 set -u
-cd "$(dirname "$0")/../.."
-here=$(mktemp -d)
-trap 'rm -rf "$here"' EXIT
-failed=0
-
-begin() { start=$EPOCHREALTIME && wrong=0; }
-check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...
-end() {
-    local word=PASS
-    [ $wrong = 0 ] || { word=FAIL && failed=1; }
-    printf '%s report/%s %.2fs\n' $word "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-}
-says() { grep -qF -- "$2" "$1"; } # FILE TEXT
-one_line() { [ "$(wc -l < "$1")" = 1 ]; }
-has_packages='import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))'
-python_with() { # PACKAGE...: the first Python that has them
-    for python in build/venv/bin/python3 python3; do
-        "$python" - "$@" 2> "$here/log" <<< "$has_packages" &&
-            echo "$python" && return
-    done
-}
+. "$(dirname "$0")/checks.sh" report
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
 # S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second.
 make_run() {
-    mkdir -p "$here/$1"
-    echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$here/$1/run.json"
+    mkdir -p "$work/$1"
+    echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
     awk -v B="$2" -v N="$3" 'BEGIN {
         S = 100 + 3200 / B
         for (s = 1; s <= N; s++) {
@@ -41,29 +21,27 @@ make_run() {
             if (s % 8 == 1) printf ", \"gns_total\": 9, \"gns_ratio\": 1, \"gns_type_mlp\": 5, \"gns_layer\": [3, null]"
             print "}"
             if (s % 10 == 0) printf "{\"step\": %d, \"tokens\": %d, \"val_loss\": %.9f}\n", s, 64 * s * B, loss
-        } }' > "$here/$1/metrics.jsonl"
+        } }' > "$work/$1/metrics.jsonl"
 }
 make_run b8 8 560
 make_run b32 32 240
 make_run b128 128 160
-echo '{"step": 560, "tokens": 286720, "hellaswag": 0.25, "hellaswag_norm": 0.3125}' >> "$here/b8/metrics.jsonl"
-cat > "$here/b8/run.json" << 'END'
+echo '{"step": 560, "tokens": 286720, "hellaswag": 0.25, "hellaswag_norm": 0.3125}' >> "$work/b8/metrics.jsonl"
+cat > "$work/b8/run.json" << 'END'
 {"program": "x", "options": {"out": "<b>&amp;", "lr": 0.008}, "parts": [
   {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "command": ["./train_gpt2", "--prompt", "<i>"]},
   {"first_step": 301, "ranks": 4, "host": "there", "directory": "/c", "command": ["./train_gpt2", "--steps", "560"]}]}
 END
 for step in 50 100 150 200 250 300 350 400 450 500 550; do
     echo "{\"step\": $step, \"tokens\": $((512 * step)), \"prompt\": \"a<b\", \"text\": \"a<b and <u>$step\"}"
-done > "$here/b8/samples.jsonl"
+done > "$work/b8/samples.jsonl"
 
-python=$(python_with matplotlib)
-if [ -z "$python" ]; then
+if ! python=$(find_python matplotlib); then
     printf 'SKIP report/%s no Python with matplotlib\n' page errors no_package
 else
     begin
-    "$python" scripts/report.py "$here"/b8 "$here"/b32 "$here"/b128 -o "$here/r.html" > "$here/log" 2>&1
-    check "exit code $?" [ $? = 0 ]
-    "$python" - "$here/r.html" > "$here/log" 2>&1 <<'END'
+    returns 0 "$python" scripts/report.py "$work"/b8 "$work"/b32 "$work"/b128 -o "$work/r.html"
+    returns 0 "$python" - "$work/r.html" <<'END'
 import re, sys, xml.etree.ElementTree as tree
 from html.parser import HTMLParser
 text, open_tags, found = open(sys.argv[1]).read(), [], []
@@ -88,83 +66,70 @@ assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
 END
-    code=$?
-    check "$(tail -n 1 "$here/log")" [ $code = 0 ]
     end page
 
     begin
-    fails() { # WHAT TEXT: report.py on $here/bad exits 65 with one line that has the text, and leaves no page
-        "$python" scripts/report.py "$here/bad" -o "$here/bad.html" > "$here/log" 2>&1
-        check "$1: exit code $?" [ $? = 65 ]
-        check "$1: not one line: $(head -n 2 "$here/log")" one_line "$here/log"
-        check "$1: says $(cat "$here/log")" says "$here/log" "$2"
-        check "$1: a page is left" [ ! -e "$here/bad.html" ]
+    fails() { # WHAT TEXT: report.py on $work/bad exits 65 with one line that has the text, and leaves no page
+        returns 65 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+        check "$1: not one line: $(head -n 2 "$work/log")" one_line "$work/log"
+        check "$1: says $(cat "$work/log")" says "$work/log" "$2"
+        check "$1: a page is left" [ ! -e "$work/bad.html" ]
     }
     fails "no run" "run.json: No such file"
-    mkdir "$here/bad" && cp "$here/b8/run.json" "$here/bad"
+    mkdir "$work/bad" && cp "$work/b8/run.json" "$work/bad"
     fails "no metrics" "metrics.jsonl: No such file"
-    : > "$here/bad/metrics.jsonl"
+    : > "$work/bad/metrics.jsonl"
     fails "empty" "no step"
-    head -n 4 "$here/b8/metrics.jsonl" | head -c -20 > "$here/bad/metrics.jsonl"
+    head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$work/bad/metrics.jsonl"
     fails "cut" "metrics.jsonl line 4: not JSON"
-    echo '{"step": 1, "tokens": 8, "loss": "low"}' > "$here/bad/metrics.jsonl"
+    echo '{"step": 1, "tokens": 8, "loss": "low"}' > "$work/bad/metrics.jsonl"
     fails "text for a number" 'line 1: "loss" is not a number'
-    echo '{' > "$here/bad/run.json"
+    echo '{' > "$work/bad/run.json"
     fails "bad run.json" "run.json: not JSON"
-    cp "$here"/b8/* "$here/bad" && echo '{"step": 1, "text": 5}' > "$here/bad/samples.jsonl"
+    cp "$work"/b8/* "$work/bad" && echo '{"step": 1, "text": 5}' > "$work/bad/samples.jsonl"
     fails "a sample that is none" "samples.jsonl line 1: no sample with its step and text"
-    cp "$here"/b8/* "$here/bad" && echo '{"parts": [{"command": "x"}], "options": {}}' > "$here/bad/run.json"
+    cp "$work"/b8/* "$work/bad" && echo '{"parts": [{"command": "x"}], "options": {}}' > "$work/bad/run.json"
     fails "a command that is none" 'run.json: "parts" is no list of commands'
-    "$python" scripts/report.py "$here/b128" -o "$here/none/there.html" > "$here/log" 2>&1
-    check "cannot write: exit code $?" [ $? = 74 ]
-    "$python" scripts/report.py > "$here/log" 2>&1
-    check "no run named: exit code $?" [ $? = 64 ]
-    check "no run named: not one line" one_line "$here/log"
+    returns 74 "$python" scripts/report.py "$work/b128" -o "$work/none/there.html"
+    returns 64 "$python" scripts/report.py
+    check "no run named: not one line" one_line "$work/log"
     end errors
 
     begin
-    mkdir "$here/hidden" && echo 'raise ImportError("hidden")' > "$here/hidden/matplotlib.py"
-    PYTHONPATH=$here/hidden "$python" scripts/report.py "$here/b8" > "$here/log" 2>&1
-    check "exit code $?" [ $? = 65 ]
-    check "not one line" one_line "$here/log"
-    check "package not named" says "$here/log" "pip install matplotlib"
+    mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/matplotlib.py"
+    PYTHONPATH=$work/hidden returns 65 "$python" scripts/report.py "$work/b8"
+    check "not one line" one_line "$work/log"
+    check "package not named" says "$work/log" "pip install matplotlib"
     end no_package
 fi
 
-python=$(python_with numpy scipy)
-if [ -z "$python" ]; then
+if ! python=$(find_python numpy scipy); then
     printf 'SKIP report/%s no Python with numpy and scipy\n' fit gain
     exit $failed
 fi
 
 near() { awk -v x="$1" -v y="$2" -v e="$3" 'BEGIN { exit !(x != "" && x - y <= e && y - x <= e) }'; } # X WANTED ERROR
-value_of() { awk -v name="$1" '$1 == name { print $3; exit }' "$here/log"; }
+value_of() { awk -v name="$1" '$1 == name { print $3; exit }' "$work/log"; }
 
 begin
-"$python" scripts/critical_batch.py fit "$here"/b8 "$here"/b32 "$here"/b128 --target 2 > "$here/log" 2>&1
-check "exit code $?" [ $? = 0 ]
+returns 0 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2
 check "S_min $(value_of S_min)" near "$(value_of S_min)" 100 0.01
 check "E_min $(value_of E_min)" near "$(value_of E_min)" 3200 0.3
 check "B_crit $(value_of B_crit)" near "$(value_of B_crit)" 32 0.01
-"$python" scripts/critical_batch.py fit "$here"/b8 "$here"/b8 > "$here/log" 2>&1
-check "one batch size: exit code $?" [ $? = 65 ]
-"$python" scripts/critical_batch.py fit "$here"/b8 "$here"/b32 --target 0.1 > "$here/log" 2>&1
-check "not reached: exit code $?" [ $? = 65 ]
-mkdir "$here/ramp" && cp "$here/b8/run.json" "$here/ramp"
-sed '1,9s/"batch": 8/"batch": 4/' "$here/b8/metrics.jsonl" > "$here/ramp/metrics.jsonl"
-"$python" scripts/critical_batch.py fit "$here"/ramp "$here"/b32 > "$here/log" 2>&1
-check "a ramp: exit code $?" [ $? = 65 ]
-check "a ramp: not named" says "$here/log" "ramp: the batch is not constant"
+returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b8                # one batch size
+returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 --target 0.1 # not reached
+mkdir "$work/ramp" && cp "$work/b8/run.json" "$work/ramp"
+sed '1,9s/"batch": 8/"batch": 4/' "$work/b8/metrics.jsonl" > "$work/ramp/metrics.jsonl"
+returns 65 "$python" scripts/critical_batch.py fit "$work"/ramp "$work"/b32
+check "a ramp: not named" says "$work/log" "ramp: the batch is not constant"
 end fit
 
 # B = 8: a step makes 1 / (1 + 4 / 8) = 2/3, then 1 / (1 + 64 / 8) = 1/9 of an ideal one. With weights 6 and 1,
 # gamma = (6 * 2 + 8)^2 / (7 (6 * 4 + 64)) = 400 / 616.
 begin
-"$python" scripts/critical_batch.py gain "$here/b8" > "$here/log" 2>&1
-check "exit code $?" [ $? = 0 ]
-check "gamma: $(grep '^gamma' "$here/log")" near "$(sed -n 's/^gamma.* = //p' "$here/log")" 0.64935 0.0002
-sed -i 's/gns_ln/gns_no/g' "$here/b32/metrics.jsonl"
-"$python" scripts/critical_batch.py gain "$here/b32" > "$here/log" 2>&1
-check "no noise scale: exit code $?" [ $? = 65 ]
+returns 0 "$python" scripts/critical_batch.py gain "$work/b8"
+check "gamma: $(grep '^gamma' "$work/log")" near "$(sed -n 's/^gamma.* = //p' "$work/log")" 0.64935 0.0002
+sed -i 's/gns_ln/gns_no/g' "$work/b32/metrics.jsonl"
+returns 65 "$python" scripts/critical_batch.py gain "$work/b32" # no noise scale
 end gain
 exit $failed

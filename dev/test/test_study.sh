@@ -2,22 +2,10 @@
 # dev/bench/ramp_study.sh with the CPU trainer on a text made up here, and dev/docs/plots.py on what it leaves.
 # GNS_BUILD names the build directory. The figures are skipped where no Python has matplotlib.
 set -u
-cd "$(dirname "$0")/../.."
-build=${GNS_BUILD:-build/cpu}
-export TRAINER=$PWD/$build/train_gpt2 TOKENIZE=$PWD/$build/data/tokenize
-here=$(mktemp -d)
+. "$(dirname "$0")/checks.sh" study
+export TRAINER=$train TOKENIZE=$tokenize
 text=$build/study_text # one name for all times: the files for validation are drawn by a hash of their paths
-trap 'rm -rf "$here" "$text"' EXIT
-failed=0
-
-begin() { start=$EPOCHREALTIME && wrong=0; }
-check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...
-end() {
-    local word=PASS
-    [ $wrong = 0 ] || { word=FAIL && failed=1; }
-    printf '%s study/%s %.2fs\n' $word "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-}
-says() { grep -qF -- "$2" "$1"; } # FILE TEXT
+trap 'rm -rf "$work" "$text"' EXIT
 
 # Sixty files, one a copy of another, and one that is too small to count.
 rm -rf "$text" && mkdir -p "$text"
@@ -25,11 +13,10 @@ for i in $(seq 60); do seq "$i" 7 $((i + 500)) | sed "s/^/int name_$i = /" > "$t
 cp "$text/1.c" "$text/copy.c" && echo small > "$text/small.c"
 
 begin
-export OUT=$here/study TEXTS=$text TOKENS=20000 BATCHES="4 16" SEQ_LEN=16 MICRO_BATCH=8 VAL_TOKENS=512 LRS=1e-2
+export OUT=$work/study TEXTS=$text TOKENS=20000 BATCHES="4 16" SEQ_LEN=16 MICRO_BATCH=8 VAL_TOKENS=512 LRS=1e-2
 export SHAPE="--layers 1 --heads 2 --channels 16" RAMP_VAL_EVERY=20 EXACT_EVERY=2
 export WARMUP_STEPS=10
-dev/bench/ramp_study.sh > "$here/log" 2>&1
-check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
+returns 0 dev/bench/ramp_study.sh
 row() { awk -v name="$1-lr1e-2-seed1" -v column="$2" '$1 == name { print $column }' "$OUT/table.txt"; }
 # 20,000 tokens are 1250 rows of 16: 313 steps of 4 rows, 79 of 16.
 check "steps of 4 rows: $(row constant-4 2)" [ "$(row constant-4 2)" = 313 ]
@@ -55,20 +42,14 @@ end runs
 [ $failed = 0 ] || exit 1
 
 begin
-TRAINER=$here/none dev/bench/ramp_study.sh > "$here/log" 2>&1
-check "no trainer: exit code $?" [ $? = 64 ]
-TEXTS=$here/none OUT=$here/none dev/bench/ramp_study.sh > "$here/log" 2>&1
-check "no text: exit code $?" [ $? = 65 ]
-check "no text: says $(tail -n 1 "$here/log")" says "$here/log" "error: no source text"
-SHAPE="--layers 0" OUT=$here/bad dev/bench/ramp_study.sh > "$here/log" 2>&1
-check "a trainer that fails: exit code $?" [ $? = 1 ]
-check "a trainer that fails is not named" says "$here/log" "FAIL constant-4-lr1e-2-seed1: exit code 64"
+TRAINER=$work/none returns 64 dev/bench/ramp_study.sh
+TEXTS=$work/none OUT=$work/none returns 65 dev/bench/ramp_study.sh
+check "no text: says $(tail -n 1 "$work/log")" says "$work/log" "error: no source text"
+SHAPE="--layers 0" OUT=$work/bad returns 1 dev/bench/ramp_study.sh # a trainer that fails
+check "a trainer that fails is not named" says "$work/log" "FAIL constant-4-lr1e-2-seed1: exit code 64"
 end errors
 
-for python in build/venv/bin/python3 python3 ""; do
-    [ -z "$python" ] || ! "$python" -c 'import matplotlib' 2> /dev/null || break
-done
-[ -n "$python" ] || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
+python=$(find_python matplotlib) || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
 begin
 # Another rate whose last validation is better, on a machine that knows it by its time: it has to be the one shown.
 better=$OUT/constant-4-lr5e-3-seed1
@@ -76,18 +57,15 @@ mkdir "$better" && cp "$OUT/constant-4-lr1e-2-seed1/run.json" "$better"
 gzip -dc "$OUT/constant-4-lr1e-2-seed1/metrics.jsonl.gz" |
     sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' > "$better/metrics.jsonl"
 cp -r "$better" "$OUT/constant-4-lr5e-3-seed2"
-"$python" dev/docs/plots.py "$OUT" -o "$here" > "$here/log" 2>&1
-check "exit code $?: $(tail -n 1 "$here/log")" [ $? = 0 ]
-check "the better rate: $(grep '4 rows' "$here/log")" says "$here/log" "| 313 | 10.0 seconds | 0.125 |"
-check "a line a batch: $(grep -c '^|' "$here/log")" [ "$(grep -c '^|' "$here/log")" = 5 ]
+returns 0 "$python" dev/docs/plots.py "$OUT" -o "$work"
+check "the better rate: $(grep '4 rows' "$work/log")" says "$work/log" "| 313 | 10.0 seconds | 0.125 |"
+check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 5 ]
 check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
-for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$here" ramp loss ratio layers
-for label in '4 rows' '16 rows' 'ramp, kappa 1'; do check "$label is not in the figure" says "$here/gns-loss.svg" "$label"; done
-head -c 300 "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz" > "$here/cut" && mv "$here/cut" "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz"
-"$python" dev/docs/plots.py "$OUT" -o "$here/none" > "$here/log" 2>&1
-check "a cut log: exit code $?" [ $? = 65 ]
-check "a cut log: says $(cat "$here/log")" says "$here/log" "constant-16-lr1e-2-seed1/metrics.jsonl.gz: damaged"
-"$python" dev/docs/plots.py "$here" > "$here/log" 2>&1
-check "no study: exit code $?" [ $? = 65 ]
+for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss ratio layers
+for label in '4 rows' '16 rows' 'ramp, kappa 1'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
+head -c 300 "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz" > "$work/cut" && mv "$work/cut" "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz"
+returns 65 "$python" dev/docs/plots.py "$OUT" -o "$work/none"
+check "a cut log: says $(cat "$work/log")" says "$work/log" "constant-16-lr1e-2-seed1/metrics.jsonl.gz: damaged"
+returns 65 "$python" dev/docs/plots.py "$work" # no study
 end figures
 exit $failed

@@ -2,35 +2,23 @@
 # scripts/to_wandb.py: what it would send, on a run made up here, into a stand-in that writes down its calls; and offline
 # with the package itself, where $PYTHON, build/venv or python3 has it (it is large, so scripts/deps.sh does not install it).
 set -u
-cd "$(dirname "$0")/../.."
-here=$(mktemp -d)
-trap 'rm -rf "$here"' EXIT
-failed=0
-python=build/venv/bin/python
-[ -x $python ] || python=$(command -v python3) || { echo "SKIP wandb: no python3"; exit 77; }
+. "$(dirname "$0")/checks.sh" wandb
+python=$(find_python) || skip_suite "no python3"
 
-begin() { start=$EPOCHREALTIME && wrong=0; }
-check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...
-end() {
-    local word=PASS
-    [ $wrong = 0 ] || { word=FAIL && failed=1; }
-    printf '%s wandb/%s %.2fs\n' $word "$1" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
-}
-
-mkdir "$here/run" "$here/fake"
-cat > "$here/run/run.json" << 'END'
+mkdir "$work/run" "$work/fake"
+cat > "$work/run/run.json" << 'END'
 {"program": "x", "model": {"layers": 2}, "options": {"lr": 0.001, "out": "run"},
  "parts": [{"first_step": 1, "directory": "/some where", "command": ["./train_gpt2", "--prompt", "a b"]}]}
 END
-cat > "$here/run/metrics.jsonl" << 'END'
+cat > "$work/run/metrics.jsonl" << 'END'
 {"step": 1, "tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "mfu": null, "gns_ln": null}
 {"step": 2, "tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": true, "gns_layer": [3, null]}
 {"step": 2, "tokens": 128, "val_loss": 4.0}
 {"step": 2, "tokens": 128, "hellaswag": 0.25, "hellaswag_norm": 0.5}
 {"step": 3, "tokens": 192, "examples": 3, "batch": 1, "loss": 4.125, "lr": 0.001, "tok_per_s": 64}
 END
-echo '{"step": 2, "tokens": 128, "prompt": "", "text": "so\n"}' > "$here/run/samples.jsonl"
-cat > "$here/fake/wandb.py" << 'END'
+echo '{"step": 2, "tokens": 128, "prompt": "", "text": "so\n"}' > "$work/run/samples.jsonl"
+cat > "$work/fake/wandb.py" << 'END'
 import json, os
 calls = []
 def note(*call): calls.append(call)
@@ -48,10 +36,9 @@ def init(**arguments):
 END
 
 begin
-CALLS=$here/calls.json PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" --project p --entity e --id 7 > "$here/log" 2>&1
-check "exit code $?: $(cat "$here/log")" [ $? = 0 ]
-check "$(cat "$here/log")" grep -q "^uploaded to https://example.invalid/run$" "$here/log"
-check "calls" $python - "$here/calls.json" << 'END'
+CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/run" --project p --entity e --id 7
+check "$(cat "$work/log")" grep -q "^uploaded to https://example.invalid/run$" "$work/log"
+check "calls" "$python" - "$work/calls.json" << 'END'
 import json, sys
 calls = json.load(open(sys.argv[1]))
 name, arguments = calls[0]
@@ -71,38 +58,26 @@ END
 end calls
 
 begin
-error_of() { # CODE TEXT: of the last command, in one line
-    check "exit code $1, want $2" [ "$1" = "$2" ]
-    check "says: $(cat "$here/log")" grep -qF "$3" "$here/log"
-    check "not one line: $(cat "$here/log")" [ "$(wc -l < "$here/log")" = 1 ]
+fails() { # CODE TEXT ARGUMENTS...: in one line that has the text
+    PYTHONPATH=$work/fake returns "$1" "$python" scripts/to_wandb.py "$work/run" "${@:3}"
+    check "says: $(cat "$work/log")" says "$work/log" "$2"
+    check "not one line: $(cat "$work/log")" one_line "$work/log"
 }
-REFUSE=1 PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" > "$here/log" 2>&1
-error_of $? 65 'error: wandb: no key (try `wandb login`, or --offline)'
-echo 'raise ImportError("hidden")' > "$here/fake/wandb.py"
-PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" > "$here/log" 2>&1
-error_of $? 65 "pip install wandb"
-PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" --offline --dry-run > "$here/log" 2>&1
-error_of $? 64 "not allowed with"
-PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" --dry-run > "$here/log" 2>&1
-check "dry run: $(cat "$here/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$here/log"
-echo '{"step": 2}' > "$here/run/samples.jsonl"
-PYTHONPATH=$here/fake $python scripts/to_wandb.py "$here/run" --dry-run > "$here/log" 2>&1
-error_of $? 65 "samples.jsonl line 1: no sample with its step and text"
-rm "$here/run/samples.jsonl"
+REFUSE=1 fails 65 'error: wandb: no key (try `wandb login`, or --offline)'
+echo 'raise ImportError("hidden")' > "$work/fake/wandb.py"
+fails 65 "pip install wandb"
+fails 64 "not allowed with" --offline --dry-run
+PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/run" --dry-run
+check "dry run: $(cat "$work/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$work/log"
+echo '{"step": 2}' > "$work/run/samples.jsonl"
+fails 65 "samples.jsonl line 1: no sample with its step and text" --dry-run
+rm "$work/run/samples.jsonl"
 end errors
 
+python=$(find_python wandb) || { echo "SKIP wandb/package: no wandb here; pip install wandb, and PYTHON=its python" && exit $failed; }
 begin
-for python in ${PYTHON:+"$PYTHON"} build/venv/bin/python python3; do
-    "$python" -c 'import wandb; wandb.init' 2> /dev/null && break
-    python=
-done
-if [ -z "$python" ]; then
-    echo "SKIP wandb/package the package wandb is not installed; pip install wandb, and PYTHON=its python"
-    exit $failed
-fi
-WANDB_SILENT=true HOME=$here "$python" scripts/to_wandb.py "$here/run" --offline > "$here/log" 2>&1
-check "exit code $?: $(cat "$here/log")" [ $? = 0 ]
-check "history: see above" "$python" - "$here"/run/wandb/offline-run-*/run-*.wandb << 'END'
+WANDB_SILENT=true HOME=$work returns 0 "$python" scripts/to_wandb.py "$work/run" --offline
+check "history: see above" "$python" - "$work"/run/wandb/offline-run-*/run-*.wandb << 'END'
 import json, struct, sys
 from wandb.proto import wandb_internal_pb2
 def records(data, at=7, block=32768):  # LevelDB's log format behind a header: CRC, length, type; whole or in pieces

@@ -1,0 +1,77 @@
+# shellcheck shell=bash disable=SC2034
+# checks: what the tests in shell share. Each sources this file, with the name of its suite:
+#
+#     . "$(dirname "$0")/checks.sh" ranks
+#
+# and stands then in the root of the repository, has a directory $work of its own that goes when it ends, and the
+# programs under test, in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
+#
+#     it_works() { ...; }               fails as the function does; what it prints is the reason; 77 skips it
+#     try it_works                      prints "PASS ranks/it_works 0.12s", or FAIL or SKIP and the reason
+#
+# or a stretch of checks, all of which are made:
+#
+#     begin
+#     returns 65 scripts/report.py nowhere
+#     check "no run named" says "$work/log" "nowhere"
+#     end it_works
+#
+# and the last line is `exit $failed`.
+suite=$1 failed=0
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 70
+root=$PWD
+build=${GNS_BUILD:-build/cpu}
+train=$root/$build/train_gpt2
+tokenize=$root/$build/data/tokenize
+work=$(mktemp -d) || exit 70
+trap 'rm -rf "$work"' EXIT
+
+verdict() { # PASS|FAIL|SKIP NAME START [WHY]: the line of a test that began at START ($EPOCHREALTIME)
+    local us=$((${EPOCHREALTIME//[.,]/} - ${3//[.,]/}))
+    printf '%s %s/%s %d.%02ds%s\n' "$1" "$suite" "$2" $((us / 1000000)) $((us % 1000000 / 10000)) "${4:+: $4}"
+    [ "$1" != FAIL ] || failed=1
+}
+
+try() { # FUNCTION ARGUMENTS...
+    local start=$EPOCHREALTIME name out
+    name=$(IFS=_ && echo "$*")
+    out=$("$@" 2>&1)
+    case $? in
+    0) verdict PASS "$name" "$start" ;;
+    77) verdict SKIP "$name" "$start" "$out" ;;
+    *) verdict FAIL "$name" "$start" && tail -n 8 <<< "$out" | sed 's/^/  /' ;;
+    esac
+}
+skip() { echo "$1" && return 77; } # WHY: the function that ends with this
+
+begin() { start=$EPOCHREALTIME wrong=0; }
+check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...: complains of WHAT where the command fails
+returns() { # CODE COMMAND...: checks that it ends with CODE; its output is in $work/log then
+    "${@:2}" > "$work/log" 2>&1
+    local code=$?
+    check "exit code $code, want $1, of ${*:2}: $(tail -n 1 "$work/log")" [ $code = "$1" ]
+}
+end() { [ $wrong = 0 ] && verdict PASS "$1" "$start" || verdict FAIL "$1" "$start"; }
+
+skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
+
+says() { grep -qF -- "$2" "$1"; }           # FILE TEXT
+one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
+newest() { ls -d "$1"/step_* | tail -n 1; } # RUN: its newest checkpoint
+# Of a RUN, every number that a step prints but those that a clock gives.
+numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
+
+find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and python3 that has these packages
+    local python
+    for python in ${PYTHON:+"$PYTHON"} "$root/build/venv/bin/python3" python3; do
+        "$python" -c 'import importlib as i, sys; sys.exit(not all(i.import_module(m).__file__ for m in sys.argv[1:]))' "$@" > /dev/null 2>&1 &&
+            echo "$python" && return
+    done
+    return 1
+}
+
+has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
+mpi_here() { # many ranks share few cores, all on this machine
+    export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader
+    export ASAN_OPTIONS=detect_leaks=0 # of Open MPI's own
+}
