@@ -1,6 +1,9 @@
 // train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, behind the interface
 // that the training loop asks for (llmc/engine.h).
 //
+// The engine's state is in llmc/cpu/engine.h, what it takes of the machine's memory in llmc/cpu/engine_memory.c, what
+// becomes of parameters, gradients and moments behind the backward pass in llmc/cpu/engine_state.c.
+//
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
 //     x += proj(attention(qkv(ln_1(x))))      x += fcproj(gelu(fc(ln_2(x))))
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
@@ -9,12 +12,10 @@
 #define _POSIX_C_SOURCE 200809L // setenv, execv
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/calibrate.h"
+#include "llmc/cpu/engine.h"
 #include "llmc/cpu/layers.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/vector_math.h"
-#include "llmc/adamw.h"
-#include "llmc/engine.h"
-#include "llmc/hash.h"
 #include "llmc/shard.h"
 #include "llmc/train.h"
 
@@ -26,171 +27,7 @@
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// State
-
-// What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
-// blocks, in part (gelu) or but for x (block).
-typedef struct {
-    float *x;                   // (B, T, C)  input of the block
-    float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
-    float *qkv;                 // (B, T, 3C)
-    float *attention, *lse;     // (B, T, C), (B, NH, T)
-    float *x_mid;               // (B, T, C)  residual stream between attention and MLP
-    float *ln2, *mean2, *rstd2; // (B, T, C), (B, T), (B, T)
-    float *fc, *gelu;           // (B, T, 4C) before and after GELU
-} Block;
-
-enum { LAYOUTS = 5 }; // separate pieces of memory
-
-struct Engine {
-    EngineConfig config;
-    int threads;
-    float *param;               // flat, in the layout of the tensor table
-    float *grad;                // the same, or a few of its buckets (shard_grad_place)
-    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/shard.h)
-    float *moment1, *moment2;   // of the owned ranges
-    Block *block;               // (L)
-    float *x_final;             // (B, T, C)  output of the last block
-    float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
-    float *logits;              // (head_rows, Vp), a chunk of the head
-    float *loss;                // (B, T)
-    uint16_t *targets;          // (B, T)
-    float *dx, *dy;             // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;               // (B, T, 4C) gradient of qkv, fc
-    float *ln_scratch;
-    float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
-    float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
-    double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
-    double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    GradientWatch watch;                     // of the next micro-step
-    WeightsAwait await;                      // NULL: all weights are there
-    void *await_context;
-    double loss_sum;
-    Matmul *matmul;
-    Attention *attention_scratch;
-    void *memory[LAYOUTS];
-};
-
-// Rows of the head processed at a time: the logits of a whole micro-batch never exist.
-enum { HEAD_BYTES = 64 << 20 };
-static int head_chunk(const EngineConfig *config) {
-    size_t rows = HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
-    size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
-    return (int)size_min(all, size_max(rows, 64));
-}
-
-static size_t largest_matrix(const Model *model) {
-    size_t most = (size_t)model->vocab_padded * (size_t)model->config.channels;
-    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
-    return most;
-}
-
-// Lays out all memory: with base == NULL it only counts. One walk serves the plan and the allocation.
-typedef struct {
-    char *base;
-    size_t used;
-} Arena;
-
-static void *arena_take(Arena *a, size_t bytes) {
-    void *p = a->base ? a->base + a->used : NULL;
-    a->used += round_up(bytes, 64);
-    return p;
-}
-#define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
-
-static void layout_param(Engine *e, Arena *a) { e->param = TAKE(a, e->config.model->flat_count); }
-
-static void layout_grad(Engine *e, Arena *a) {
-    if (e->config.inference) return;
-    e->grad = TAKE(a, shard_grad_elements(&e->config));
-    e->grad_sum = e->config.shard_grads ? TAKE(a, shard_elements(&e->config)) : e->grad;
-}
-
-static void layout_moments(Engine *e, Arena *a) {
-    if (e->config.inference) return;
-    e->moment1 = TAKE(a, shard_elements(&e->config));
-    e->moment2 = TAKE(a, shard_elements(&e->config));
-}
-
-static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
-    k->ln1 = TAKE(a, N * C), k->mean1 = TAKE(a, N), k->rstd1 = TAKE(a, N);
-    k->qkv = TAKE(a, N * 3 * C);
-    k->attention = TAKE(a, N * C), k->lse = TAKE(a, N * NH);
-    k->x_mid = TAKE(a, N * C);
-    k->ln2 = TAKE(a, N * C), k->mean2 = TAKE(a, N), k->rstd2 = TAKE(a, N);
-    k->fc = TAKE(a, N * 4 * C);
-}
-
-static void layout_activations(Engine *e, Arena *a) {
-    const ModelConfig *m = &e->config.model->config;
-    int B = e->config.micro_batch, T = e->config.seq_len;
-    size_t N = (size_t)B * (size_t)T, C = (size_t)m->channels, NH = (size_t)m->heads;
-    int L = m->layers;
-    e->block = arena_take(a, sizeof(Block) * (size_t)L);
-    Block ignored, *first = e->block ? e->block : &ignored;
-    for (int l = 0; l < L; l++) {
-        Block *k = e->block ? &e->block[l] : &ignored;
-        bool own = l == 0 || !e->config.inference;
-        if (!own || (l > 0 && e->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
-        else layout_block(k, a, N, C, NH);
-        if (own) k->x = TAKE(a, N * C);
-        k->gelu = l > 0 && (!own || e->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
-    }
-    e->x_final = TAKE(a, N * C);
-    e->lnf = TAKE(a, N * C), e->meanf = TAKE(a, N), e->rstdf = TAKE(a, N);
-    e->logits = TAKE(a, (size_t)head_chunk(&e->config) * (size_t)e->config.model->vocab_padded);
-    e->loss = TAKE(a, N);
-    e->targets = arena_take(a, N * sizeof(uint16_t));
-    if (e->config.inference) return;
-    e->dx = TAKE(a, N * C), e->dy = TAKE(a, N * C);
-    e->dwide = TAKE(a, N * 4 * C);
-    e->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
-    e->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
-    e->grad_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
-    e->rank_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
-    e->example_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
-}
-
-static void layout_exact(Engine *e, Arena *a) {
-    if (e->config.gns != GNS_EXACT || e->config.inference) return;
-    size_t N = (size_t)e->config.micro_batch * (size_t)e->config.seq_len;
-    e->example_grad = TAKE(a, largest_matrix(e->config.model));
-    e->example_bias_grad = TAKE(a, 4 * (size_t)e->config.model->config.channels);
-    e->head_rows_at_token = TAKE(a, N * (size_t)e->config.model->config.channels);
-}
-
-static const struct {
-    const char *what;
-    void (*fill)(Engine *, Arena *);
-} layouts[LAYOUTS] = {
-    {"parameters", layout_param},
-    {"gradients", layout_grad},
-    {"AdamW moments", layout_moments},
-    {"activations", layout_activations},
-    {"exact per-example norms", layout_exact},
-};
-
-int engine_thread_count(const EngineConfig *config) {
-    return config->threads > 0 ? config->threads : omp_get_max_threads();
-}
-
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    const ModelConfig *m = &config->model->config;
-    int threads = engine_thread_count(config);
-    memset(plan, 0, sizeof *plan);
-    for (int i = 0; i < LAYOUTS; i++) {
-        Engine sketch = {.config = *config};
-        Arena arena = {0};
-        layouts[i].fill(&sketch, &arena);
-        if (!arena.used) continue;
-        plan->item[plan->count].what = layouts[i].what;
-        plan->item[plan->count++].bytes = arena.used;
-    }
-    plan->item[plan->count].what = "kernel workspaces";
-    plan->item[plan->count++].bytes =
-        matmul_bytes(threads) + attention_bytes(threads, (size_t)config->seq_len, (size_t)(m->channels / m->heads));
-    for (int i = 0; i < plan->count; i++) plan->total += plan->item[i].bytes;
-}
+// Life
 
 // CPUs are in no table: what the cores reach depends on clock, width and neighbours, so it is measured.
 void engine_device(const EngineConfig *config, EngineDevice *device) {
@@ -198,7 +35,7 @@ void engine_device(const EngineConfig *config, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
         .value_bytes = sizeof(float),
-        .head_bytes = HEAD_BYTES,
+        .head_bytes = ENGINE_HEAD_BYTES,
         .flops = calibrate_flops(threads, seconds),
         .bandwidth = calibrate_copy(threads, seconds),
         .memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE),
@@ -215,13 +52,7 @@ int engine_create(Engine **out, const EngineConfig *config, Error *e) {
     engine->config = *config;
     engine->threads = engine_thread_count(config);
     omp_set_num_threads(engine->threads);
-    for (int i = 0; i < LAYOUTS; i++) {
-        Arena arena = {0};
-        layouts[i].fill(engine, &arena);
-        TRY_GOTO(memory_alloc_zero(&engine->memory[i], arena.used, "the engine's memory", e));
-        arena = (Arena){.base = engine->memory[i]};
-        layouts[i].fill(engine, &arena);
-    }
+    TRY_GOTO(engine_memory_take(engine, e));
     TRY_GOTO(matmul_create(&engine->matmul, engine->threads, e));
     TRY_GOTO(attention_create(&engine->attention_scratch, engine->threads, (size_t)config->seq_len,
                               (size_t)(m->channels / m->heads), e));
@@ -237,7 +68,7 @@ void engine_destroy(Engine *engine) {
     if (!engine) return;
     attention_free(engine->attention_scratch);
     matmul_free(engine->matmul);
-    for (int i = 0; i < LAYOUTS; i++) memory_free(engine->memory[i]);
+    engine_memory_free(engine);
     memory_free(engine);
 }
 
@@ -281,49 +112,6 @@ int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
                 (int)strcspn(tuning, ":"), tuning);
 }
 
-static float *state_array(Engine *e, StateKind kind) {
-    float *const arrays[] = {e->param, e->grad_sum, e->moment1, e->moment2};
-    return arrays[kind];
-}
-
-static bool is_whole(const Engine *e, StateKind kind) {
-    return kind == STATE_PARAM || (kind == STATE_GRAD && !e->config.shard_grads);
-}
-
-static size_t float_bytes(Range range) { return sizeof(float) * (range.end - range.begin); }
-
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
-    (void)e;
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    float *array = state_array(engine, kind);
-    Piece p;
-    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        memcpy(array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range));
-    return 0;
-}
-
-void engine_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
-void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
-
-void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
-    engine->await = await;
-    engine->await_context = context;
-}
-
-static int await_weights(Engine *engine, Range range, Error *e) {
-    return engine->await ? engine->await(engine->await_context, range, e) : 0;
-}
-
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    const float *array = state_array(engine, kind);
-    Piece p;
-    if (kind == STATE_PARAM) TRY(await_weights(engine, range, e));
-    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        memcpy(values + (p.range.begin - range.begin), array + p.place, sizeof(float) * (p.range.end - p.range.begin));
-    return 0;
-}
-
 static float *param(Engine *e, TensorKind kind, int layer) {
     return e->param + model_tensor(e->config.model, kind, layer)->offset;
 }
@@ -362,11 +150,11 @@ static void block_forward(Engine *e, Block *k, const float *residual, float *out
 static int forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T, Error *error) {
     const Model *model = e->config.model;
     int C = model->config.channels, L = model->config.layers;
-    TRY(await_weights(e, model_bucket(model, 0), error));
+    TRY(engine_await(e, model_bucket(model, 0), error));
     embedding_forward(e->block[0].x, tokens, stride, param(e, WTE, 0), param(e, WPE, 0), B, T, C);
     const float *residual = NULL;
     for (int l = 0; l < L; l++) {
-        TRY(await_weights(e, model_bucket(model, 1 + l), error));
+        TRY(engine_await(e, model_bucket(model, 1 + l), error));
         block_forward(e, &e->block[l], residual, l + 1 < L ? e->block[l + 1].x : e->x_final, l, B, T);
         residual = e->block[l].x_mid;
     }
@@ -397,7 +185,7 @@ static void head_chunk_run(Engine *e, size_t first, int rows, float *dwte) {
 }
 
 static void head_rows_run(Engine *e, size_t first, size_t end, float *dwte) {
-    size_t chunk = (size_t)head_chunk(&e->config);
+    size_t chunk = (size_t)engine_head_rows(&e->config);
     for (; first < end; first += chunk) head_chunk_run(e, first, (int)size_min(chunk, end - first), dwte);
 }
 
@@ -527,15 +315,6 @@ static bool measured(const Tensor *t, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && t->group == GROUP_LN);
 }
 
-int engine_clear(Engine *engine, Range range, Error *e) {
-    (void)e;
-    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range.end - range.begin;
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) grad[i] = 0;
-    return 0;
-}
-
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     size_t tensors = (size_t)model->tensor_count;
@@ -568,121 +347,6 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     for (int i = 0; i < model->tensor_count; i++)
         if (!measured(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
     engine->watch = (GradientWatch){NULL, NULL, NULL};
-    return 0;
-}
-
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
-    (void)e;
-    float *sum = engine->grad_sum + shard_place(&engine->config, range);
-    const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range.end - range.begin;
-    assert(engine->config.shard_grads);
-    if (first) memcpy(sum, x, sizeof(float) * n);
-    else
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-        for (size_t i = 0; i < n; i++) sum[i] += x[i];
-    return 0;
-}
-
-// The part of a tensor that lies in a range, as a range.
-static Range tensor_in_range(const Tensor *t, Range range) {
-    return range_overlap((Range){t->offset, t->offset + t->count}, range);
-}
-
-// grad: of the range's first element and those behind it.
-static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
-    for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], range);
-        if (part.begin == part.end) continue;
-        sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), part.end - part.begin);
-    }
-}
-
-// The step's gradients of a range.
-static float *grad_sum(Engine *engine, Range range) {
-    return engine->grad_sum + (engine->config.shard_grads ? shard_place(&engine->config, range) : range.begin);
-}
-
-int engine_norms(Engine *engine, Range range, Error *e) {
-    (void)e;
-    norms(engine->config.model, grad_sum(engine, range), range, engine->grad_sq, false);
-    return 0;
-}
-
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
-    (void)e;
-    const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
-    norms(engine->config.model, own, range, engine->rank_sq, true);
-    return 0;
-}
-
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
-    switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return engine->param + element;
-    case BUFFER_NORMS: return engine->grad_sq + element;
-    }
-    assert(0);
-    return NULL;
-}
-
-size_t engine_weight_bytes(const Engine *engine) {
-    (void)engine;
-    return sizeof(float);
-}
-
-void *engine_stream(Engine *engine) {
-    (void)engine;
-    return NULL;
-}
-
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    uint64_t sum = 0;
-    TRY(await_weights(engine, range, e));
-#pragma omp parallel for simd schedule(static) reduction(+ : sum)
-    for (size_t i = range.begin; i < range.end; i++) {
-        uint32_t bits;
-        memcpy(&bits, &engine->param[i], sizeof bits);
-        sum += hash_element(i, bits);
-    }
-    *hash = sum;
-    return 0;
-}
-
-// The part's elements of every array.
-typedef struct {
-    float *param, *moment1, *moment2;
-    const float *grad;
-} UpdateArrays;
-
-static void adamw_range(UpdateArrays a, size_t n, const AdamWStep *step, bool decay) {
-    float *p = a.param, *m = a.moment1, *v = a.moment2;
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], a.grad[i], &m[i], &v[i], step, decay);
-}
-
-static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
-    const Model *model = engine->config.model;
-    const float *grad = grad_sum(engine, p.range);
-    for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], p.range);
-        size_t n = part.end - part.begin, at = part.begin - p.range.begin;
-        UpdateArrays a = {engine->param + part.begin, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
-                          grad + at};
-        if (n) adamw_range(a, n, step, model->tensors[i].dimensions > 1);
-    }
-}
-
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    (void)e;
-    double sq = 0;
-    for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    double norm = sqrt(sq) / (double)u->batch;
-    if (!isfinite(norm)) return 0;
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
-                                adamw_clip(norm, u->grad_clip) / (double)u->batch);
-    Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) update_piece(engine, p, &step);
     return 0;
 }
 

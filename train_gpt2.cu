@@ -1,19 +1,18 @@
 // train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/engine.h), with
 // bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
-// The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu.
+// The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu,
+// what becomes of parameters, gradients and moments behind the backward pass in llmc/cuda/engine_state.cu.
 //
 // Everything of a step is queued on one stream and nothing waits for it but engine_result. Nothing is allocated after
 // engine_create. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#include "llmc/adamw.h"
 #include "llmc/cuda/attention.cuh"
 #include "llmc/cuda/crossentropy.cuh"
 #include "llmc/cuda/embedding.cuh"
 #include "llmc/cuda/engine.cuh"
 #include "llmc/cuda/gelu.cuh"
-#include "llmc/cuda/hash.cuh"
 #include "llmc/cuda/layernorm.cuh"
 #include "llmc/cuda/matmul.cuh"
 #include "llmc/cuda/optimizer.cuh"
@@ -419,12 +418,6 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-int engine_clear(Engine *engine, Range range, Error *e) {
-    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    CUDA_TRY(cudaMemsetAsync(grad, 0, (range.end - range.begin) * sizeof(float), engine->stream), e);
-    return 0;
-}
-
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     if (!engine->config.shard_grads) TRY(engine_clear(engine, Range{0, model->flat_count}, e));
@@ -449,13 +442,6 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     engine->micro_steps++;
     engine->watch = {};
     return 0;
-}
-
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
-    const EngineConfig *c = &engine->config;
-    assert(c->shard_grads);
-    return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
-                      range.end - range.begin, first, engine->stream, e);
 }
 
 // A micro-step, in either way that training takes them, over tokens of all sorts. What it computes on the way is of no
@@ -486,106 +472,6 @@ static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what 
 const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
 int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
     return matmul_choices_load(engine->matmul, tuning, e);
-}
-
-// What of each segment lies in the range, counted from the range's beginning.
-__global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    size_t begin = segment[i].offset, end = begin + segment[i].count;
-    begin = min(max(begin, range.begin), range.end);
-    end = min(max(end, range.begin), range.end);
-    part[i] = {begin - range.begin, end - begin};
-}
-
-// The tensors that have elements in the range follow one another in the table.
-typedef struct {
-    int first, count;
-} Tensors;
-
-static Tensors tensors_in(const Model *model, Range range) {
-    int first = 0, end = model->tensor_count;
-    while (first < end && model->tensors[first].offset + model->tensors[first].count <= range.begin) first++;
-    while (end > first && model->tensors[end - 1].offset >= range.end) end--;
-    return {first, end - first};
-}
-
-// Squares of the tensors in the range into sq[tensor]. grad: of the range's first element and those behind it.
-static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
-    const unsigned threads = 128;
-    if (in.count == 0) return 0;
-    clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
-        engine->segment_part, engine->segment + in.first, in.count, range);
-    CUDA_LAUNCHED(e);
-    return reduce_squares(sq + in.first, grad, range.end - range.begin, engine->segment_part, in.count, engine->scratch,
-                          engine->stream, e);
-}
-
-// The step's gradients of a range.
-static float *grad_sum(Engine *engine, Range range) {
-    const EngineConfig *c = &engine->config;
-    return engine->grad_sum + (c->shard_grads ? shard_place(c, range) : range.begin);
-}
-
-int engine_norms(Engine *engine, Range range, Error *e) {
-    Tensors in = tensors_in(engine->config.model, range);
-    return norms(engine, grad_sum(engine, range), range, in, stats_grad_sq(engine->stats), e);
-}
-
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
-    const Model *model = engine->config.model;
-    Tensors in = tensors_in(model, range);
-    double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
-    TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
-    return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
-}
-
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
-    switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return engine->weight + element;
-    case BUFFER_NORMS: return stats_grad_sq(engine->stats) + element;
-    }
-    assert(0);
-    return NULL;
-}
-
-size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
-
-void *engine_stream(Engine *engine) { return engine->stream; }
-
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    uint64_t *sum = (uint64_t *)engine->scratch, *answer = (uint64_t *)engine->stats_host;
-    size_t n = range.end - range.begin, all = engine->config.model->flat_count;
-    bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
-    TRY(engine_await(engine, range, e));
-    CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
-    TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
-    if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
-    CUDA_TRY(cudaMemcpyAsync(answer, sum, sizeof *sum, cudaMemcpyDeviceToHost, engine->stream), e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    *hash = *answer;
-    return 0;
-}
-
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
-    TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
-                        (double)u->batch, u->grad_clip, engine->stream, e));
-    const bool rounded = sizeof(real) < sizeof(float);
-    Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
-        size_t begin = p.range.begin;
-        assert(begin % DECAY_GRANULE == 0);
-        OptimizerArrays arrays = {engine->param + (rounded ? p.place : begin),
-                                  rounded ? engine->weight + begin : NULL,
-                                  engine->moment1 + p.place,
-                                  engine->moment2 + p.place,
-                                  grad_sum(engine, p.range),
-                                  engine->decay + begin / DECAY_GRANULE};
-        TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
-    }
-    return engine_state_ready(engine, e);
 }
 
 int engine_result(Engine *engine, StepResult *result, Error *e) {

@@ -94,9 +94,6 @@ static inline double *stats_rank_room(double *stats, const Model *model) {
 // Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
 int engine_state_clear(Engine *engine, Error *e);
 
-// What has been queued so far has made weights and moments what they are now: engine_store waits for that and no more.
-int engine_state_ready(Engine *engine, Error *e);
-
 // Orders the engine's stream behind the arrival of weights that may still be on their way.
 int engine_await(Engine *engine, Range range, Error *e);
 

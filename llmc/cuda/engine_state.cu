@@ -1,6 +1,10 @@
-// The CUDA engine's state from outside: parameters, gradients and moments, of which a rank may keep its share only.
+// The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
+// What comes from outside and goes there, norms of gradients, and the update.
+#include "../adamw.h"
 #include "../shard.h"
 #include "engine.cuh"
+#include "hash.cuh"
+#include "optimizer.cuh"
 
 #include <assert.h>
 
@@ -31,7 +35,8 @@ int engine_state_clear(Engine *engine, Error *e) {
     return 0;
 }
 
-int engine_state_ready(Engine *engine, Error *e) {
+// What has been queued so far has made weights and moments what they are now: engine_store waits for that and no more.
+static int state_ready(Engine *engine, Error *e) {
     CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e);
     return 0;
 }
@@ -88,15 +93,15 @@ int engine_await(Engine *engine, Range range, Error *e) {
     return engine->await ? engine->await(engine->await_context, range, e) : 0;
 }
 
-// Orders the store stream behind what is to be stored, and behind nothing that needs not be waited for. Weights and
-// moments are those that engine_update left behind when it recorded `state_ready`, however much of the next step has been
-// queued since: that only reads them, and the update that would change them waits for the copy (engine.h). What
-// engine_create and engine_load put there was there when they returned.
-// Two things come from elsewhere, so the mark is set anew, behind all that is queued: gradients, and weights on their way
-// from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
+// Orders the store stream behind what is to be stored, and behind nothing that need not be waited for. Weights and
+// moments are as engine_update left them when it recorded `state_ready`, however much of the next step has been queued
+// since: that only reads them, and the update that would change them waits for the copy (engine.h). What engine_create
+// and engine_load put there was there when they returned.
+// Two things come from elsewhere, so that the mark is set anew, behind all that is queued: gradients, and weights on
+// their way from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
     TRY(engine_await(engine, range, e));
-    if (kind == STATE_GRAD || engine->await) TRY(engine_state_ready(engine, e));
+    if (kind == STATE_GRAD || engine->await) TRY(state_ready(engine, e));
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return 0;
 }
@@ -127,4 +132,125 @@ void engine_pin(Engine *engine, void *memory, size_t bytes) {
 void engine_unpin(Engine *engine, void *memory) {
     (void)engine;
     if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gradients
+
+int engine_clear(Engine *engine, Range range, Error *e) {
+    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
+    CUDA_TRY(cudaMemsetAsync(grad, 0, float_bytes(range), engine->stream), e);
+    return 0;
+}
+
+int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+    const EngineConfig *c = &engine->config;
+    assert(c->shard_grads);
+    return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
+                      range.end - range.begin, first, engine->stream, e);
+}
+
+// What of each segment lies in the range, counted from the range's beginning.
+__global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    size_t begin = segment[i].offset, end = begin + segment[i].count;
+    begin = min(max(begin, range.begin), range.end);
+    end = min(max(end, range.begin), range.end);
+    part[i] = {begin - range.begin, end - begin};
+}
+
+// The tensors that have elements in the range follow one another in the table.
+typedef struct {
+    int first, count;
+} Tensors;
+
+static Tensors tensors_in(const Model *model, Range range) {
+    int first = 0, end = model->tensor_count;
+    while (first < end && model->tensors[first].offset + model->tensors[first].count <= range.begin) first++;
+    while (end > first && model->tensors[end - 1].offset >= range.end) end--;
+    return {first, end - first};
+}
+
+// Squares of the tensors in the range into sq[tensor]. grad: of the range's first element and those behind it.
+static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
+    const unsigned threads = 128;
+    if (in.count == 0) return 0;
+    clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
+        engine->segment_part, engine->segment + in.first, in.count, range);
+    CUDA_LAUNCHED(e);
+    return reduce_squares(sq + in.first, grad, range.end - range.begin, engine->segment_part, in.count, engine->scratch,
+                          engine->stream, e);
+}
+
+// The step's gradients of a range.
+static float *grad_sum(Engine *engine, Range range) {
+    const EngineConfig *c = &engine->config;
+    return engine->grad_sum + (c->shard_grads ? shard_place(c, range) : range.begin);
+}
+
+int engine_norms(Engine *engine, Range range, Error *e) {
+    Tensors in = tensors_in(engine->config.model, range);
+    return norms(engine, grad_sum(engine, range), range, in, stats_grad_sq(engine->stats), e);
+}
+
+int engine_rank_norms(Engine *engine, Range range, Error *e) {
+    const Model *model = engine->config.model;
+    Tensors in = tensors_in(model, range);
+    double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
+    TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
+    return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The update
+
+int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
+    TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
+                        (double)u->batch, u->grad_clip, engine->stream, e));
+    Piece p;
+    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
+        size_t begin = p.range.begin;
+        assert(begin % DECAY_GRANULE == 0);
+        OptimizerArrays arrays = {engine->param + (weights_rounded() ? p.place : begin),
+                                  weights_rounded() ? engine->weight + begin : NULL,
+                                  engine->moment1 + p.place,
+                                  engine->moment2 + p.place,
+                                  grad_sum(engine, p.range),
+                                  engine->decay + begin / DECAY_GRANULE};
+        TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
+    }
+    return state_ready(engine, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between ranks
+
+void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+    switch (buffer) {
+    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
+    case BUFFER_WEIGHT: return engine->weight + element;
+    case BUFFER_NORMS: return stats_grad_sq(engine->stats) + element;
+    }
+    assert(0);
+    return NULL;
+}
+
+size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
+
+void *engine_stream(Engine *engine) { return engine->stream; }
+
+int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    uint64_t *sum = (uint64_t *)engine->scratch, *answer = (uint64_t *)engine->stats_host;
+    size_t n = range.end - range.begin, all = engine->config.model->flat_count;
+    bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
+    TRY(engine_await(engine, range, e));
+    CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
+    TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
+    if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
+    CUDA_TRY(cudaMemcpyAsync(answer, sum, sizeof *sum, cudaMemcpyDeviceToHost, engine->stream), e);
+    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    *hash = *answer;
+    return 0;
 }

@@ -1,0 +1,70 @@
+// The CPU engine's private state: what its model (train_gpt2.c), memory and state (engine_*.c) share.
+//
+// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
+#ifndef GNS_CPU_ENGINE_H
+#define GNS_CPU_ENGINE_H
+
+#include "../engine.h"
+#include "attention.h"
+#include "matmul.h"
+
+// What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
+// blocks, in part (gelu) or but for x (block).
+typedef struct {
+    float *x;                   // (B, T, C)  input of the block
+    float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
+    float *qkv;                 // (B, T, 3C)
+    float *attention, *lse;     // (B, T, C), (B, NH, T)
+    float *x_mid;               // (B, T, C)  residual stream between attention and MLP
+    float *ln2, *mean2, *rstd2; // (B, T, C), (B, T), (B, T)
+    float *fc, *gelu;           // (B, T, 4C) before and after GELU
+} Block;
+
+enum { ENGINE_LAYOUTS = 5 }; // separate pieces of memory
+
+struct Engine {
+    EngineConfig config;
+    int threads;
+    float *param;               // flat, in the layout of the tensor table
+    float *grad;                // the same, or a few of its buckets (shard_grad_place)
+    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/shard.h)
+    float *moment1, *moment2;   // of the owned ranges
+    Block *block;               // (L)
+    float *x_final;             // (B, T, C)  output of the last block
+    float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
+    float *logits;              // (head_rows, Vp), a chunk of the head
+    float *loss;                // (B, T)
+    uint16_t *targets;          // (B, T)
+    float *dx, *dy;             // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;               // (B, T, 4C) gradient of qkv, fc
+    float *ln_scratch;
+    float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
+    float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
+    double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
+    double *grad_sq, *rank_sq, *example_sq;  // one a tensor
+    GradientWatch watch;                     // of the next micro-step
+    WeightsAwait await;                      // NULL: all weights are there
+    void *await_context;
+    double loss_sum;
+    Matmul *matmul;
+    Attention *attention_scratch;
+    void *memory[ENGINE_LAYOUTS];
+};
+
+int engine_thread_count(const EngineConfig *config); // where it is 0: of all cores
+
+// Orders the reading of weights behind the arrival of those that may still be on their way.
+int engine_await(Engine *engine, Range range, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory (engine_memory.c)
+
+// Takes all the memory that the engine's configuration needs, cleared, and points the engine at it.
+int engine_memory_take(Engine *engine, Error *e);
+void engine_memory_free(Engine *engine);
+
+// Rows of the head processed at a time: the logits of a whole micro-batch never exist.
+enum { ENGINE_HEAD_BYTES = 64 << 20 };
+int engine_head_rows(const EngineConfig *config);
+
+#endif
