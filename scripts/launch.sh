@@ -106,7 +106,7 @@ launch() { # more options, which go behind OPTIONS
     need_data
     need_gpus
     need_mpi
-    [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
+    [ -z "$TOKENIZER" ] || [[ " $* " == *" --tokenizer "* ]] || OPTIONS+=(--tokenizer "$TOKENIZER")
     local command=("$PROGRAM" --train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}" "$@")
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206

@@ -88,7 +88,7 @@ submits() { # MODEL CODE STARTS CODES...: of the job, when the program ends with
     [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
     [ "$starts" = 0 ] && return
     [ "$(wc -l < "$work/starts")" = "$starts" ] && grep -q -- "--model gpt2-$model " "$work/starts" &&
-        grep -q "^--mpi=pmix --kill-on-bad-exit=1 $work/fake_cu --train" "$work/slurm/srun.log"
+        grep -q "^--mpi=pmix --kill-on-bad-exit=0 --wait=30 $work/fake_cu --train" "$work/slurm/srun.log"
 }
 slurm_runs() { for model in 124M 350M 774M 1558M; do submits $model 0 1 0 || return 1; done; }
 slurm_queues_again() { submits 350M 75 1 75+ && [ "$(cat "$work/slurm/scontrol.log")" = "requeue 42" ]; }
@@ -120,6 +120,12 @@ goes() { # CODE STARTS CODES...: of the launcher, when the program ends with the
     grep -q -- '--train .*x_train.* --lr 1 --seed 2$' "$work/starts"
 }
 done_at_once() { goes 0 1 0; }
+one_tokenizer() { # the one that is given goes before the one that is found
+    rm -rf "$work/out" "$work/starts"
+    echo 0 > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER=found bash "$work/launcher.sh" --tokenizer given > "$work/log" 2>&1
+    [ "$(grep -o -- '--tokenizer [a-z]*' "$work/starts")" = "--tokenizer given" ] || { cat "$work/starts" "$work/log"; return 1; }
+}
 lost() { goes 78 1 137; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
 not_without_getting_on() { goes 78 2 75+ 78 0; }
@@ -213,7 +219,7 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once lost again_until_done \
+    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once one_tokenizer lost again_until_done \
     not_without_getting_on not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test

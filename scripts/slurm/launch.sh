@@ -17,7 +17,9 @@ if [ -z "${SLURM_NTASKS:-}" ]; then
 fi
 export RANKS=$SLURM_NTASKS
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which newer srun do not take from sbatch by themselves
-export RUN="srun --mpi=pmix --kill-on-bad-exit=1"
+# Ranks that stop with 75 do not leave together, for each has a GPU to give back: --kill-on-bad-exit would kill the later
+# ones, and make of a stop a lost rank. A rank that dies is noticed by the others, or else by srun.
+export RUN="srun --mpi=pmix --kill-on-bad-exit=0 --wait=30"
 "$LAUNCHER"
 code=$?
 [ $code != 75 ] || scontrol requeue "$SLURM_JOB_ID"
