@@ -121,7 +121,7 @@ pages() {
         row SKIP pages "no tinyshakespeare.txt and gpt2/ in DATA"
         return
     fi
-    OUT="$OUT/pages" check pages 180 dev/test/gpu_pages.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" "$DATA"
+    check pages 180 env OUT="$OUT/pages" dev/test/gpu_pages.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" "$DATA"
     sed -nE 's#^(PASS|FAIL|SKIP) gpu_pages/#\1 #p' "$OUT/pages.log" |
         while read -r verdict name why; do row "$verdict" "pages-${name%:}" "$why"; done
 }
