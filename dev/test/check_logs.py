@@ -360,6 +360,17 @@ def cannot_write():
         check(f"error: {out}/{name}" in output and output.count("\n") == 1, f"{name} is a directory: {output}")
 
 
+def failed_sample_at_the_end():
+    """The run's last sample cannot be written down: that is said, and the model is safe all the same."""
+    os.makedirs("full")
+    os.symlink("/dev/full", "full/samples.jsonl")
+    output = train("full", steps=7, code=74)[-1]
+    check("error: full/samples.jsonl" in output, f"what failed is not said: {output[-200:]}")
+    check(glob.glob("full/step_*") == ["full/step_00000007"], f"checkpoints {glob.glob('full/step_*')}")
+    done = subprocess.run([f"{BUILD}/train_gpt2", "--check", "full/step_00000007"], capture_output=True, check=False)
+    check(done.returncode == 0, f"the checkpoint is not whole: {done.stderr}")
+
+
 def not_ours():
     """A new run cuts nothing that lies in its directory, and moves another one's log aside."""
     os.makedirs("shared")
@@ -390,7 +401,7 @@ def main():
                     "text.txt"], check=True, capture_output=True)
     assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF  # RFC 3720
     for function in (one_run, the_tensorboard_package, interrupted, interrupted_by_the_package, torn_ends,
-                     equal_to_the_uninterrupted, cannot_write, not_ours):
+                     equal_to_the_uninterrupted, cannot_write, failed_sample_at_the_end, not_ours):
         test(function)
 
 

@@ -79,6 +79,17 @@ check "from the newest, downwards: $(tail -n 1 "$work/log")" [ -d "$work/run/pro
 probe 64 "$work/run/step_00000020" --factors 1,400 --lr 3 --tokens 64 # unknown option
 end again
 
+# A branch that was killed in the middle begins again at the run's checkpoint, whose log was longer than the branch's.
+begin
+branch=$work/run/probe_00000020/batch_8
+numbers "$branch" > "$work/whole"
+cp -r "$work/run/step_00000020" "$branch" && rm "$branch/done"
+truncate -s $(($(stat -c %s "$branch/metrics.jsonl") * 2 / 3)) "$branch/metrics.jsonl" # within a line
+probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 100
+numbers "$branch" > "$work/again"
+check "not as it was: $(diff "$work/whole" "$work/again" | head -n 3)" cmp -s "$work/whole" "$work/again"
+end killed
+
 begin
 fails() { # CODE TEXT ARGUMENTS...
     probe "$1" "${@:3}"
