@@ -48,13 +48,22 @@ void shard_list_destroy(ShardList *list) {
 typedef struct {
     cJSON *object; // the present one
     bool writing;
-    const char *path; // of the file
-    char where[80];   // "noise.ln.": in front of a field's name in messages
+    const char *path;  // of the file
+    const char *build; // that wrote it
+    char where[80];    // "noise.ln.": in front of a field's name in messages
 } StateIO;
 
 static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " STATE_NAME); }
 
+static bool has_field(const StateIO *io, const char *name) {
+    return io->writing || cJSON_GetObjectItemCaseSensitive(io->object, name);
+}
+
 static int malformed(const StateIO *io, const char *name, const char *want, Error *e) {
+    if (!has_field(io, name))
+        return FAIL(e, ERR_INPUT, "go on with that build, or --fresh to start over",
+                    "%s: no field \"%s%s\", which this build needs; it was written by %.200s", io->path, io->where,
+                    name, io->build);
     return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" is not %s", io->path, io->where, name, want);
 }
 
@@ -134,12 +143,12 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return io_real(&in, "diff_gs", &t->diff_gs, e);
 }
 
-// Half-lives are the options' business and may change.
+// Half-lives are the options' business and may change. Before there were ranks nothing was measured among them.
 static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     StateIO in, types, layers;
     TRY(io_object(io, "noise", &in, e));
     TRY(io_tracker(&in, "ln", &noise->ln, e));
-    TRY(io_tracker(&in, "ranks", &noise->ranks, e));
+    if (has_field(&in, "ranks")) TRY(io_tracker(&in, "ranks", &noise->ranks, e));
     TRY(io_tracker(&in, "sampled_total", &noise->calibration.total, e));
     TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
     TRY(io_real(&in, "ratio", &noise->calibration.ratio, e));
@@ -192,6 +201,7 @@ static int io_progress(StateIO *io, RunState *s, Error *e) {
     TRY(io_noise(io, s->noise, e));
     TRY(io_window(io, "loss_window", s->loss_window, e));
     TRY(io_window(io, "grad_window", s->grad_window, e));
+    if (!has_field(io, "tuning")) return s->tuning[0] = '\0', 0; // before there was --tune
     return io_text(io, "tuning", s->tuning, TUNING_BYTES, e);
 }
 
@@ -338,6 +348,8 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
     TRY(path_join(path, path_bytes, directory, STATE_NAME, e));
     TRY(file_read(path, STATE_MAX_BYTES, &text, &bytes, e));
     *io = (StateIO){.object = cJSON_ParseWithLengthOpts(text, bytes, &end, false), .path = path};
+    io->build = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(io->object, "build"));
+    if (!io->build) io->build = "an unknown build";
     int code = 0;
     if (!io->object)
         code = FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
@@ -345,8 +357,9 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
     if (!code && !cJSON_IsObject(io->object)) code = FAIL(e, ERR_INPUT, damaged, "%s: not a JSON object", path);
     if (!code) code = io_int(io, "format", &format, e);
     if (!code && format != STATE_FORMAT)
-        code = FAIL(e, ERR_INPUT, "use the version that wrote it", "%s: format %" PRId64 ", only %d is known", path,
-                    format, STATE_FORMAT);
+        code = FAIL(e, ERR_INPUT, "go on with that build, or --fresh to start over",
+                    "%s: format %" PRId64 ", only %d is known; it was written by %.200s", path, format, STATE_FORMAT,
+                    io->build);
     if (code) cJSON_Delete(io->object);
     return code;
 }
@@ -371,24 +384,29 @@ static void put_value(FILE *f, const cJSON *value) {
     cJSON_free(text);
 }
 
-static int list_changes(const StateIO *io, const RunState *s, char **changes, Error *e) {
-    char *now_text;
-    size_t bytes;
-    TRY(options_text(s->options, &now_text, e));
-    cJSON *now = cJSON_Parse(now_text);
-    const cJSON *was = cJSON_GetObjectItemCaseSensitive(io->object, "options"), *item;
-    free(now_text);
-    FILE *f = open_memstream(changes, &bytes);
-    if (!now || !f) {
-        cJSON_Delete(now);
-        if (f) fclose(f), free(*changes);
-        return out_of_memory(e);
-    }
-    const cJSON *ranks = cJSON_GetObjectItemCaseSensitive(io->object, "ranks");
-    if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
-        fprintf(f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
+static int options_json(const Options *o, cJSON **json, Error *e) {
+    char *text;
+    TRY(options_text(o, &text, e));
+    *json = cJSON_Parse(text);
+    free(text);
+    return *json ? 0 : out_of_memory(e);
+}
+
+static int defaults_json(cJSON **json, Error *e) {
+    Options *o;
+    TRY(memory_alloc((void **)&o, sizeof *o, "options", e));
+    options_defaults(o);
+    int code = options_json(o, json, e);
+    memory_free(o);
+    return code;
+}
+
+// An option that the build which wrote the file did not have is taken to have been at its default.
+static void put_changes(FILE *f, const cJSON *was, const cJSON *now, const cJSON *defaults) {
+    const cJSON *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, item->string);
+        if (!before) before = cJSON_GetObjectItemCaseSensitive(defaults, item->string);
         if (!is_of_the_run(item->string) || cJSON_Compare(before, item, true)) continue;
         put_flag(f, item->string);
         fputc(' ', f);
@@ -397,11 +415,23 @@ static int list_changes(const StateIO *io, const RunState *s, char **changes, Er
         put_value(f, item);
         fputc('\n', f);
     }
+}
+
+static int list_changes(const StateIO *io, const RunState *s, char **changes, Error *e) {
+    const cJSON *ranks = cJSON_GetObjectItemCaseSensitive(io->object, "ranks");
+    cJSON *now = NULL, *defaults = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(changes, &bytes);
+    int code = f ? options_json(s->options, &now, e) : out_of_memory(e);
+    if (!code) code = defaults_json(&defaults, e);
+    if (!code && cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
+        fprintf(f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
+    if (!code) put_changes(f, cJSON_GetObjectItemCaseSensitive(io->object, "options"), now, defaults);
     cJSON_Delete(now);
-    bool bad = ferror(f);
-    if (fclose(f) == 0 && !bad) return 0;
-    free(*changes);
-    return out_of_memory(e);
+    cJSON_Delete(defaults);
+    if (f && (ferror(f) | fclose(f)) && !code) code = out_of_memory(e);
+    if (code && f) free(*changes), *changes = NULL;
+    return code;
 }
 
 // What no run could have written, in a file whose JSON is sound.
@@ -432,8 +462,7 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     if (!code) code = io_int(&io, "tokens", &summary->tokens, e);
     if (!code) code = io_int(&io, "examples", &summary->examples, e);
     if (!code) code = io_int(&io, "batch", &summary->batch, e);
-    const char *build = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(io.object, "build"));
-    snprintf(summary->build, sizeof summary->build, "%s", build ? build : "unknown");
+    snprintf(summary->build, sizeof summary->build, "%s", io.build);
     cJSON_Delete(io.object);
     return code;
 }

@@ -1,6 +1,7 @@
 // Resumption: a run that was interrupted and taken up again is, to the bit, the run that was not; and what may and may
 // not change in between. GNS_LONG=1: from every step rather than from some.
 #define _POSIX_C_SOURCE 200809L
+#include "../../llmc/manifest.h"
 #include "trainer.h"
 
 // From every step of a run with a growing batch: only that checkpoint is there, and the full metrics.jsonl behind it.
@@ -96,6 +97,60 @@ static void test_what_may_not_change(void) {
     CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
 }
 
+// Fields of a checkpoint's state.json ("noise.ranks": one within another) get names that no build knows, in a checkpoint
+// that is whole.
+static void hide_fields(const char *checkpoint, const char *const *fields) {
+    Manifest manifest, changed = {.count = 0};
+    Error e = {0};
+    size_t bytes;
+    const char *path = path_of("%s/state.json", checkpoint);
+    char *text = read_text(path, &bytes);
+    for (; *fields; fields++) {
+        char *at = text;
+        for (const char *name = *fields; name; name = strchr(name, '.') ? strchr(name, '.') + 1 : NULL)
+            at = at ? strstr(at, path_of("\"%.*s\":", (int)strcspn(name, "."), name)) : NULL;
+        CHECK(at != NULL, "state.json has no %s", *fields);
+        if (at) at[1] = '_';
+    }
+    CHECK_OK(file_save(path, text, bytes, NULL, &e), &e);
+    CHECK_OK(manifest_read(&manifest, checkpoint, &e), &e);
+    for (int i = 0; i < manifest.count; i++) {
+        bool it = strcmp(manifest.file[i].name, "state.json") == 0;
+        manifest_add(&changed, manifest.file[i].name, it ? digest_of(text, bytes) : manifest.file[i].digest);
+    }
+    CHECK_OK(manifest_write(&changed, checkpoint, &e), &e);
+    memory_free(text);
+}
+
+// From a step of the first test's run, without some fields.
+static int run_without(const char *const *fields) {
+    remove_tree("part");
+    copy_tree("whole/step_00000010", "part/step_00000010");
+    copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
+    hide_fields("part/step_00000010", fields);
+    return trainer_run("--train-tokens %d --out part --checkpoint-every 0", trainer.thorough ? 24000 : 5000);
+}
+
+// A build that is older lacks what came later: it goes on where there is one thing only that it can have meant, and
+// elsewhere it is named.
+static void test_older_builds(void) {
+    static const char *const later[] = {"tuning", "noise.ranks", "options.tune", "options.compare_every", NULL};
+    static const char *const needed[] = {"tokens", "ramp", "noise.ln", "seed", "model", "train_data", NULL};
+    int code = run_without(later);
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    CHECK(log_mentions("resuming from part/step_00000010") && !log_mentions("--tune") &&
+              !log_mentions("--compare-every"),
+          "%s", log_tail());
+    check_same_end("whole", "part", "fields that came later");
+    for (int i = 0; needed[i]; i++) {
+        code = run_without((const char *[]){needed[i], NULL});
+        CHECK(code == ERR_INPUT, "%s: exit code %d: %s", needed[i], code, log_tail());
+        CHECK(log_mentions(path_of("state.json: no field \"%s\"", needed[i])) &&
+                  log_mentions("it was written by gns.c ") && log_mentions("go on with that build"),
+              "%s: %s", needed[i], log_tail());
+    }
+}
+
 // Steps that are outliers make no update and say so, and the window that judges them survives a resumption: the run
 // goes on from before and from behind its first skipped step.
 #define OUTLIERS                                                                                                       \
@@ -136,6 +191,7 @@ int main(void) {
     RUN(test_complete);
     RUN(test_what_may_change);
     RUN(test_what_may_not_change);
+    RUN(test_older_builds);
     RUN(test_outliers_are_skipped);
     return trainer_end();
 }
