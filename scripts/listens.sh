@@ -1,17 +1,18 @@
 # shellcheck shell=bash
 # Sourced by mpirun.sh and launch.sh: that a request to stop is heard.
+usr1_bit=$((1 << ($(kill -l USR1) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
-# A shell cannot trap what whoever started it ignores or blocks (a batch system, a service, nohup's relatives): start it
-# again with the signals as they are by themselves. To be called with the script's arguments.
+# A shell cannot trap what whoever started it ignores or blocks (a batch system, a service): then it is started again
+# with these signals as they are by themselves. To be called with the script's arguments.
 hear_signals() {
-    [ "${GNS_HEARS:-}" != $$ ] || return 0
+    local set deaf=0
+    for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done
+    ((deaf & (usr1_bit | term_bit))) && [ -z "${GNS_HEARS:-}" ] || return 0
     env --default-signal=TERM,USR1 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
-    GNS_HEARS=$$ exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$0" "$@"
+    GNS_HEARS=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$0" "$@"
 }
 
 # A process that is being started dies of SIGUSR1 until it has said what to do then.
-usr1_bit=$((1 << ($(kill -l USR1) - 1)))
-
 listens() { # PID: does it catch USR1?
     local caught
     caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null)

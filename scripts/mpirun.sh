@@ -11,9 +11,9 @@
 #     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
 set -u
 job='' asked=''
+trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
-trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 patience=10 # seconds
 
 # Of mpirun; /proc/PID/task/PID/children is not in every kernel.

@@ -161,14 +161,16 @@ track_flags() {
 small_trainer() {
     cat << END
 #!/usr/bin/env bash
-words=() length=(--seq-len 64)
+words=() length=(--seq-len 64) before=
 for word; do
     case \$word in
     --seq-len | -t | --sample-only | --eval-only | --check) length=() ;;
     --tune) continue ;;
     gpt2-124M | d12 | d6) word=d1 ;;
-    524288) word=512 ;; 8192 | 4096) word=128 ;; 64 | 8) word=4 ;; 2048) word=8 ;; 1024 | 256) word=64 ;; 1e6 | 3e5) word=50000 ;;
+    524288) word=512 ;; 8192 | 4096) word=128 ;; 64 | 8) word=4 ;; 2048) word=8 ;; 1024) word=64 ;; 1e6 | 3e5) word=50000 ;;
+    256) [ "\$before" != --seq-len ] || word=64 ;;
     esac
+    before=\$word
     words+=("\$word")
 done
 exec "$trainer" --threads 1 "\${length[@]}" "\${words[@]}"

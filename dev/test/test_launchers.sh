@@ -155,15 +155,17 @@ mpirun_that_hangs() {
 mkdir "$work/asks"
 cat > "$work/asks/mpirun" <<'END'
 #!/usr/bin/env bash
+touch "$(dirname "$0")/started"
 OMPI_COMM_WORLD_RANK=0 bash -c 'trap "exit 75" USR1; for ((i = 0; i < 200; i++)); do sleep 0.05; done'
 END
 chmod +x "$work/asks/mpirun"
 mpirun_hears() {
     local how job code
     for how in default-signal ignore-signal block-signal; do
+        rm -f "$work/asks/started"
         env PATH="$work/asks:$PATH" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
         job=$!
-        sleep 0.5
+        until [ -e "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
         kill -USR1 $job
         wait $job
         code=$?
@@ -181,16 +183,18 @@ launch "\$@"
 END
     local run=(TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/small" PROGRAM="$train" RANKS=2
         bash "$work/small.sh") launcher code
+    rm -f "$work/log"
     env --block-signal=USR1 "${run[@]}" > "$work/log" 2>&1 & # as who starts it may have it
     launcher=$!
-    sleep 1.5
+    until [ -s "$work/log" ] || ! kill -0 $launcher; do sleep 0.05; done
     kill -USR1 $launcher
     wait $launcher
     code=$?
     [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    rm "$work/log"
     env --ignore-signal=TERM "${run[@]}" > "$work/log" 2>&1 &
     launcher=$!
-    sleep 1
+    until [ -s "$work/log" ] || ! kill -0 $launcher; do sleep 0.05; done
     kill -TERM $launcher
     wait $launcher
     code=$?
