@@ -634,12 +634,13 @@ static void hold_engine(Engine *engine, Hold *hold) {
     CHECK(cudaLaunchHostFunc((cudaStream_t)engine_stream(engine), hold_stream, hold) == cudaSuccess, "not held");
 }
 
-static void check_stored(Engine *engine, const World *w, StateKind kind, const float *want) {
+// got: (flat_count), pinned, as a checkpoint's copy is.
+static void check_stored(Engine *engine, const World *w, StateKind kind, float *got, const float *want) {
     Error e = {};
-    float *got = take<float>(w->model.flat_count);
+    size_t bytes = w->model.flat_count * sizeof(float);
+    memset(got, 0xff, bytes);
     CHECK_OK(gpu.store(engine, kind, all_of(&w->model), got, &e), &e);
-    CHECK(memcmp(got, want, w->model.flat_count * sizeof(float)) == 0, "%s, array %d differs", w->c->name, kind);
-    free(got);
+    CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
 // Weights and moments are copied when the update that made them is over, whatever is queued behind it, so that a
@@ -651,8 +652,9 @@ static void test_store_beside_step(void) {
     world_open(&w, &cases[3], 1);
     Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
-    float *want[4]; // by StateKind: what b keeps, which nobody holds up
+    float *want[4], *got; // by StateKind: what b keeps, which nobody holds up
     Hold hold;
+    CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
     for (Engine *engine : {b, a}) {
         Outcome o = measure(&gpu, engine, &w, w.tokens, w.c->batch, w.c->batch, GNS_LN);
         outcome_free(&o);
@@ -665,17 +667,18 @@ static void test_store_beside_step(void) {
         want[kind] = take<float>(w.model.flat_count);
         CHECK_OK(gpu.store(b, kind, all_of(&w.model), want[kind], &e), &e);
     }
-    check_stored(a, &w, STATE_MOMENT1, want[STATE_MOMENT1]);
+    check_stored(a, &w, STATE_MOMENT1, got, want[STATE_MOMENT1]);
     CHECK(hold.ended, "copied before the update");
     hold_engine(a, &hold);
     CHECK_OK(gpu.begin_step(a, &e), &e);
     CHECK_OK(gpu.micro_step(a, w.tokens, w.c->batch, GNS_LN, &e), &e);
     for (StateKind kind : kinds) {
         if (kind == STATE_GRAD) CHECK(!hold.ended, "the copies waited for the next step");
-        check_stored(a, &w, kind, want[kind]);
+        check_stored(a, &w, kind, got, want[kind]);
         free(want[kind]);
     }
     CHECK(hold.ended, "gradients were copied before the step that makes them");
+    cudaFreeHost(got);
     gpu.destroy(a);
     gpu.destroy(b);
     world_close(&w);
