@@ -108,16 +108,16 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
     return path_rename(partial, final, out, e);
 }
 
-static int check(const char *directory, bool hashes, Error *e) {
+static int check(const char *directory, Verify what, Error *e) {
     Manifest *manifest;
     TRY(memory_alloc((void **)&manifest, sizeof *manifest, "a manifest", e));
     int code = manifest_read(manifest, directory, e);
-    if (!code) code = manifest_verify(manifest, directory, hashes, e);
+    if (!code) code = manifest_verify(manifest, directory, what, e);
     memory_free(manifest);
     return code;
 }
 
-int archive_verify(const char *directory, Error *e) { return check(directory, true, e); }
+int archive_verify(const char *directory, Error *e) { return check(directory, VERIFY_DISK, e); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Going away
@@ -145,7 +145,7 @@ int archive_thin(const char *out, int64_t keep, Error *e) {
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], path, e));
-        complete += check(path, false, &ignored) == 0;
+        complete += check(path, VERIFY_SIZES, &ignored) == 0;
     }
 done:
     steps_free(&steps);
@@ -178,7 +178,7 @@ int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, cha
     for (int i = 0; i < steps.count && !*found; i++) {
         TRY_GOTO(step_path(out, steps.step[i], directory, e));
         *step = steps.step[i];
-        code = archive_verify(directory, e);
+        code = check(directory, VERIFY_BYTES, e); // and it is read next
         if (code && code != ERR_INPUT) goto done;
         *found = code == 0;
         if (code) passed++, fprintf(notes, "warning: %s. Passed over\n", e->what);

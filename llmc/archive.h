@@ -22,7 +22,7 @@ int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char dir
 // Completes it, when all files of the manifest are on the disk: manifest, syncs, rename, sync of the parent.
 int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
-// Reads a checkpoint back, every byte of it.
+// Reads a checkpoint back, every byte of it, from the disk.
 int archive_verify(const char *directory, Error *e);
 
 // Removes the checkpoints older than the newest `keep` complete ones (0: none is removed). A complete one has its

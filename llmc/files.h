@@ -22,15 +22,16 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing, from first byte to last. The digest is of the bytes handed over, not of what the disk made of them.
+// Large files go past the page cache, where the file system lets them: 4 MiB at a time.
 
 typedef struct OutFile OutFile;
 
 // Creates the file, or empties the one that is there.
 int outfile_create(OutFile **out, const char *path, Error *e);
-int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e);
+int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
 const char *outfile_path(const OutFile *file);
 
-// fsync and close; frees *file whatever comes out. digest may be NULL.
+// Writes what is left, fsync, close; frees *file whatever comes out, and removes a file that failed. digest may be NULL.
 int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
 
 // Closes and removes the unfinished file. NULL is fine.
@@ -50,6 +51,9 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
 
 // Reads the file: a file that cannot be read is ERR_INPUT.
 int file_digest(const char *path, FileDigest *digest, Error *e);
+
+// The same of what the disk holds, not of what is remembered of it: past the page cache, where that can be.
+int file_digest_disk(const char *path, FileDigest *digest, Error *e);
 
 // The same over a sample of a file of more than 64 MiB: its size, and 64 blocks of 64 KiB evenly spread over it, the
 // first and the last included.

@@ -45,7 +45,7 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
     RunSummary summary;
     TRY(manifest_read(&manifest, directory, e));
-    TRY(manifest_verify(&manifest, directory, true, e));
+    TRY(manifest_verify(&manifest, directory, VERIFY_DISK, e));
     for (int i = 0; i < manifest.count; i++)
         fprintf(out, "  %-24s %12" PRIu64 " bytes  %s\n", manifest.file[i].name, manifest.file[i].digest.bytes,
                 manifest.file[i].digest.hash);

@@ -117,7 +117,7 @@ done:
     return code;
 }
 
-static int verify_file(const char *path, const FileDigest *want, bool hashes, Error *e) {
+static int verify_file(const char *path, const FileDigest *want, Verify what, Error *e) {
     struct stat st;
     FileDigest got;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
@@ -125,27 +125,27 @@ static int verify_file(const char *path, const FileDigest *want, bool hashes, Er
     if ((uint64_t)st.st_size != want->bytes)
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, and it was written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
-    if (!hashes) return 0;
-    TRY(file_digest(path, &got, e));
+    if (what == VERIFY_SIZES) return 0;
+    TRY(what == VERIFY_DISK ? file_digest_disk(path, &got, e) : file_digest(path, &got, e));
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, and it was written with %s", path, got.hash,
                 want->hash);
 }
 
-static int verify_entry(const Manifest *manifest, int i, const char *directory, bool hashes, Error *e) {
+static int verify_entry(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    return verify_file(path, &manifest->file[i].digest, hashes, e);
+    return verify_file(path, &manifest->file[i].digest, what, e);
 }
 
-int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e) {
-    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, hashes, e));
+int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
+    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, what, e));
     return 0;
 }
 
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
     for (int i = 0; i < manifest->count; i++)
-        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, true, e);
+        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, VERIFY_DISK, e);
     return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
                 name);
 }

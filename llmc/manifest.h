@@ -40,11 +40,16 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 // Reads DIRECTORY/MANIFEST.json, and its own hash must be right.
 int manifest_read(Manifest *manifest, const char *directory, Error *e);
 
-// Are all of the manifest's files there, with the right sizes and, if `hashes`, the right contents? ERR_INPUT names the
-// first one that is not.
-int manifest_verify(const Manifest *manifest, const char *directory, bool hashes, Error *e);
+typedef enum {
+    VERIFY_SIZES,
+    VERIFY_BYTES, // all of them: to be used next, so the page cache may keep them
+    VERIFY_DISK,  // all of them, as they are on the disk (file_digest_disk)
+} Verify;
 
-// One file alone, its contents too. ERR_INPUT also where the manifest does not list it.
+// Are all of the manifest's files there, and as they were written? ERR_INPUT names the first one that is not.
+int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
+
+// One file alone, as it is on the disk. ERR_INPUT also where the manifest does not list it.
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
 
 #ifdef __cplusplus

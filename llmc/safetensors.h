@@ -92,7 +92,7 @@ int safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType
 int safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value, Error *e); // UTF-8
 
 // Appends data: any number of bytes, to the tensors in the order in which they were added. Nothing more can be added
-// then. Every piece is a system call: hand over thousands of elements at a time.
+// then. They are gathered, and go out some megabytes at a time. After a failure, abandon the writer.
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
 
 // Makes the file durable (fsync) and frees the writer, whatever comes out. ERR_INTERNAL where data is missing; the

@@ -22,7 +22,7 @@ static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir
 
 typedef enum {
     FAULT_NONE,
-    FAULT_KILL,  // the program is gone, before the call
+    FAULT_KILL,  // the program is gone: before the call, or with half of a write done
     FAULT_ONCE,  // the call fails
     FAULT_ON,    // it and all later ones of its kind
     FAULT_SHORT, // a write that writes half
@@ -85,14 +85,18 @@ static void faults_plan(Fault fault, int call, long at, int error) {
     faults->error = error;
 }
 
-// Is this the call that fails? Counts it, in any case.
-static bool strikes(Call call) {
+// Is this the call that it happens to? Counts it, in any case.
+static bool meant(Call call) {
     if (!faults || !faults_parent || getpid() == faults_parent) return false;
     _Atomic long *count = faults->of[faults_rank].count;
     long of_kind = ++count[call], of_any = call == CALL_ALLOC ? 0 : ++count[CALLS];
     long n = faults->call < 0 ? of_any : faults->call == (int)call ? of_kind : 0;
     if (n == 0 || faults->fault == FAULT_NONE || faults->rank != faults_rank) return false;
-    if (faults->fault == FAULT_ON ? n < faults->at : n != faults->at) return false;
+    return faults->fault == FAULT_ON ? n >= faults->at : n == faults->at;
+}
+
+static bool strikes(Call call) {
+    if (!meant(call)) return false;
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
     errno = faults->error;
     return true;
@@ -101,9 +105,12 @@ static bool strikes(Call call) {
 ssize_t __real_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
-    if (!strikes(CALL_WRITE)) return __real_write(fd, data, bytes);
-    if (faults->fault != FAULT_SHORT) return -1;
-    return __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
+    if (!meant(CALL_WRITE)) return __real_write(fd, data, bytes);
+    bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
+    ssize_t written = fails ? -1 : __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
+    if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
+    if (fails) errno = faults->error;
+    return written;
 }
 
 int __real_fsync(int fd);

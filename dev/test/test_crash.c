@@ -296,17 +296,46 @@ static void test_one_run_at_a_time(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Retention
+// Checkpoints without a run
 
-static void make_checkpoint(int64_t step) {
+static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
     char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
     FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin("kept", step, 0, directory, &e), &e);
-    CHECK_OK(file_save(path_of("%s/state.json", directory), &step, sizeof step, &digest, &e), &e);
+    CHECK_OK(archive_begin(out, step, 0, directory, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
-    CHECK_OK(archive_commit("kept", step, &manifest, final, &e), &e);
+    CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
+}
+
+// A file of several megabytes goes to the disk in another way than the small ones above: killed at every call, too.
+static void test_killed_within_a_large_file(void) {
+    const size_t bytes = (9 << 20) + 5;
+    unsigned char *data = malloc(bytes);
+    FILE *notes = fopen("/dev/null", "w");
+    int code = -1;
+    long n = 0;
+    for (size_t i = 0; i < bytes; i++) data[i] = (unsigned char)draw(256);
+    while (code != 0 && !test_state.failures) {
+        char directory[ARCHIVE_PATH];
+        int64_t step = -1;
+        bool found;
+        Error e = {0};
+        remove_tree("large");
+        CHECK_OK(directory_create("large", &e), &e);
+        make_checkpoint("large", 1, data, bytes);
+        faults_plan(FAULT_KILL, -1, ++n, 0);
+        pid_t child = fork();
+        if (!child) make_checkpoint("large", 2, data, bytes), _exit(0);
+        code = trainer_wait(child);
+        CHECK(code == 0 || code == 1000 + SIGKILL, "call %ld: exit code %d", n, code);
+        CHECK_OK(archive_newest("large", notes, &found, &step, directory, &e), &e);
+        CHECK(found && step == (faults->committed ? 2 : 1), "killed at call %ld: step %ld", n, (long)step);
+    }
+    CHECK(n > 8 && faults->of[0].count[CALL_WRITE] >= 4, "%ld calls", n);
+    fclose(notes);
+    free(data);
 }
 
 // Whatever is kept, in whatever rhythm, and however many are damaged: the newest good one is never removed.
@@ -323,7 +352,7 @@ static void test_retention(void) {
         CHECK_OK(directory_create("kept", &e), &e);
         for (int i = 0; i < 6; i++) {
             step += 1 + draw(1000);
-            make_checkpoint(step);
+            make_checkpoint("kept", step, &step, sizeof step);
             if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
             else newest = step;
             CHECK_OK(archive_thin("kept", keep, &e), &e);
@@ -355,6 +384,7 @@ int main(void) {
     RUN(test_signals);
     RUN(test_second_signal_ends_at_once);
     RUN(test_one_run_at_a_time);
+    RUN(test_killed_within_a_large_file);
     RUN(test_retention);
     return trainer_end();
 }

@@ -229,10 +229,19 @@ static void test_write_errors(void) {
     static float zeros[100000];
     CHECK_ERROR(safetensors_create(&writer, "/nonexistent/x.safetensors", &e), &e, ERR_WRITE,
                 "/nonexistent/x.safetensors");
-    CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e); // a device that is always full
+    const char *full = "/dev/full: write failed: No space"; // a device that is always full
+    CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
-    CHECK_ERROR(safetensors_write(writer, zeros, sizeof zeros, &e), &e, ERR_WRITE, "/dev/full: write failed: No space");
-    CHECK_ERROR(safetensors_finish(writer, &e), &e, ERR_WRITE, "/dev/full");
+    CHECK_OK(safetensors_write(writer, zeros, sizeof zeros, &e), &e); // not enough yet to go out
+    CHECK_ERROR(safetensors_finish(writer, &e), &e, ERR_WRITE, full);
+
+    const uint64_t long_shape[1] = {100 * shape[0]};
+    int code = 0;
+    CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e);
+    CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, long_shape, &e), &e);
+    for (int i = 0; !code && i < 100; i++) code = safetensors_write(writer, zeros, sizeof zeros, &e);
+    CHECK_ERROR(code, &e, ERR_WRITE, full);
+    safetensors_abandon(writer);
 
     const char *path = scratch("short.safetensors"); // data is missing
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
