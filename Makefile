@@ -95,6 +95,10 @@ $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fs
 # Which this test counts.
 $(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect
 
+# Calls that this benchmark takes the time of.
+TIMED := write fsync pread
+$(BUILD)/dev/bench/bench_save: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,$(TIMED))
+
 # The CPU engine has nothing to tune; this test has a fake in front of it that has.
 $(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
 
@@ -137,6 +141,8 @@ $(CUDA_BUILD)/%.o: %.c
 
 # GPU tests and benchmarks.
 CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save) $(CUDA_BUILD)/dev/test/test_shards_cuda
+
+$(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(TIMED))
 
 # A test of either engine.
 $(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c

@@ -1,18 +1,77 @@
 // bench_save: checkpoints of a whole training state through the saver, on whichever engine it is linked with, against
-// what the disk can do: dd conv=fsync of as many bytes. Saves and dd take turns; figures are medians, with the range.
+// what the disk can do: dd conv=fsync of as many bytes, which is the measure; dd past the page cache (oflag=direct); and
+// the shortest C program, write and fsync of one buffer over and over. They take turns, each round beginning with the
+// next one of them, and what each wrote is removed at once. Figures are medians, with the quartiles.
 //
-//     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (7) [micro-batch (4) [seq-len (64)]]]]]
+//     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
-// "save" is from the snapshot to the rename of the finished, synced directory, with nothing else going on. "stall" is
-// how long training stands still for another save, beside a step of one micro-step of the size given: the host, that
-// is, before the update, until the snapshot is taken. A device may have work left meanwhile, so it is also said by how
-// much that step is longer than steps alone. (Afterwards every save is read back and verified, behind training too.)
+// "save" is from the snapshot to the rename of the finished, synced directory, with nothing else going on; where its time
+// goes is measured at the calls it makes (the linker sends them here: --wrap). Afterwards every save is read back and
+// verified and the one before it removed. "stall" is how long training stands still for another save, beside a step of
+// one micro-step of the size given: the host, that is, before the update, until the snapshot is taken. A device may have
+// work left meanwhile, so it is also said by how much that step is longer than steps alone.
 #define _DEFAULT_SOURCE // mkdtemp
 #include "../../llmc/saver.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Where the time goes: seconds within the calls of the save under way
+
+enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
+static double within[CALLS]; // of whichever thread saves
+
+static ssize_t timed(int call, double start, ssize_t result) {
+    within[call] += clock_seconds() - start;
+    return result;
+}
+
+ssize_t __real_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+    double start = clock_seconds();
+    return timed(IN_WRITE, start, __real_write(fd, data, bytes));
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) {
+    double start = clock_seconds();
+    return (int)timed(IN_FSYNC, start, __real_fsync(fd));
+}
+
+ssize_t __real_pread(int fd, void *data, size_t bytes, off_t offset);
+ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset);
+ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset) {
+    double start = clock_seconds();
+    return timed(IN_READ, start, __real_pread(fd, data, bytes, offset));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// What is measured, once a round.
+typedef enum {
+    SAVE,
+    SAVE_RATIO, // to DD
+    SAVE_SNAPSHOT,
+    SAVE_WRITE,
+    SAVE_FSYNC,
+    SAVE_REST,
+    SAVE_VERIFY, // afterwards
+    SAVE_VERIFY_READ,
+    DD,
+    DD_DIRECT,
+    PLAIN,
+    BESIDE_SNAPSHOT,
+    STALL,
+    STALL_SHARE,
+    LONGER,
+    LONGER_SHARE,
+    FIGURES
+} Figure;
 
 enum { ROUNDS_MAX = 100 };
 
@@ -28,8 +87,7 @@ typedef struct {
     StepResult result;    // of a step
     int64_t steps, saves; // so far
     Metrics *metrics;
-    double save[ROUNDS_MAX], stall[ROUNDS_MAX], dd[ROUNDS_MAX], ratio[ROUNDS_MAX], share[ROUNDS_MAX];
-    double snapshot[ROUNDS_MAX], longer[ROUNDS_MAX], longer_share[ROUNDS_MAX];
+    double figure[FIGURES][ROUNDS_MAX];
 } Bench;
 
 static int by_value(const void *a, const void *b) {
@@ -124,58 +182,127 @@ static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error 
     return end_save(b, report, e);
 }
 
-static int dd_once(Bench *b, int round, Error *e) {
+// ---------------------------------------------------------------------------------------------------------------------
+// The contestants: each puts down how long it took
+
+static uint64_t bytes_of_save(const Bench *b) {
+    return (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);
+}
+
+static int measure_save(Bench *b, int round, Error *e) {
+    SaveReport report;
+    memset(within, 0, sizeof within);
+    double start = clock_seconds();
+    TRY(save_alone(b, &report, e));
+    double all = clock_seconds() - start, seconds = report.seconds;
+    b->figure[SAVE][round] = seconds;
+    b->figure[SAVE_SNAPSHOT][round] = report.snapshot_seconds;
+    b->figure[SAVE_WRITE][round] = within[IN_WRITE];
+    b->figure[SAVE_FSYNC][round] = within[IN_FSYNC];
+    b->figure[SAVE_REST][round] = seconds - report.snapshot_seconds - within[IN_WRITE] - within[IN_FSYNC];
+    b->figure[SAVE_VERIFY][round] = all - seconds;
+    b->figure[SAVE_VERIFY_READ][round] = within[IN_READ];
+    return 0;
+}
+
+static int measure_save_beside_step(Bench *b, int round, Error *e) {
+    SaveReport report;
+    double longer;
+    TRY(save_beside_step(b, &report, &longer, e));
+    b->figure[BESIDE_SNAPSHOT][round] = report.snapshot_seconds;
+    b->figure[STALL][round] = report.stall_seconds;
+    b->figure[STALL_SHARE][round] = report.stall_seconds / report.seconds;
+    b->figure[LONGER][round] = longer;
+    b->figure[LONGER_SHARE][round] = longer / report.seconds;
+    return 0;
+}
+
+static int run_dd(Bench *b, const char *how, double *seconds, Error *e) {
     char command[ARCHIVE_PATH + 200], path[ARCHIVE_PATH];
-    uint64_t bytes = (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);
     TRY(path_join(path, sizeof path, b->out, "dd", e));
-    snprintf(command, sizeof command,
-             "dd if=/dev/zero of='%s' bs=1M iflag=count_bytes count=%llu conv=fsync 2> /dev/null", path,
-             (unsigned long long)bytes);
+    snprintf(command, sizeof command, "dd if=/dev/zero of='%s' iflag=count_bytes count=%llu conv=fsync %s 2> /dev/null",
+             path, (unsigned long long)bytes_of_save(b), how);
     double start = clock_seconds();
     if (system(command) != 0) return FAIL(e, ERR_WRITE, "is there room?", "%s: dd failed", path);
-    b->dd[round] = clock_seconds() - start;
+    *seconds = clock_seconds() - start;
     unlink(path);
     return 0;
 }
 
+static int measure_dd(Bench *b, int round, Error *e) { return run_dd(b, "bs=1M", &b->figure[DD][round], e); }
+
+static int measure_dd_direct(Bench *b, int round, Error *e) {
+    return run_dd(b, "bs=4M oflag=direct", &b->figure[DD_DIRECT][round], e);
+}
+
+static int measure_plain(Bench *b, int round, Error *e) {
+    enum { PIECE = 1 << 20 };
+    static unsigned char piece[PIECE];
+    char path[ARCHIVE_PATH];
+    int code = 0;
+    TRY(path_join(path, sizeof path, b->out, "plain", e));
+    double start = clock_seconds();
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd < 0) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", path);
+    for (uint64_t left = bytes_of_save(b), n; !code && left; left -= n) {
+        n = left < PIECE ? left : PIECE;
+        code = write_all(fd, piece, n, path, e);
+    }
+    if (!code) code = descriptor_sync(fd, path, e);
+    close(fd);
+    b->figure[PLAIN][round] = clock_seconds() - start;
+    unlink(path);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
 static void print_figure(const char *what, double *values, int n, double scale, const char *unit) {
     qsort(values, (size_t)n, sizeof *values, by_value);
-    printf("%-28s %8.3f %s (%.3f to %.3f)\n", what, scale * values[n / 2], unit, scale * values[0],
-           scale * values[n - 1]);
+    printf("%-36s %8.3f %-2s (quartiles %.3f to %.3f, all %.3f to %.3f)\n", what, scale * values[n / 2], unit,
+           scale * values[n / 4], scale * values[n - 1 - n / 4], scale * values[0], scale * values[n - 1]);
 }
 
 static int bench(Bench *b, int rounds, Error *e) {
+    static int (*const contestants[])(Bench *, int, Error *) = {measure_save, measure_dd, measure_dd_direct,
+                                                                measure_plain, measure_save_beside_step};
+    const int count = sizeof contestants / sizeof *contestants;
     char line[256];
-    SaveReport report;
     engine_describe(b->engine, line, sizeof line);
-    printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)saver_copy_bytes(&b->model), b->out);
+    printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
     // The first ones wait for fresh memory: the copy's, and the system's for as many files as are there at once.
-    for (int i = 0; i < 2; i++) TRY(save_beside_step(b, &report, &b->longer[0], e));
-    TRY(dd_once(b, 0, e));
+    for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
-        if (r % 2) TRY(dd_once(b, r, e));
-        TRY(save_alone(b, &report, e));
-        if (r % 2 == 0) TRY(dd_once(b, r, e));
-        b->save[r] = report.seconds;
-        b->ratio[r] = b->save[r] / b->dd[r];
-        TRY(save_beside_step(b, &report, &b->longer[r], e));
-        b->snapshot[r] = report.snapshot_seconds;
-        b->stall[r] = report.stall_seconds;
-        b->share[r] = b->stall[r] / report.seconds;
-        b->longer_share[r] = b->longer[r] / report.seconds;
-        printf("  save %.2f s, dd %.2f s: %.2f; beside a step: save %.2f s, snapshot %.4f s, stall %.4f s, step longer "
-               "by %.4f s\n",
-               b->save[r], b->dd[r], b->ratio[r], report.seconds, b->snapshot[r], b->stall[r], b->longer[r]);
+        for (int i = 0; i < count; i++) TRY(contestants[(i + r) % count](b, r, e));
+        b->figure[SAVE_RATIO][r] = b->figure[SAVE][r] / b->figure[DD][r];
+        printf("  save %.2f s, dd %.2f s: %.2f; dd past the cache %.2f s; write and fsync %.2f s; stall %.4f s\n",
+               b->figure[SAVE][r], b->figure[DD][r], b->figure[SAVE_RATIO][r], b->figure[DD_DIRECT][r],
+               b->figure[PLAIN][r], b->figure[STALL][r]);
         fflush(stdout);
     }
-    print_figure("save", b->save, rounds, 1, "s");
-    print_figure("dd conv=fsync", b->dd, rounds, 1, "s");
-    print_figure("save / dd, pair by pair", b->ratio, rounds, 1, " ");
-    print_figure("snapshot beside a step", b->snapshot, rounds, 1e3, "ms");
-    print_figure("stall", b->stall, rounds, 1e3, "ms");
-    print_figure("stall, share of the save", b->share, rounds, 100, "%");
-    print_figure("that step longer by", b->longer, rounds, 1e3, "ms");
-    print_figure("that, share of the save", b->longer_share, rounds, 100, "%");
+    static const struct {
+        const char *what;
+        double scale;
+        const char *unit;
+    } names[FIGURES] = {
+        [SAVE] = {"save", 1, "s"},
+        [SAVE_RATIO] = {"save / dd conv=fsync, round by round", 1, ""},
+        [SAVE_SNAPSHOT] = {"  of the save: snapshot", 1, "s"},
+        [SAVE_WRITE] = {"  write", 1, "s"},
+        [SAVE_FSYNC] = {"  fsync", 1, "s"},
+        [SAVE_REST] = {"  hashing, copying, the rest", 1, "s"},
+        [SAVE_VERIFY] = {"  afterwards: verifying, removing", 1, "s"},
+        [SAVE_VERIFY_READ] = {"  of that: read", 1, "s"},
+        [DD] = {"dd conv=fsync", 1, "s"},
+        [DD_DIRECT] = {"dd conv=fsync oflag=direct", 1, "s"},
+        [PLAIN] = {"write and fsync, nothing else", 1, "s"},
+        [BESIDE_SNAPSHOT] = {"snapshot beside a step", 1e3, "ms"},
+        [STALL] = {"stall", 1e3, "ms"},
+        [STALL_SHARE] = {"stall, share of the save", 100, "%"},
+        [LONGER] = {"that step longer by", 1e3, "ms"},
+        [LONGER_SHARE] = {"that, share of the save", 100, "%"},
+    };
+    for (int f = 0; f < FIGURES; f++) print_figure(names[f].what, b->figure[f], rounds, names[f].scale, names[f].unit);
     return 0;
 }
 
@@ -183,7 +310,7 @@ int main(int argc, char **argv) {
     static Bench b;
     Error e = {0};
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    int rounds = argc > 3 ? atoi(argv[3]) : 7;
+    int rounds = argc > 3 ? atoi(argv[3]) : 15;
     b.micro_batch = argc > 4 ? atoi(argv[4]) : 4;
     b.seq_len = argc > 5 ? atoi(argv[5]) : 64;
     if (b.micro_batch < 1 || b.seq_len < 1 || b.seq_len > 1024) FAIL(&e, ERR_USAGE, "1 to 1024", "no such micro-batch");
