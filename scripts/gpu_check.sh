@@ -62,7 +62,7 @@ sanitize() {
             name=$(basename "$program")
             case $tool-$name in
             *-test_shards_cuda) ;; # runs the engine's kernels only
-            initcheck-test_engine_cuda) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
+            initcheck-test_engine*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;
             esac
         done
