@@ -287,7 +287,7 @@ resume() {
     [ $code = 0 ] || { tell_failure "the rest with 1 rank"; return; }
     row "$(verdict "$(grep -c '^resuming from' "$(log stopping)") == 1")" "the rest with 1 rank" \
         "$(grep -h '^resuming from' "$(log stopping)" | cut -c 1-150)"
-    cmp -s <(values undisturbed step) <(values stopping step)
+    cmp -s <(values undisturbed step; values undisturbed examples) <(values stopping step; values stopping examples)
     row "$(verdict "$? == 0")" "every step once, the examples in order" "$(values stopping loss | grep -c .) steps"
     same_run stopping undisturbed
 }
