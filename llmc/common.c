@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __SANITIZE_ADDRESS__
+#    include <sanitizer/asan_interface.h>
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors
@@ -68,13 +71,23 @@ void error_print(const Error *e, int rank, int ranks) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
+// What is asked for is rounded up below; the sanitizer is to see a step into the rest as well.
+static void forbid_rest(void *block, size_t bytes, size_t rounded) {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_POISON_MEMORY_REGION((char *)block + bytes, rounded - bytes);
+#else
+    (void)block, (void)bytes, (void)rounded;
+#endif
+}
+
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e) {
     const size_t alignment = 64; // a cache line, and the widest vector
-    *out = NULL;
-    if (bytes <= SIZE_MAX - alignment) *out = aligned_alloc(alignment, round_up(bytes ? bytes : 1, alignment));
+    size_t rounded = round_up(bytes ? bytes : 1, alignment);
+    *out = bytes <= SIZE_MAX - alignment ? aligned_alloc(alignment, rounded) : NULL;
     if (!*out)
         return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model",
                     "out of memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    forbid_rest(*out, bytes, rounded);
     return 0;
 }
 

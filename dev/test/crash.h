@@ -32,6 +32,11 @@ __attribute__((format(printf, 1, 2))) static inline pid_t start(const char *form
 // How many calls of each kind the whole run makes.
 static long calls_of_run[CALLS + 1]; // on rank 0
 
+// No checkpoint got its name before all of it was on the disk, whatever failed.
+static inline void check_synced(const char *what) {
+    CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
+}
+
 // The newest good checkpoint is there and is not older than the last that got its name.
 static inline void check_nothing_lost(const char *what) {
     char directory[ARCHIVE_PATH];
@@ -40,6 +45,7 @@ static inline void check_nothing_lost(const char *what) {
     Error e = {0};
     FILE *notes = fopen("/dev/null", "w");
     long committed = faults->committed;
+    check_synced(what);
     int code = access("part", F_OK) == 0 ? archive_newest("part", notes, &found, &step, directory, &e) : 0;
     fclose(notes);
     CHECK(code == 0, "%s: %s", what, e.what);

@@ -4,11 +4,15 @@
 #ifndef GNS_FAULTS_H
 #define GNS_FAULTS_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -46,6 +50,9 @@ typedef struct {
         _Atomic int process;           // 0: has not come so far
     } of[FAULT_RANKS];
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
+    _Atomic long struck;    // calls that failed
+    _Atomic long unsynced;  // files and directories of checkpoints that got their names before they were on the disk
+    _Atomic long unnamed;   // names of checkpoints that are not on the disk
 
     // one bit of a rank's weights that changes before a step
     int stray_rank; // -1: none does
@@ -85,9 +92,11 @@ static void faults_plan(Fault fault, int call, long at, int error) {
     faults->error = error;
 }
 
+static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
+
 // Is this the call that it happens to? Counts it, in any case.
 static bool meant(Call call) {
-    if (!faults || !faults_parent || getpid() == faults_parent) return false;
+    if (!in_child()) return false;
     _Atomic long *count = faults->of[faults_rank].count;
     long of_kind = ++count[call], of_any = call == CALL_ALLOC ? 0 : ++count[CALLS];
     long n = faults->call < 0 ? of_any : faults->call == (int)call ? of_kind : 0;
@@ -98,26 +107,117 @@ static bool meant(Call call) {
 static bool strikes(Call call) {
     if (!meant(call)) return false;
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
+    faults->struck++;
     errno = faults->error;
     return true;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced: a
+// checkpoint may get its name when its files, the directory that lists them, and the metrics it continues are.
+
+enum { FAULT_FILES = 256 };
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        ino_t inode;
+        bool dirty;
+    } file[FAULT_FILES]; // of the checkpoint that is being written, and its directory
+    int count;
+    bool metrics_synced; // since the last checkpoint
+} disk = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+// The path of an open file, or "".
+static void path_of_descriptor(int fd, char path[PATH_MAX]) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, PATH_MAX - 1);
+    path[n > 0 ? n : 0] = 0;
+}
+
+static void disk_mark(ino_t inode, bool dirty) {
+    int i = 0;
+    pthread_mutex_lock(&disk.lock);
+    while (i < disk.count && disk.file[i].inode != inode) i++;
+    if (i == disk.count && dirty) {
+        if (disk.count == FAULT_FILES) abort();
+        disk.file[disk.count++].inode = inode;
+    }
+    if (i < disk.count) disk.file[i].dirty = dirty;
+    pthread_mutex_unlock(&disk.lock);
+}
+
+static void disk_written(int fd) {
+    struct stat st;
+    char path[PATH_MAX];
+    path_of_descriptor(fd, path);
+    if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
+}
+
+static void disk_created(const char *path) { // so its directory is another
+    struct stat st;
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    if (!slash || !strstr(path, ".step_")) return;
+    *slash = 0;
+    if (stat(directory, &st) == 0) disk_mark(st.st_ino, true);
+}
+
+static void disk_synced(int fd) {
+    struct stat st;
+    char path[PATH_MAX];
+    path_of_descriptor(fd, path);
+    if (strstr(path, "/metrics.jsonl")) disk.metrics_synced = true;
+    if (fstat(fd, &st) != 0) return;
+    if (S_ISDIR(st.st_mode) && !strstr(path, "/.step_")) faults->unnamed = 0;
+    disk_mark(st.st_ino, false);
+}
+
+static bool disk_is_dirty(ino_t inode) {
+    for (int i = 0; i < disk.count; i++)
+        if (disk.file[i].inode == inode) return disk.file[i].dirty;
+    return false;
+}
+
+static void disk_named(const char *checkpoint) {
+    DIR *directory = opendir(checkpoint);
+    pthread_mutex_lock(&disk.lock);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (strcmp(entry->d_name, "..") != 0) faults->unsynced += disk_is_dirty(entry->d_ino); // the directory's: "."
+    faults->unsynced += !disk.metrics_synced;
+    faults->unnamed++;
+    disk.count = 0;
+    disk.metrics_synced = false;
+    pthread_mutex_unlock(&disk.lock);
+    if (directory) closedir(directory);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The calls
+
 ssize_t __real_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
-    if (!meant(CALL_WRITE)) return __real_write(fd, data, bytes);
+    bool is_meant = meant(CALL_WRITE);
+    if (in_child()) disk_written(fd);
+    if (!is_meant) return __real_write(fd, data, bytes);
     bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
     ssize_t written = fails ? -1 : __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
     if (fails) errno = faults->error;
+    faults->struck++;
     return written;
 }
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
-    if (faults && faults->slow_us && getpid() != faults_parent) usleep((useconds_t)faults->slow_us);
-    return strikes(CALL_FSYNC) ? -1 : __real_fsync(fd);
+    if (in_child() && faults->slow_us) usleep((useconds_t)faults->slow_us);
+    if (strikes(CALL_FSYNC)) return -1;
+    int result = __real_fsync(fd);
+    if (result == 0 && in_child()) disk_synced(fd);
+    return result;
 }
 
 int __real_rename(const char *from, const char *to);
@@ -126,7 +226,10 @@ int __wrap_rename(const char *from, const char *to) {
     if (strikes(CALL_RENAME)) return -1;
     int result = __real_rename(from, to);
     const char *step = strstr(to, "/step_");
-    if (result == 0 && faults && step && !strchr(step, '.')) faults->committed = atol(step + 6);
+    if (result == 0 && faults && step && !strchr(step, '.')) {
+        faults->committed = atol(step + 6);
+        disk_named(to);
+    }
     return result;
 }
 
@@ -146,7 +249,9 @@ int __wrap_open(const char *path, int flags, ...) {
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
     if ((flags & (O_WRONLY | O_CREAT)) && strikes(CALL_OPEN)) return -1;
-    return __real_open(path, flags, mode);
+    int fd = __real_open(path, flags, mode);
+    if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
+    return fd;
 }
 
 void *__real_aligned_alloc(size_t alignment, size_t bytes);
@@ -159,7 +264,7 @@ int __real_statvfs(const char *path, struct statvfs *st);
 int __wrap_statvfs(const char *path, struct statvfs *st);
 int __wrap_statvfs(const char *path, struct statvfs *st) {
     int result = __real_statvfs(path, st);
-    if (faults && faults->free_kb && getpid() != faults_parent) {
+    if (in_child() && faults->free_kb) {
         st->f_frsize = 1024;
         st->f_bavail = (fsblkcnt_t)faults->free_kb;
     }

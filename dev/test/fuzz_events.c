@@ -76,6 +76,19 @@ static void put_crc(unsigned char *out, const unsigned char *data, size_t bytes)
     for (int i = 0; i < 4; i++) out[i] = (unsigned char)(crc >> (8 * i));
 }
 
+static void put_length(unsigned char *header, uint64_t length) {
+    for (int i = 0; i < 8; i++) header[i] = (unsigned char)(length >> (8 * i));
+    put_crc(header + 8, header, 8);
+}
+
+// Field 1, of so many bytes that they lead back to where it begins, or near it: 2^64 less its own 11 and more.
+static void put_endless_field(unsigned char *body) {
+    uint64_t length = (uint64_t)0 - (9 + draw(4));
+    *body++ = 1 << 3 | 2;
+    for (; length >= 0x80; length >>= 7) *body++ = (unsigned char)(length | 0x80);
+    *body = (unsigned char)length;
+}
+
 // A change inside one of the first records, with a CRC that holds: what reads the fields gets to see it.
 static void mutate_inside(unsigned char *data, size_t bytes) {
     size_t at = 0, length = 0;
@@ -87,6 +100,11 @@ static void mutate_inside(unsigned char *data, size_t bytes) {
         at += HEADER_BYTES + length + FOOTER_BYTES;
     }
     unsigned char *body = data + at + HEADER_BYTES;
+    if (draw(8) == 0) { // a length that leads out of the file, or nowhere
+        put_length(data + at, draw(2) ? UINT64_MAX - draw(64) : length + draw(1u << 31));
+        return;
+    }
+    if (length > 16 && draw(4) == 0) put_endless_field(body);
     for (uint32_t times = 1 + draw(3); times > 0; times--)
         body[draw((uint32_t)size_min(length, 24))] = (unsigned char)draw(256);
     put_crc(body + length, body, length);

@@ -49,7 +49,9 @@ static size_t make_bin(unsigned char *file) {
 static size_t make_jsonl(unsigned char *file) {
     static const char *const lines[] = {
         "{\"ctx\": \"A man \\u00e9\", \"endings\": [\"is\", \"was \\\"x\\\"\", \"\"], \"label\": 1}\n",
-        "{\"ind\": 1, \"ctx\": \"b\", \"endings\": [\"c d e f g h i j k\", \"l\"], \"label\": \"0\", \"split\": []}\n",
+        "{\"ind\": 1, \"ctx\": \"b\", \"endings\": [\"c d e f g h i j k l m n o p q r s t u v w x y z and so on, as a "
+        "text "
+        "does that is most of its line\", \"l\"], \"label\": \"0\", \"split\": []}\n",
         "\n"};
     size_t n = 0;
     for (uint32_t count = 1 + draw(4); count > 0; count--) {
@@ -63,7 +65,8 @@ static size_t make_jsonl(unsigned char *file) {
 static size_t mutate(unsigned char *file, size_t bytes) {
     static const char marks[] = "{}[]\",:\\u0123456789-.\n";
     size_t at = draw((uint32_t)bytes);
-    uint16_t value = (uint16_t)(draw(2) ? draw(70) : 65535 - draw(4));
+    const uint32_t values[] = {draw(70), V - 1 + draw(3), 65535 - draw(4)};
+    uint16_t value = (uint16_t)values[draw(3)];
     switch (draw(6)) {
     case 0: file[at] ^= (unsigned char)(1u << draw(8)); break;
     case 1: file[at] = (unsigned char)marks[draw(sizeof marks - 1)]; break;

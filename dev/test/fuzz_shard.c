@@ -27,7 +27,8 @@ static size_t make_valid(unsigned char *file) {
     int32_t n = (int32_t)draw(2000) + 1;
     int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, n};
     memcpy(file, header, sizeof header);
-    for (int i = 0; i < 2 * n; i++) file[SHARD_HEADER_BYTES + i] = i % 2 ? 0 : (unsigned char)draw(256);
+    uint32_t largest = 250 + draw(7);
+    for (int i = 0; i < 2 * n; i++) file[SHARD_HEADER_BYTES + i] = i % 2 ? 0 : (unsigned char)draw(largest);
     return SHARD_HEADER_BYTES + 2 * (size_t)n;
 }
 
@@ -82,7 +83,7 @@ static void fuzz_shard(void) {
         FILE *f = fopen(fuzz.path, "wb");
         CHECK(f && fwrite(file, 1, bytes, f) == bytes, "cannot write %s", fuzz.path);
         if (f) fclose(f);
-        try_open(1 + (int)draw(300), draw(2) ? 256 : 65536);
+        try_open(1 + (int)draw(300), draw(2) ? 250 + (int)draw(7) : 65536);
     }
     free(file);
     CHECK(fuzz.accepted > fuzz.tried / 20 && fuzz.accepted < fuzz.tried, "%ld of %ld", fuzz.accepted, fuzz.tried);

@@ -314,7 +314,7 @@ static void test_bad_bin(void) {
     static Example examples[3];
     draw_examples(examples, 3);
     size_t bytes = make_bin(good, examples, 3);
-    static const struct {
+    const struct {
         size_t at; // of a uint16 behind the header; 1000: of int32 at - 1000 in the header
         int value;
         const char *mention;
@@ -328,6 +328,7 @@ static void test_bad_bin(void) {
         {1, 8, "question 0 of 3"},
         {1, 65535, "question 0 of 3"},
         {3, 9, "question 0: "},
+        {3, examples[0].endings, "question 0: "},
         {4, 1, "question 0: "},
         {4, 65, "question 0: "},
         {5, 0, "question 0: a text without tokens"},

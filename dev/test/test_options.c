@@ -313,6 +313,8 @@ static void test_horizon_and_batch(void) {
     CHECK(o.run.gns_exact_interval == 0, "a given ratio needs no calibration");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
     CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
+    CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "nothing said of the batch: a micro-batch");
     CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
     CHECK(o.run.gns_exact_interval == 1, "exact: every step");
     CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact --gns-exact-every 8", &e), &e);
