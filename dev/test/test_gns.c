@@ -511,6 +511,79 @@ static void test_ranks_limits(void) {
     CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "learnt from a step that one rank did alone");
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// A model's groups
+
+// S / G2 of averages that forget by half over so many tokens, from their definition.
+typedef struct {
+    double g2, s, half_life;
+} Average;
+
+static void average_add(Average *a, double B, Norms norms, double tokens) {
+    double keep = exp2(-tokens / a->half_life);
+    a->g2 = keep * a->g2 + (1 - keep) * (B * norms.q - norms.n) / (B - 1);
+    a->s = keep * a->s + (1 - keep) * (norms.n - norms.q) * B / (B - 1);
+}
+
+// The norms of all tensors that have `part` in their names.
+static Norms group_norms(const Model *model, const StepResult *result, double B, const char *part) {
+    Norms norms = {0, 0};
+    for (int i = 0; i < model->tensor_count; i++)
+        if (strstr(model->tensors[i].name, part)) {
+            norms.n += result->example_sq[i] / B;
+            norms.q += result->grad_sq[i] / (B * B);
+        }
+    return norms;
+}
+
+static void check_average(const char *what, int step, const GnsTracker *t, const Average *a) {
+    double got = gns_estimate(t).scale, want = a->s / a->g2;
+    CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
+}
+
+// LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
+// tokens since the one before, with half-lives five times as long.
+static void test_groups(void) {
+    enum { HALF_LIFE = 900, STEPS = 60, LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, AVERAGES = LAYER + 2 };
+    static const char *const parts[AVERAGES] = {
+        [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight", [TYPE + 1] = "attn",
+        [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1."};
+    const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
+    double example_sq[64], grad_sq[64], tokens_since = 0;
+    const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
+    Average want[AVERAGES];
+    Model model;
+    Noise noise;
+    Error e = {0};
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, &e), &e);
+    for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN ? HALF_LIFE : 5 * HALF_LIFE};
+    for (int step = 0; step < STEPS; step++) {
+        double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;
+        for (int i = 0; i < model.tensor_count; i++) { // |sum g|^2 lies between sum |g|^2 and B times that
+            example_sq[i] = 1 + rng_u32(700, 1 + (uint64_t)step, (uint64_t)i) % 1000;
+            grad_sq[i] = example_sq[i] * (1 + (B - 1) * (rng_u32(701, (uint64_t)step, (uint64_t)i) % 1000) / 1000.0);
+        }
+        bool exact = step % 4 == 2 || step < 2;
+        noise_observe(&noise, &model, &result, (int64_t)B, tokens, exact ? GNS_EXACT : GNS_LN);
+        tokens_since += tokens;
+        average_add(&want[LN], B, group_norms(&model, &result, B, parts[LN]), tokens);
+        for (int k = SAMPLED_LN; k < AVERAGES && exact; k++)
+            average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
+        if (exact) tokens_since = 0;
+        check_average("ln", step, &noise.ln, &want[LN]);
+        check_average("ln of samples", step, &noise.calibration.ln, &want[SAMPLED_LN]);
+        check_average("total", step, &noise.calibration.total, &want[TOTAL]);
+        for (int g = 0; g < GROUP_COUNT; g++) check_average(group_names[g], step, &noise.type[g], &want[TYPE + g]);
+        for (int l = 0; l < 2; l++) check_average("a layer", step, &noise.layer[l], &want[LAYER + l]);
+    }
+    Noise before = noise;
+    noise_observe(&noise, &model, &result, 8, 64, GNS_OFF);
+    CHECK(memcmp(&before.ln, &noise.ln, sizeof before.ln) == 0, "learnt from a step that measured nothing");
+    noise_destroy(&noise);
+    model_destroy(&model);
+}
+
 int main(void) {
     RUN(test_unbiased);
     RUN(test_duplicates);
@@ -526,5 +599,6 @@ int main(void) {
     RUN(test_calibration_is_wary);
     RUN(test_ranks_unbiased);
     RUN(test_ranks_limits);
+    RUN(test_groups);
     return test_summary();
 }

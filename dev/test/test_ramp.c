@@ -383,6 +383,24 @@ static void test_bad_config(void) {
         &e, ERR_USAGE, "replay");
 }
 
+// A checkpoint's batch under today's options; and the most that a step can take by them.
+static void test_settle(void) {
+    RampConfig c = config_make(RAMP_GNS);
+    Ramp r = ramp_make(&c);
+    static const int64_t cases[][2] = {{1, 2}, {2, 2}, {8, 8}, {16, 16}, {64, 16}}; // 2 to 16 rows are allowed
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        r.state.batch = cases[i][0];
+        ramp_settle(&r);
+        CHECK(r.state.batch == cases[i][1], "%lld rows become %lld", (long long)cases[i][0], (long long)r.state.batch);
+    }
+    CHECK(ramp_largest(&r) == 16, "%lld", (long long)ramp_largest(&r));
+    ramp_observe(&r, 100, INFINITY); // at the top nothing is counted that a larger --batch-max would inherit
+    CHECK(r.state.batch == 16 && r.state.tokens_above == 0, "%g tokens above", r.state.tokens_above);
+    r.config.mode = RAMP_FIXED;
+    CHECK(ramp_largest(&r) == 8, "%lld", (long long)ramp_largest(&r));
+    ramp_destroy(&r);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // replay
 
@@ -422,6 +440,11 @@ static void test_replay(void) {
     for (int i = 0; i < run.steps && i < r.replay_steps; i++)
         CHECK(ramp_batch(&r, i, run.start[i]) == run.rows[i], "step %d: %lld rows, want %lld", i,
               (long long)ramp_batch(&r, i, run.start[i]), (long long)run.rows[i]);
+    int64_t most = 0;
+    for (int i = 0; i < run.steps; i++) most = run.rows[i] > most ? run.rows[i] : most;
+    CHECK(ramp_largest(&r) == most, "at most %lld rows, want %lld", (long long)ramp_largest(&r), (long long)most);
+    r.config.batch_max = 10 * most; // says nothing of a replay
+    CHECK(ramp_largest(&r) == most, "at most %lld rows, want %lld", (long long)ramp_largest(&r), (long long)most);
     ramp_destroy(&r);
     CHECK(r.replay == NULL, "destroyed");
     c.train_tokens += 100; // one row more than the file holds
@@ -491,6 +514,7 @@ int main(void) {
     RUN(test_lr);
     RUN(test_parse);
     RUN(test_bad_config);
+    RUN(test_settle);
     RUN(test_replay);
     RUN(test_replay_bad_files);
     unlink(file);
