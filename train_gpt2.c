@@ -9,7 +9,7 @@
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#define _POSIX_C_SOURCE 200809L // setenv, execv
+#define _POSIX_C_SOURCE 200809L // sysconf
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/calibrate.h"
 #include "llmc/cpu/engine.h"
@@ -382,16 +382,8 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
 }
 
 #ifndef GNS_NO_MAIN
-// GCC's OpenMP threads spin for milliseconds at every barrier. On a machine with other work that costs many times the
-// work itself: the thread that is waited for does not get the core. A short spin loses nothing where cores are idle.
-// The library reads its setting when the program is loaded, so set it and load the program again.
-static void spin_briefly(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); // on failure: go on as we are
-}
-
 int main(int argc, char **argv) {
-    spin_briefly(argv);
+    train_spin_briefly(argv);
     return train_main(argc, argv);
 }
 #endif

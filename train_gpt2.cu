@@ -35,7 +35,8 @@ static int pinned_take(Engine *engine, Error *e) {
         CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
-    CUDA_TRY(cudaMallocHost(&engine->stats_host, stats_count(c->model) * sizeof(double)), e);
+    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     return 0;
 }
 
@@ -84,6 +85,7 @@ int engine_create(Engine **out, const EngineConfig *config, Error *e) {
 void engine_destroy(Engine *engine) {
     if (!engine) return;
     if (engine->stream) cudaStreamSynchronize(engine->stream);
+    if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
     for (int i = 0; i < TOKEN_SLOTS; i++) {
         if (engine->sent[i]) cudaEventDestroy(engine->sent[i]);
@@ -217,6 +219,36 @@ static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorK
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// What travels between ranks while this one computes. Buckets: the embeddings, then 1 + l for block l (model_bucket).
+//
+// A journey takes some of the multiprocessors (NCCL: 24) for the third of a millisecond or so. Attention and the dGELU
+// product have a block for each of them from beginning to end: with some missing, a second round of blocks follows the
+// first, and the kernel takes twice as long. cuBLASLt's other products, on Hopper, hand out tiles to whichever block is
+// free, and lose no more than is missing. So journeys begin behind attention, where two such products come next.
+
+static int weights_await(Engine *engine, int bucket, Error *e) {
+    return engine_await(engine, model_bucket(engine->config.model, bucket), e);
+}
+
+static int weights_soon(Engine *engine, int bucket, Error *e) {
+    const Model *model = engine->config.model;
+    const WeightsWatch *watch = &engine->weights_watch;
+    if (!watch->soon || bucket >= model_bucket_count(model)) return 0;
+    return watch->soon(watch->context, model_bucket(model, bucket), e);
+}
+
+// Both tell whoever watches this micro-step.
+static int gradient_begins(Engine *engine, int bucket, Error *e) {
+    const GradientWatch *watch = &engine->watch;
+    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
+}
+
+static int gradient_final(Engine *engine, int bucket, Error *e) {
+    const GradientWatch *watch = &engine->watch;
+    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
 // From ln1 to gelu; k->x and k->ln1 are there already.
@@ -225,6 +257,7 @@ static int block_forward(Engine *engine, const Block *k, int l, int B, int T, Er
     cudaStream_t stream = engine->stream;
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, B, T, NH, C / NH, stream, e));
+    TRY(weights_soon(engine, l + 2, e)); // the next block's
     TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, PROJ_B, l, N, e));
     TRY(residual_layernorm_forward(k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, weight(engine, LN2_W, l),
                                    weight(engine, LN2_B, l), N, C, stream, e));
@@ -237,26 +270,22 @@ static int block_ln1(Engine *engine, const Block *k, int l, int N, Error *e) {
                              engine->config.model->config.channels, engine->stream, e);
 }
 
-static int await_bucket(Engine *engine, int bucket, Error *e) {
-    return engine_await(engine, model_bucket(engine->config.model, bucket), e);
-}
-
 // engine->tokens (B, T + 1) -> lnf (B, T, C). A block's output and the sum with the residual stream are the business
 // of the LayerNorm that comes next.
 static int forward(Engine *engine, int B, int T, Error *e) {
     int C = engine->config.model->config.channels, L = engine->config.model->config.layers, N = B * T;
     const Block *block = engine->block;
-    TRY(await_bucket(engine, 0, e));
+    TRY(weights_await(engine, 0, e));
     TRY(embedding_forward(block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C,
                           engine->stream, e));
-    TRY(await_bucket(engine, 1, e));
+    TRY(weights_await(engine, 1, e));
     TRY(block_ln1(engine, &block[0], 0, N, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &block[l], *next = &block[l + 1];
         bool last = l == L - 1;
         TRY(block_forward(engine, k, l, B, T, e));
         TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, FCPROJ_B, l, N, e));
-        if (!last) TRY(await_bucket(engine, l + 2, e)); // the next block's
+        if (!last) TRY(weights_await(engine, l + 2, e)); // the next block's
         TRY(residual_layernorm_forward(last ? engine->x_final : next->x, last ? engine->lnf : next->ln1,
                                        last ? engine->meanf : next->mean1, last ? engine->rstdf : next->rstd1, k->x_mid,
                                        engine->delta, weight(engine, last ? LNF_W : LN1_W, l + 1),
@@ -353,17 +382,6 @@ static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, 
     return block_forward(engine, k, l, B, T, e);
 }
 
-// Both tell whoever watches this micro-step.
-static int gradient_begins(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
-static int gradient_final(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
 // dx: gradient of the block's output on entry, of its input on return.
 static int block_backward(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
@@ -379,6 +397,7 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
                            e));
+    if (l + 1 < engine->config.model->config.layers) TRY(gradient_final(engine, l + 2, e)); // since the last block
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
@@ -409,8 +428,8 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     for (int l = L - 1; l >= 0; l--) {
         TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
         TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
-        TRY(gradient_final(engine, 1 + l, e));
     }
+    TRY(gradient_final(engine, 1, e));
     TRY(embeddings_backward(engine, B, T, mode, e));
     return gradient_final(engine, 0, e);
 }
@@ -424,6 +443,7 @@ int engine_begin_step(Engine *engine, Error *e) {
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
     engine->micro_steps = 0;
+    engine->stats_sent = engine->scaled = false;
     return 0;
 }
 
@@ -437,6 +457,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     TRY(gradient_begins(engine, 0, e));
     for (int b = 0; b < n; b += chunk) TRY(head_train(engine, b, n - b < chunk ? n - b : chunk, mode, e));
     TRY(backward(engine, n, T, mode, e));
+    engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
     engine->micro_steps++;
@@ -477,10 +498,8 @@ int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
 int engine_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
     double *stats = engine->stats_host;
-    CUDA_TRY(cudaMemcpyAsync(stats, engine->stats, stats_count(model) * sizeof(double), cudaMemcpyDeviceToHost,
-                             engine->stream),
-             e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    TRY(engine_send_stats(engine, e));
+    CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
     result->loss_sum = stats[STAT_LOSS] / engine->config.seq_len;
     memcpy(result->grad_sq, stats_grad_sq(stats), model->tensor_count * sizeof(double));
     if (result->rank_sq) memcpy(result->rank_sq, stats_rank_sq(stats, model), model->tensor_count * sizeof(double));
@@ -529,5 +548,8 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
 }
 
 #ifndef GNS_NO_MAIN
-int main(int argc, char **argv) { return train_main(argc, argv); }
+int main(int argc, char **argv) {
+    train_spin_briefly(argv);
+    return train_main(argc, argv);
+}
 #endif

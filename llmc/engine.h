@@ -117,6 +117,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
 
 // With several ranks: who follows the gradients of a micro-step on their way. The ranges are the model's buckets, from
 // the last to the first. Both functions may queue work on the engine's stream, and what they return ends the micro-step.
+// `final` is called when work comes next that others may run beside, which may be a while after the gradient is.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; NULL: nobody cares
     int (*final)(void *context, Range range, Error *e);  // all that lies in it has got its gradient
@@ -156,11 +157,16 @@ void *engine_stream(Engine *engine);
 // and the master weights, unless this rank has only its share of them. Waits for the device.
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 
-// Weights may still be on their way from the other ranks when the next forward pass begins. Before it reads any of a
-// range, the engine calls `await`, which orders its stream behind their arrival. The ranges are the model's buckets, from
-// the first to the last, but for engine_store's. NULL: all are there.
-typedef int (*WeightsAwait)(void *context, Range range, Error *e);
-void engine_await_weights(Engine *engine, WeightsAwait await, void *context);
+// With several ranks: weights may still be on their way from the others when the next forward pass begins. Before it
+// reads any of a range, the engine calls `await`, which orders its stream behind their arrival; and before that, where it
+// can, `soon`: the range comes next, and this is a good time to send for it, since other work may run beside what the
+// engine queues now. The ranges are the model's buckets, from the first to the last, but for engine_store's.
+typedef struct {
+    int (*soon)(void *context, Range range, Error *e);
+    int (*await)(void *context, Range range, Error *e);
+    void *context;
+} WeightsWatch;
+void engine_watch_weights(Engine *engine, const WeightsWatch *watch); // NULL: all are there
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;

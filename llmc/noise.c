@@ -42,6 +42,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
                    GnsMode mode) {
     double B = (double)batch;
     noise->tokens_since_sample += step_tokens;
+    noise->tokens_since_ranks += step_tokens;
     if (mode == GNS_OFF) return;
     Norms type[GROUP_COUNT] = {{0, 0}}, total = {0, 0};
     for (int i = 0; i < model->tensor_count; i++) norms_add(&type[model->tensors[i].group], result, i, B);
@@ -60,9 +61,9 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 
 // With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
 // E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and put as the n and q that stand for them.
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq,
-                         double step_tokens) {
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
     double B = 0, rows_sq = 0;
+    noise->tokens_since_ranks = 0;
     for (int r = 0; r < parts; r++) {
         B += (double)rows[r];
         rows_sq += (double)rows[r] * (double)rows[r];
@@ -70,7 +71,7 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
     if (rows_sq >= B * B) return;
     double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
     double s = (rank_sq - g2 * rows_sq) / B;
-    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, step_tokens);
+    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens);
 }
 
 double noise_ratio(const Noise *noise) {

@@ -15,10 +15,10 @@ typedef struct {
     GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
-    GnsTracker ranks;             // the whole model, every step, from the ranks' gradients: a cross-check of the others
+    GnsTracker ranks; // the whole model, on some steps, by the ranks' gradients: a cross-check of the others
     int layers;
-    double tokens_since_sample; // tokens since the last exact step
-    double fixed_ratio;         // 0: measured
+    double tokens_since_sample, tokens_since_ranks; // tokens since the last exact step, the last one of `ranks`
+    double fixed_ratio;                             // 0: measured
 } Noise;
 
 // half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.
@@ -31,9 +31,9 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 
 // The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
 // their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
-// sum of the part's gradients; batch_sq: |sum_r s_r|^2. Nothing is learnt from a step that has one part only.
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq,
-                         double step_tokens);
+// sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. Nothing is learnt from a step
+// that has one part only.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
 
 // c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
 double noise_ratio(const Noise *noise);

@@ -25,7 +25,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
-    p->arrived = p->buckets;
+    p->sent = p->arrived = p->buckets;
     for (int i = 0; i < p->buckets; i++) p->owned[i] = own_part(p, model_bucket(model, i));
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero == ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
@@ -115,6 +115,7 @@ static int micro_step_without_rows(Parallel *p, Error *e) {
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
+    if (n == 0) TRY(parallel_send_weights(p, e)); // in the same order as the ranks whose forward pass does
     if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
     if (reduces) engine_watch(p->engine, &watch);
     return engine_micro_step(p->engine, tokens, n, mode, e);
@@ -152,25 +153,40 @@ static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// From the engine: weights of the range are about to be read.
+static int send_until(Parallel *p, int end, Error *e) {
+    for (; p->sent < end; p->sent++) TRY(gather(p, p->sent, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e));
+    return 0;
+}
+
+int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->buckets, e); }
+
+// From the engine: weights of the range come next.
+static int send_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    return range.begin == range.end ? 0 : send_until(p, model_bucket_at(p->model, range.end - 1) + 1, e);
+}
+
+// From the engine: they are about to be read.
 static int await_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     if (range.begin == range.end) return 0;
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
+    TRY(send_until(p, last + 1, e));
     TRY(transport_wait_for(p->transport, p->work[last], e));
     p->arrived = last + 1;
     return 0;
 }
 
+// The weights with which the next forward pass begins travel while those behind them are updated.
 static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
-    size_t weight_bytes = engine_weight_bytes(p->engine);
+    const WeightsWatch watch = {send_weights, await_weights, p};
+    p->sent = p->arrived = 0;
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
-        TRY(gather(p, i, BUFFER_WEIGHT, weight_bytes, e));
+        if (i < 2) TRY(send_until(p, i + 1, e));
     }
-    p->arrived = 0;
-    engine_await_weights(p->engine, await_weights, p);
+    engine_watch_weights(p->engine, &watch);
     return 0;
 }
 

@@ -59,7 +59,7 @@ typedef struct {
     int unreduced;        // buckets [0, unreduced) of it are not on their way yet
     int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
     int64_t *work;        // (buckets) the number of the transport's work for it
-    int arrived;          // buckets of the weights that the next forward pass can count on
+    int sent, arrived;    // buckets of the new weights that are on their way, and that the engine can count on
 } Parallel;
 
 // Buckets and parts, for rank comm->rank of comm->ranks; talks to nobody.
@@ -82,6 +82,10 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
+
+// New weights go round during the next forward pass. Where something else comes before it, which one rank may even do
+// by itself, all ranks first send for those that have not set out.
+int parallel_send_weights(Parallel *p, Error *e);
 
 // The step's numbers, over all ranks: any time after the norms.
 typedef struct {

@@ -153,6 +153,8 @@ static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
     TRY(io_real(&in, "ratio", &noise->calibration.ratio, e));
     TRY(io_real(&in, "tokens_since_sample", &noise->tokens_since_sample, e));
+    if (has_field(&in, "tokens_since_ranks")) // before, every step was one of theirs
+        TRY(io_real(&in, "tokens_since_ranks", &noise->tokens_since_ranks, e));
     TRY(io_object(&in, "type", &types, e));
     for (int i = 0; i < GROUP_COUNT; i++) TRY(io_tracker(&types, group_names[i], &noise->type[i], e));
     TRY(io_object(&in, "layer", &layers, e));

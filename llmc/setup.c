@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <limits.h>
+#include <omp.h>
 #include <stdlib.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -99,6 +100,7 @@ int setup_model(Run *r, Error *e) {
         .recompute = (Recompute)o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
+    if (r->shape.threads > 0) omp_set_num_threads(r->shape.threads); // those of model_init_values
     if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
     return setup_tokenizer(r, from_file, e);
 }

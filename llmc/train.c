@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validation, samples, the end
@@ -171,6 +172,15 @@ static int finish(Run *r, Error *e) {
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
+// Is there anything to do before the next step?
+static bool is_pause(const Run *r, bool last) {
+    const Options *o = &r->options;
+    const int64_t every[] = {o->val_every, o->hellaswag_every, o->compare_every, o->sample_every, o->checkpoint_every};
+    bool due = last || r->stop;
+    for (size_t i = 0; i < sizeof every / sizeof *every; i++) due = due || is_due(r->step, every[i]);
+    return due;
+}
+
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
     SaveReport report;
@@ -181,6 +191,7 @@ static int train_loop(Run *r, Error *e) {
         if (r->stop) return stop(r, e);
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->tokens >= o->run.horizon_tokens;
+        if (is_pause(r, last)) TRY(parallel_send_weights(&r->parallel, e));
         if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
         if (r->hellaswag && (last || is_due(r->step, o->hellaswag_every))) TRY(test_hellaswag(r, &metrics, e));
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
@@ -291,6 +302,11 @@ static int run_program(Run *r, Error *e) {
     else if (*o->check) return inspect(o->check, stdout, e);
     else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
     return 0;
+}
+
+void train_spin_briefly(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); // on failure: go on as we are
 }
 
 int train_main(int argc, char **argv) {

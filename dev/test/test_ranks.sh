@@ -144,6 +144,11 @@ the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-exam
         awk 'function off(a, b) { return a / b < 0.9 || a / b > 1.1 }
             NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
 }
+samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step
+    layers=4 run 3 sampled $exact_run --batch-tokens 192 --zero 1 --sample-every 15 --sample-tokens 3 \
+        --deadline-checkpoint 15 --deadline-step 15 && layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 &&
+        same_weights sampled silent
+}
 too_small_a_batch() {
     run 4 tiny --steps 1 --batch-tokens 48 > tiny.out && { echo "accepted"; return 1; }
     grep -q '^error.*a batch of 3 rows has none for some of 4 ranks' tiny.log
@@ -156,7 +161,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
-    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate \
+    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate samples_between_steps \
     too_small_a_batch alone_without_mpirun; do
     try $test
 done

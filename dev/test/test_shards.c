@@ -371,7 +371,7 @@ static void test_awaited_weights(void) {
     size_t bytes = sizeof(float) * size_max(w.model.flat_count, ROWS * (size_t)w.T);
     for (int i = 0; i < READERS; i++) want[i] = take(bytes), got[i] = take(bytes);
     read_weights(&w, NULL, want);
-    engine_await_weights(w.whole, arrive, &arrivals);
+    engine_watch_weights(w.whole, &(WeightsWatch){.await = arrive, .context = &arrivals});
     read_weights(&w, &arrivals, got);
     for (int i = 0; i < READERS; i++) {
         CHECK(memcmp(got[i], want[i], bytes) == 0, "%s: reads weights that are not there yet", readers[i]);

@@ -43,8 +43,7 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     GradientWatch watch;                     // of the next micro-step
-    WeightsAwait await;                      // NULL: all weights are there
-    void *await_context;
+    WeightsWatch weights_watch;              // await NULL: all weights are there
     double loss_sum;
     Matmul *matmul;
     Attention *attention_scratch;

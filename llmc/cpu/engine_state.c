@@ -31,13 +31,13 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     return 0;
 }
 
-void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
-    engine->await = await;
-    engine->await_context = context;
+void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+    engine->weights_watch = watch ? *watch : (WeightsWatch){NULL, NULL, NULL};
 }
 
 int engine_await(Engine *engine, Range range, Error *e) {
-    return engine->await ? engine->await(engine->await_context, range, e) : 0;
+    const WeightsWatch *watch = &engine->weights_watch;
+    return watch->await ? watch->await(watch->context, range, e) : 0;
 }
 
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {

@@ -44,9 +44,9 @@ struct Engine {
     ReduceSegment *segment_part; // (tensors) of which this much lies in a range
     double *stats;               // numbers of the step, see stats_count
     GradientWatch watch;         // of the next micro-step
-    WeightsAwait await;          // NULL: all weights are there
-    void *await_context;
-    float *grad_scale; // (1) optimizer_scale
+    WeightsWatch weights_watch;  // await NULL: all weights are there
+    float *grad_scale;           // (1) optimizer_scale
+    bool scaled;                 // grad_scale is this step's
 
     Block *block;         // (L)
     Block base;           // of the first
@@ -68,9 +68,11 @@ struct Engine {
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
     cudaEvent_t sent[TOKEN_SLOTS]; // the slot's copy is done: it may be filled again
     int slot;
-    double *stats_host; // pinned
-    GnsMode mode;       // the least that a micro-step of this step has measured
-    int micro_steps;    // of this step
+    double *stats_host;      // (stats_count), then one number of engine_hash's; pinned
+    cudaEvent_t stats_there; // stats_host has the step's numbers
+    bool stats_sent;         // ... or will, at that event: nothing was added since
+    GnsMode mode;            // the least that a micro-step of this step has measured
+    int micro_steps;         // of this step
 };
 
 // Numbers of a step, summed on the device: loss, <E, U>, then of every tensor |g|^2, sum_b |g_b|^2, |g|^2 of this rank's
@@ -93,6 +95,9 @@ static inline double *stats_rank_room(double *stats, const Model *model) {
 
 // Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
 int engine_state_clear(Engine *engine, Error *e);
+
+// The step's numbers set out for the host: stats_there says when they are in stats_host.
+int engine_send_stats(Engine *engine, Error *e);
 
 // Orders the engine's stream behind the arrival of weights that may still be on their way.
 int engine_await(Engine *engine, Range range, Error *e);

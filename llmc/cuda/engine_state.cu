@@ -84,13 +84,13 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
-void engine_await_weights(Engine *engine, WeightsAwait await, void *context) {
-    engine->await = await;
-    engine->await_context = context;
+void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+    engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
 int engine_await(Engine *engine, Range range, Error *e) {
-    return engine->await ? engine->await(engine->await_context, range, e) : 0;
+    const WeightsWatch *watch = &engine->weights_watch;
+    return watch->await ? watch->await(watch->context, range, e) : 0;
 }
 
 // Orders the store stream behind what is to be stored, and behind nothing that need not be waited for. Weights and
@@ -101,7 +101,7 @@ int engine_await(Engine *engine, Range range, Error *e) {
 // their way from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
     TRY(engine_await(engine, range, e));
-    if (kind == STATE_GRAD || engine->await) TRY(state_ready(engine, e));
+    if (kind == STATE_GRAD || engine->weights_watch.await) TRY(state_ready(engine, e));
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return 0;
 }
@@ -191,6 +191,7 @@ static float *grad_sum(Engine *engine, Range range) {
 
 int engine_norms(Engine *engine, Range range, Error *e) {
     Tensors in = tensors_in(engine->config.model, range);
+    engine->stats_sent = engine->scaled = false;
     return norms(engine, grad_sum(engine, range), range, in, stats_grad_sq(engine->stats), e);
 }
 
@@ -198,6 +199,7 @@ int engine_rank_norms(Engine *engine, Range range, Error *e) {
     const Model *model = engine->config.model;
     Tensors in = tensors_in(model, range);
     double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
+    engine->stats_sent = engine->scaled = false;
     TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
     return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
 }
@@ -205,10 +207,23 @@ int engine_rank_norms(Engine *engine, Range range, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The update
 
+int engine_send_stats(Engine *engine, Error *e) {
+    if (engine->stats_sent) return 0;
+    CUDA_TRY(cudaMemcpyAsync(engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double),
+                             cudaMemcpyDeviceToHost, engine->stream),
+             e);
+    CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
+    engine->stats_sent = true;
+    return 0;
+}
+
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    TRY(engine_send_stats(engine, e)); // ahead of the update, beside which the host prepares the next step
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
-    TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
-                        (double)u->batch, u->grad_clip, engine->stream, e));
+    if (!engine->scaled)
+        TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
+                            (double)u->batch, u->grad_clip, engine->stream, e));
+    engine->scaled = true; // for all ranges
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
         size_t begin = p.range.begin;
@@ -231,7 +246,9 @@ void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->weight + element;
-    case BUFFER_NORMS: return stats_grad_sq(engine->stats) + element;
+    case BUFFER_NORMS:
+        engine->stats_sent = engine->scaled = false; // whoever asks is going to change them
+        return stats_grad_sq(engine->stats) + element;
     }
     assert(0);
     return NULL;
@@ -242,7 +259,8 @@ size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
 void *engine_stream(Engine *engine) { return engine->stream; }
 
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    uint64_t *sum = (uint64_t *)engine->scratch, *answer = (uint64_t *)engine->stats_host;
+    uint64_t *sum = (uint64_t *)engine->scratch,
+             *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
     size_t n = range.end - range.begin, all = engine->config.model->flat_count;
     bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
     TRY(engine_await(engine, range, e));

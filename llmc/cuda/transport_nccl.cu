@@ -194,9 +194,10 @@ __global__ static void widen_kernel(float *out, const __nv_bfloat16 *in, size_t 
         out[i] = __bfloat162float(in[i]);
 }
 
-// Few and small blocks: the backward pass goes on beside them.
+// Enough blocks for the memory's bandwidth: on few multiprocessors rounding takes longer than it saves on the wire (64
+// blocks: 12 ms of a step of 110).
 static unsigned blocks_for(size_t n) {
-    const size_t threads = 256, most = 64;
+    const size_t threads = 256, most = 1024;
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
 }
 
