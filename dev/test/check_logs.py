@@ -259,6 +259,8 @@ def one_run():
     check(starts == [1], f"sessions begin at {starts}")
     check_csv("whole")
     check_samples("whole", STEPS)
+    exact = [row["step"] for row in steps_and_vals("whole")[0] if "gns_total" in row]
+    check(exact == list(range(1, STEPS + 1, 3)), f"exact norms of steps {exact}")
     info = json.load(open("whole/run.json"))
     check(len(info["parts"]) == 1 and info["parts"][0]["command"] == command, f"run.json: {info['parts']}")
     check(info["parts"][0]["directory"] == os.path.realpath(WORK) and info["parts"][0]["ranks"] == 1, "run.json: where")
