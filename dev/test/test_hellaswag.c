@@ -259,6 +259,12 @@ static void test_sum_and_mean(void) {
     sum[1] = 9, sum[2] = 0.1; // and here the right one has
     score = hellaswag_score(h, sum);
     CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
+    sum[0] = 3, sum[1] = 2, sum[2] = sum[3] = 2; // of equals the first, in the second question the right one
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 2 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
+    sum[2] = 2, sum[3] = 5; // and of equal means
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 2 && score.correct_norm == 2, "%d %d", score.correct, score.correct_norm);
     hellaswag_close(h);
     hellaswag_close(NULL);
 }

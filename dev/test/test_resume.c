@@ -93,7 +93,14 @@ static void test_what_may_not_change(void) {
     int code =
         trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train same.bin --steps 30");
     CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
+    copy_file("other.bin", "train.bin"); // as is another text of the same length under its name
+    code =
+        trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
     rename("same.bin", "train.bin");
+    code = trainer_run("train_gpt2 --threads 1 --heads 2 --model d1 --out own --layers 1 --channels 16 --vocab-size 64 "
+                       "--seq-len 8 --seed 5 --train train.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("model.heads"), "%d: %s", code, log_tail());
     CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
 }
 
@@ -155,9 +162,25 @@ static void test_older_builds(void) {
 // goes on from before and from behind its first skipped step.
 #define OUTLIERS                                                                                                       \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
-    "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 2.2 --skip-grad-z 2.2 "
+    "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 0.5 --skip-grad-z 2.2 "
+
+// How many standard deviations value[n] lies above the mean of the 128 before it; NaN where there are fewer.
+static double deviations(const double *value, long n) {
+    double sum = 0, squares = 0;
+    for (long i = n - 128; n >= 128 && i < n; i++) sum += value[i], squares += value[i] * value[i];
+    double mean = sum / 128;
+    return n < 128 ? NAN : (value[n] - mean) / sqrt(squares / 128 - mean * mean);
+}
+
+static double value_in(const char *line, const char *name) {
+    const char *at = strstr(line, name);
+    return at ? strtod(at + strlen(name), NULL) : NAN;
+}
 
 static void test_outliers_are_skipped(void) {
+    enum { STEPS = 200 };
+    static double loss[STEPS], norm[STEPS];
+    long by_loss = 0, by_norm = 0;
     CHECK(trainer_run(OUTLIERS "--out outliers --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
     CHECK(log_mentions("is an outlier (loss "), "nothing was skipped: %s", log_tail());
     size_t bytes;
@@ -166,6 +189,11 @@ static void test_outliers_are_skipped(void) {
     for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
         long step = atol(line + strlen("{\"step\": "));
         bool said = strstr(line, "\"skipped\": true") != NULL;
+        if (step < 1 || step > STEPS) break;
+        loss[step - 1] = value_in(line, "\"loss\": "), norm[step - 1] = value_in(line, "\"grad_norm\": ");
+        double loss_z = deviations(loss, step - 1), norm_z = deviations(norm, step - 1);
+        CHECK(said == (loss_z > 0.5 || norm_z > 2.2), "step %ld: z %.3g and %.3g", step, loss_z, norm_z);
+        by_loss += loss_z > 0.5 && !(norm_z > 2.2), by_norm += norm_z > 2.2 && !(loss_z > 0.5);
         skipped += said;
         if (said && !first) first = step;
         bool same = same_file(path_of("outliers/step_%08ld/model.safetensors", step),
@@ -175,6 +203,7 @@ static void test_outliers_are_skipped(void) {
     }
     memory_free(text);
     CHECK(first > 128 && skipped < 30, "%ld skipped, the first at step %ld", skipped, first);
+    CHECK(by_loss > 0 && by_norm > 0, "%ld by the loss alone, %ld by the gradient's norm alone", by_loss, by_norm);
     for (long step = first - 1; step <= first; step++) {
         remove_tree("part");
         copy_tree(path_of("outliers/step_%08ld", step), path_of("part/step_%08ld", step));
