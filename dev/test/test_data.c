@@ -185,11 +185,15 @@ static void test_many_shards(void) {
     }
     DataSet *data;
     uint16_t rows[SHARDS][T + 1];
+    int unused = dup(0), still; // the lowest descriptor
+    close(unused);
     CHECK_OK(data_open(&data, path_of("many_*.bin"), T, SHARDS, 0, &e), &e);
     CHECK_OK(data_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
     CHECK(strstr(data_shard_path(data, 7), "many_000007.bin"), "%s", data_shard_path(data, 7));
     CHECK_OK(data_check(data, &e), &e);
+    CHECK((still = dup(0)) == unused, "so many shards are left open that the next descriptor is %d", still);
+    close(still);
     data_close(data);
 }
 

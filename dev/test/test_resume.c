@@ -1,6 +1,7 @@
 // Resumption: a run that was interrupted and taken up again is, to the bit, the run that was not; and what may and may
 // not change in between. GNS_LONG=1: from every step rather than from some.
 #define _POSIX_C_SOURCE 200809L
+#include "../../llmc/guard.h"
 #include "../../llmc/manifest.h"
 #include "trainer.h"
 
@@ -158,6 +159,13 @@ static void test_older_builds(void) {
     }
 }
 
+// Nothing is out of line before there are 128 values to compare with; the next one can be.
+static void test_window(void) {
+    Outliers o = {.count = 0};
+    for (int i = 0; i < 128; i++) CHECK(isnan(outliers_z(&o, i % 2)), "value %d is judged", i);
+    CHECK_CLOSE(outliers_z(&o, 2), (2 - 0.5) / 0.5, 1e-12, 0);
+}
+
 // Steps that are outliers make no update and say so, and the window that judges them survives a resumption: the run
 // goes on from before and from behind its first skipped step.
 #define OUTLIERS                                                                                                       \
@@ -221,6 +229,7 @@ int main(void) {
     RUN(test_what_may_change);
     RUN(test_what_may_not_change);
     RUN(test_older_builds);
+    RUN(test_window);
     RUN(test_outliers_are_skipped);
     return trainer_end();
 }
