@@ -1,7 +1,8 @@
 // bench_save: checkpoints of a whole training state through the saver, on whichever engine it is linked with, against
 // what the disk can do: dd conv=fsync of as many bytes, which is the measure; dd past the page cache (oflag=direct); and
-// the shortest C program, write and fsync of one buffer over and over. They take turns, each round beginning with the
-// next one of them, and what each wrote is removed at once. Figures are medians, with the quartiles.
+// the shortest C program, write and fsync of one buffer over and over. They take turns, forwards in one
+// round and backwards in the next, each round beginning with another one: what a page cache costs depends on how long ago
+// its memory was last used. What each wrote is removed at once. Figures are medians, with the quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
@@ -273,7 +274,7 @@ static int bench(Bench *b, int rounds, Error *e) {
     // The first ones wait for fresh memory: the copy's, and the system's for as many files as are there at once.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
-        for (int i = 0; i < count; i++) TRY(contestants[(i + r) % count](b, r, e));
+        for (int i = 0; i < count; i++) TRY(contestants[(r + (r % 2 ? count - i : i)) % count](b, r, e));
         b->figure[SAVE_RATIO][r] = b->figure[SAVE][r] / b->figure[DD][r];
         printf("  save %.2f s, dd %.2f s: %.2f; dd past the cache %.2f s; write and fsync %.2f s; stall %.4f s\n",
                b->figure[SAVE][r], b->figure[DD][r], b->figure[SAVE_RATIO][r], b->figure[DD_DIRECT][r],
