@@ -16,6 +16,7 @@ cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-60}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
+source_bytes=0
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 [ "$gpus" -gt 0 ] || gpus=1
 work=$(mktemp -d)
@@ -126,14 +127,16 @@ pages() {
         while read -r verdict name why; do row "$verdict" "pages-${name%:}" "$why"; done
 }
 
-# Token shards of the source text that this machine holds.
-source_text() {
-    [ -f "$work/source.list" ] && return
+# Token shards of the source text that this machine holds, so many bytes of it.
+source_text() { # BYTES
+    [ "$source_bytes" -lt "$1" ] || return 0
+    source_bytes=$1
+    rm -f "$work"/source_*.bin
     # shellcheck disable=SC2086
     find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' \) \
         -size +1k -size -1000k 2> /dev/null | LC_ALL=C sort > "$work/source.list"
     check tokenize 300 "$BUILD/cpu/data/tokenize" --tokenizer "$DATA/gpt2" --out "$work/source" --invalid bytes \
-        --files-from "$work/source.list" --format text --val-every-file 50 --max-bytes 450000000
+        --files-from "$work/source.list" --format text --val-every-file 50 --max-bytes "$1"
     tail -n 3 "$OUT/tokenize.log"
 }
 
@@ -168,7 +171,7 @@ compare_curves() { # NAME A B TOLERANCE
 
 # With four GPUs also both programs with another micro-batch: how far rounding alone carries each from itself.
 parity() {
-    source_text
+    source_text 450000000
     [ "$gpus" -lt 4 ] || beside_twin rounding-d12 d12 12 12 768 32 16 "$STEPS" 2 > "$OUT/rounding.txt" &
     beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS"
     wait
@@ -178,7 +181,7 @@ parity() {
 }
 
 twin() { # speed only; the curves of so few steps agree or not as they will
-    source_text
+    source_text 60000000
     beside_twin twin-d24 d24 24 16 1024 32 1 30
     beside_twin twin-d48 d48 48 25 1600 16 1 20
 }

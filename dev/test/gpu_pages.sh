@@ -110,8 +110,8 @@ track_gns() {
     page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
     page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
     [ -n "$small" ] || # test_study.sh has one for processors
-        LRS=1e-3 BATCHES="32 128" TOKENS=1000000 TRAINER=$program TRAIN="$work/bytes_train_*.bin" \
-            VAL="$work/bytes_val_*.bin" OUT="$work/study" page ramp_study dev/bench/ramp_study.sh
+        page ramp_study env LRS=1e-3 BATCHES="32 128" TOKENS=1000000 TRAINER="$program" OUT="$work/study" \
+            TRAIN="$work/bytes_train_*.bin" VAL="$work/bytes_val_*.bin" dev/bench/ramp_study.sh
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
