@@ -61,7 +61,7 @@ resumed_as_if_never_stopped() { # a run that was lost behind its checkpoint asks
         grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
 }
 learns_to_answer() { # twice as good as guessing at least, and guessing before
-    run learner --steps 250 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 250 || return 1
+    run learner --steps 500 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 500 || return 1
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
 reports_read_the_log() {
