@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a batch that follows the noise scale is worth: one small model (10.7M parameters, rows of 512 bytes of source
+# What a batch that follows the noise scale is worth: one small model (10.9M parameters, rows of 512 bytes of source
 # code, 80M tokens) trained at constant batches of 32, 128 and 512 rows, and with --ramp gns from 32 to 512. The study
 # behind dev/docs/gns.md, whose figures dev/docs/plots.py draws from what lies in $OUT afterwards.
 #
