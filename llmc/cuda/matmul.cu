@@ -149,13 +149,17 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
     return 0;
 }
 
+static int event_create(cudaEvent_t *event, Error *e) {
+    CUDA_TRY(cudaEventCreate(event), e);
+    return 0;
+}
+
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
-    cudaEvent_t event[2];
+    cudaEvent_t event[2] = {};
     float best = INFINITY, ms;
-    int code = 0;
-    CUDA_TRY(cudaEventCreate(&event[0]), e);
-    CUDA_TRY(cudaEventCreate(&event[1]), e);
+    int code = event_create(&event[0], e);
+    if (!code) code = event_create(&event[1], e);
     *fastest = 0;
     for (int i = 0; i < count && !code; i++) {
         code = plan_time(mm, plan, &found[i].algo, o, event, &ms, e);
@@ -163,8 +167,8 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
         best = ms;
         *fastest = i;
     }
-    cudaEventDestroy(event[0]);
-    cudaEventDestroy(event[1]);
+    for (cudaEvent_t one : event)
+        if (one) cudaEventDestroy(one);
     return code;
 }
 
