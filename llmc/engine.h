@@ -99,7 +99,7 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
 
 // engine_store may also run in another thread while micro-steps, engine_eval and the like go on in this one, as long as
 // nothing changes what it stores (no engine_update, no engine_load) and no weights are on their way
-// (engine_await_weights). What it stores is as the last update left it; it does not wait for what was queued since.
+// (engine_watch_weights). What it stores is as the last update left it; it does not wait for what was queued since.
 // When it or engine_load returns, with an error too, `values` is the caller's again.
 
 // Host memory that engine_store is to fill at full speed, until engine_unpin: a device copies only to pages that stay

@@ -61,7 +61,7 @@ static bool has_field(const StateIO *io, const char *name) {
 
 static int malformed(const StateIO *io, const char *name, const char *want, Error *e) {
     if (!has_field(io, name))
-        return FAIL(e, ERR_INPUT, "go on with that build, or --fresh to start over",
+        return FAIL(e, ERR_INPUT, "go on with the program that wrote it, or --fresh to start over",
                     "%s: no field \"%s%s\", which this build needs; it was written by %.200s", io->path, io->where,
                     name, io->build);
     return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" is not %s", io->path, io->where, name, want);
@@ -143,7 +143,9 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return io_real(&in, "diff_gs", &t->diff_gs, e);
 }
 
-// Half-lives are the options' business and may change. Before there were ranks nothing was measured among them.
+// Half-lives are the options' business and may change. Before there were ranks nothing was measured among them. In older
+// builds the differences behind the calibration's errors weighed otherwise (diff_sq): those of such a checkpoint fade
+// within a few half-lives.
 static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     StateIO in, types, layers;
     TRY(io_object(io, "noise", &in, e));
@@ -359,7 +361,7 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
     if (!code && !cJSON_IsObject(io->object)) code = FAIL(e, ERR_INPUT, damaged, "%s: not a JSON object", path);
     if (!code) code = io_int(io, "format", &format, e);
     if (!code && format != STATE_FORMAT)
-        code = FAIL(e, ERR_INPUT, "go on with that build, or --fresh to start over",
+        code = FAIL(e, ERR_INPUT, "go on with the program that wrote it, or --fresh to start over",
                     "%s: format %" PRId64 ", only %d is known; it was written by %.200s", path, format, STATE_FORMAT,
                     io->build);
     if (code) cJSON_Delete(io->object);
@@ -431,7 +433,8 @@ static int list_changes(const StateIO *io, const RunState *s, char **changes, Er
     if (!code) put_changes(f, cJSON_GetObjectItemCaseSensitive(io->object, "options"), now, defaults);
     cJSON_Delete(now);
     cJSON_Delete(defaults);
-    if (f && (ferror(f) | fclose(f)) && !code) code = out_of_memory(e);
+    bool bad = f && ferror(f); // asked before fclose
+    if (f && (fclose(f) != 0 || bad) && !code) code = out_of_memory(e);
     if (code && f) free(*changes), *changes = NULL;
     return code;
 }

@@ -9,12 +9,12 @@
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
-#     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (60)
+#     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
 set -u
 export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
-TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-60}
+TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-200}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
 source_bytes=0
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)

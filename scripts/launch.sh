@@ -73,9 +73,10 @@ run_and_listen() {
     [ -z "$asked" ] || ask_to_stop $job
     while :; do
         wait $job
-        code=$?
         kill -0 $job 2> /dev/null || break # otherwise it was the trap that ended the wait
     done
+    wait $job # again: the trap may have ended that one as well, and then its code is the trap's
+    code=$?
     trap - INT TERM USR1
     [ $code -le 128 ] || { # as srun gives it, or a process alone
         echo "error: a rank was lost (exit code $code: signal $((code - 128)))" >&2

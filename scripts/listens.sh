@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # Sourced by mpirun.sh and launch.sh: that a request to stop is heard.
+[[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before anyone goes elsewhere
 usr1_bit=$((1 << ($(kill -l USR1) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
 # A shell cannot trap what whoever started it ignores or blocks (a batch system, a service): then it is started again
@@ -9,7 +10,7 @@ hear_signals() {
     for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done
     ((deaf & (usr1_bit | term_bit))) && [ -z "${GNS_HEARS:-}" ] || return 0
     env --default-signal=TERM,USR1 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
-    GNS_HEARS=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$0" "$@"
+    GNS_HEARS=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$self" "$@"
 }
 
 # A process that is being started dies of SIGUSR1 until it has said what to do then.

@@ -10,10 +10,10 @@
 #   - Where a rank died while it was joining the others, mpirun may wait for ever for a lock of its own, in
 #     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
 set -u
-job='' asked=''
-trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
+job='' asked=''
+trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
 patience=10 # seconds
 
 # Of mpirun; /proc/PID/task/PID/children is not in every kernel.
@@ -76,9 +76,10 @@ end_when_alone &
 guard=$!
 while :; do
     wait "$job"
-    code=$?
     kill -0 "$job" 2> /dev/null || break # otherwise it was the trap that ended the wait
 done
+wait "$job" # again: the trap may have ended that one as well, and then its code is the trap's
+code=$?
 kill $guard 2> /dev/null
 if [ "$code" -gt 128 ]; then
     echo "error: a rank was lost (exit code $code of mpirun: signal $((code - 128))). Start the same command again" >&2

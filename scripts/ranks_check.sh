@@ -9,14 +9,14 @@
 #     TRAINER  the program itself; with build/cpu/train_gpt2 and SMALL=1 this script can be tried without a GPU
 #     RANKS    the largest number of ranks (as many as there are GPUs)
 #     OUT      logs and run directories (build/ranks_check)
-#     LIMIT    seconds for everything (720)
+#     LIMIT    seconds for everything (725)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
 set -u
 export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 70
-BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-720} SMALL=${SMALL:-}
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-725} SMALL=${SMALL:-}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}
 
@@ -51,7 +51,7 @@ if [ -z "$SMALL" ]; then
     text_tokens=2000000 vocabulary=50257
 else
     agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32) agree_rows=4 agree_batch=15 agree_steps=50 agree_lr=1e-3
-    resume_batch=32 resume_steps=1500 resume_lr=1e-4 resume_tolerance=1e-4 wire_tolerance=1e-3 cadence_tolerance=1e-5
+    resume_batch=32 resume_steps=6000 resume_lr=1e-4 resume_tolerance=1e-4 wire_tolerance=1e-3 cadence_tolerance=1e-5
     small_model=d2:2 large_model=d4:1 strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
     memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
     text_tokens=100000 vocabulary=256
@@ -257,31 +257,22 @@ resume_begin() { # NAME RANKS
         --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --deadline-setup 60 --deadline-step 20
 }
 
-# What a signal meets, for whoever wonders why it was not heard.
-log_signals() {
-    local process
-    for process in $job $(run_processes "$1"); do
-        grep -HE '^(Name|PPid|Sig(Blk|Ign|Cgt))' "/proc/$process/status"
-    done >> "$OUT/resume.signals" 2>&1
-}
-
 # Asks the run to stop once it has done so many steps.
 resume_stop() { # WHAT STEPS SIGNAL [RANK]
     await_steps "$2"
-    log_signals "${4:-0}"
     strike "${@:3}"
     fault_ends "$1" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 20
 }
 
 resume() {
-    local parts=$((RANKS > 2 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance third=$((resume_steps / 4))
+    local parts=$((RANKS > 2 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
     resume_begin undisturbed "$RANKS"
     await_end "$(seconds_left)"
     [ $code = 0 ] || { tell_failure undisturbed; return; }
     resume_begin stopping "$RANKS"
-    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks" $third USR1
+    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks" $quarter USR1
     resume_begin stopping $parts
-    resume_stop "SIGTERM to rank $((parts - 1)) of $parts, gone on with" $((2 * third)) TERM $((parts - 1))
+    resume_stop "SIGTERM to rank $((parts - 1)) of $parts, gone on with" $((2 * quarter)) TERM $((parts - 1))
     resume_begin stopping 1
     await_end "$(seconds_left)"
     [ $code = 0 ] || { tell_failure "the rest with 1 rank"; return; }

@@ -1,8 +1,8 @@
 // bench_save: checkpoints of a whole training state through the saver, on whichever engine it is linked with, against
 // what the disk can do: dd conv=fsync of as many bytes, which is the measure; dd past the page cache (oflag=direct); and
-// the shortest C program, write and fsync of one buffer over and over. They take turns, forwards in one
-// round and backwards in the next, each round beginning with another one: what a page cache costs depends on how long ago
-// its memory was last used. What each wrote is removed at once. Figures are medians, with the quartiles.
+// the shortest C program, write and fsync of one buffer over and over. They take turns, forwards in one round and
+// backwards in the next, each round beginning with another one: what a page cache costs depends on how long ago its memory
+// was last used. What the others wrote is removed at once, a save by the next one. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //

@@ -186,8 +186,10 @@ def main():
     print(f"  seed {SEED}")
     reference, other = openai(), hugging_face()
     if "--speed" in sys.argv:
-        megabytes, *directories = sys.argv[sys.argv.index("--speed") + 1:]
-        speed(int(megabytes), directories, reference)
+        arguments = sys.argv[sys.argv.index("--speed") + 1:]
+        if not arguments or not arguments[0].isdigit():
+            sys.exit("error: --speed wants a number of megabytes, and then directories")
+        speed(int(arguments[0]), arguments[1:], reference)
         return 0
     wrong = compare("files", files(), reference, other)
     if "GNS_LONG" not in os.environ:
