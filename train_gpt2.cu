@@ -248,6 +248,12 @@ static int gradient_final(Engine *engine, int bucket, Error *e) {
     return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
 }
 
+// A block's gradient waits for the next block's attention, unless there is none, or a block soon needs the memory that
+// this reduction holds (shard_grads): then the journey needs all the time there is.
+static bool final_comes_later(const Engine *engine, int l) {
+    return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
@@ -397,7 +403,7 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
                            e));
-    if (l + 1 < engine->config.model->config.layers) TRY(gradient_final(engine, l + 2, e)); // since the last block
+    if (final_comes_later(engine, l + 1)) TRY(gradient_final(engine, l + 2, e)); // it is, since the last block
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
@@ -428,8 +434,8 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     for (int l = L - 1; l >= 0; l--) {
         TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
         TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
+        if (!final_comes_later(engine, l)) TRY(gradient_final(engine, 1 + l, e));
     }
-    TRY(gradient_final(engine, 1, e));
     TRY(embeddings_backward(engine, B, T, mode, e));
     return gradient_final(engine, 0, e);
 }

@@ -160,7 +160,8 @@ int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 // With several ranks: weights may still be on their way from the others when the next forward pass begins. Before it
 // reads any of a range, the engine calls `await`, which orders its stream behind their arrival; and before that, where it
 // can, `soon`: the range comes next, and this is a good time to send for it, since other work may run beside what the
-// engine queues now. The ranges are the model's buckets, from the first to the last, but for engine_store's.
+// engine queues now. The ranges are the model's buckets, from the first to the last, or all of them for `soon`, and what
+// engine_store is asked for.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);

@@ -359,7 +359,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
         set_estimate(row, COLUMN_gns_ln, &noise->ln);
         put_columns(f, row, COLUMN_gns_ln, COLUMN_gns_ln_s);
     }
-    if (noise->ranks.steps > 0) {
+    if (s->ranks_measured) {
         set_estimate(row, COLUMN_gns_ranks, &noise->ranks);
         put_columns(f, row, COLUMN_gns_ranks, COLUMN_gns_ranks_s);
     }

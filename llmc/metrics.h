@@ -24,10 +24,11 @@ typedef struct {
     int64_t batch;                  // rows of this step
     double loss;                    // nats a token, mean over the batch, before the update
     double lr;
-    double grad_norm; // of the mean gradient, before clipping
-    double tok_per_s; // of this step alone
-    double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
-    bool skipped;     // an outlier: no update was made
+    double grad_norm;    // of the mean gradient, before clipping
+    double tok_per_s;    // of this step alone, until its numbers are there: a GPU's update counts with the next step
+    double mfu;          // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
+    bool skipped;        // an outlier: no update was made
+    bool ranks_measured; // noise->ranks has learnt from this step
 } StepMetrics;
 
 typedef struct Metrics Metrics;

@@ -7,7 +7,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     // Sampled averages see one step in many, so they get the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     gns_init(&noise->ln, half_life);
-    gns_init(&noise->ranks, half_life);
+    gns_init(&noise->ranks, sampled); // one step in 8
     gns_calibration_init(&noise->calibration, half_life);
     for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
     for (int l = 0; l < noise->layers; l++) gns_init(&noise->layer[l], sampled);
@@ -42,8 +42,8 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
                    GnsMode mode) {
     double B = (double)batch;
     noise->tokens_since_sample += step_tokens;
-    noise->tokens_since_ranks += step_tokens;
     if (mode == GNS_OFF) return;
+    noise->tokens_since_ranks += step_tokens;
     Norms type[GROUP_COUNT] = {{0, 0}}, total = {0, 0};
     for (int i = 0; i < model->tensor_count; i++) norms_add(&type[model->tensors[i].group], result, i, B);
     gns_update(&noise->ln, B, type[GROUP_LN].n, type[GROUP_LN].q, step_tokens);

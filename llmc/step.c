@@ -79,7 +79,7 @@ static int observe_ranks(Run *r, int64_t B, double rank_sq, Error *e) {
     int64_t *rows, count = 0;
     bool by_share = r->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
-    if (r->comm->ranks == 1) return 0;
+    if (r->comm->ranks == 1) return r->noise.tokens_since_ranks = 0, 0; // no step of theirs was left out
     TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + r->comm->ranks), "shares", e));
     for (int i = 0; i < r->comm->ranks; i++) {
         int64_t left = parallel_share(B, i, r->comm->ranks).count, most = by_share ? left : r->shape.micro_batch;
@@ -187,5 +187,6 @@ int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
     metrics->skipped = skipped;
+    metrics->ranks_measured = measured_ranks && r->comm->ranks > 1;
     return is_first(r) ? metrics_step(r->metrics, metrics, &r->noise, *mode, e) : 0;
 }

@@ -76,9 +76,12 @@ static void pending_free(Pending *p) {
     memory_free(p->counts);
 }
 
-// The communicator and what is under way after an error end with MPI.
+// The communicator ends with MPI. So does what is under way where one rank failed; where all end together, MPI would go on
+// with it while they say goodbye, in memory that is gone by then.
 void transport_destroy(Transport *t) {
+    Error ignored;
     if (!t) return;
+    if (t->comm->settled) (void)transport_wait(t, &ignored);
     if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
     memory_free(t->pending);
     memory_free(t);
