@@ -4,7 +4,8 @@
 //     int main(void) { RUN(test_addition); return test_summary(); }
 //
 // It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
-// dev/test/run.sh counts them over all programs. A test that checks nothing fails.
+// dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
+// these alone; name those that they build on too.
 #ifndef GNS_TEST_H
 #define GNS_TEST_H
 
@@ -52,6 +53,15 @@ static struct {
         return;                                                                                                        \
     } while (0)
 
+// As a whole word of GNS_ONLY, or everything is.
+static inline bool test_wanted(const char *name) {
+    const char *only = getenv("GNS_ONLY");
+    size_t n = strlen(name);
+    for (const char *at = only; at && (at = strstr(at, name)); at += n)
+        if ((at == only || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
+    return !only;
+}
+
 static void test_run(const char *file, const char *name, void (*f)(void)) {
     const char *program = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     test_state.checks = test_state.failures = test_state.skipped = 0;
@@ -66,7 +76,7 @@ static void test_run(const char *file, const char *name, void (*f)(void)) {
     } else printf("%s %.*s/%s %.2fs\n", test_state.skipped ? "SKIP" : "PASS", width, program, name, seconds);
     fflush(stdout);
 }
-#define RUN(f) test_run(__FILE__, #f, f)
+#define RUN(f) (test_wanted(#f) ? test_run(__FILE__, #f, f) : (void)0)
 
 static inline int test_summary(void) { return test_state.total_failures ? 1 : 0; }
 

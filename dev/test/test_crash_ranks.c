@@ -195,13 +195,14 @@ static void test_other_ranks(void) {
     static const int ranks[] = {1, 2, 4};
     for (int from = 0; from < 3; from++) {
         trainer.ranks = ranks[from];
-        const char *first = path_of("from%d", ranks[from]);
+        char first[16], second[32]; // for longer than path_of keeps them
+        snprintf(first, sizeof first, "from%d", ranks[from]);
         faults_plan(FAULT_NONE, -1, 0, 0);
         CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, (int)draw(2)) == 0, "%s", log_tail());
         check_same_values(first, "\"loss\": ", 1e-5);
         for (int to = 0; to < 3; to++) {
             if (to == from && !trainer.thorough) continue;
-            const char *second = path_of("from%d_to%d", ranks[from], ranks[to]);
+            snprintf(second, sizeof second, "from%d_to%d", ranks[from], ranks[to]);
             long step = 3 * (1 + (long)draw((uint32_t)newest_step(first) / 3));
             copy_tree(path_of("%s/step_%08ld", first, step), path_of("%s/step_%08ld", second, step));
             copy_file(path_of("%s/metrics.jsonl", first), path_of("%s/metrics.jsonl", second));
