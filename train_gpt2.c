@@ -284,30 +284,19 @@ static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
     }
 }
 
-// Both tell whoever watches this micro-step.
-static int gradient_begins(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
-static int gradient_final(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
 static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     int C = model->config.channels, L = model->config.layers;
     memset(engine->dx, 0, sizeof(float) * (size_t)B * (size_t)T * (size_t)C);
     for (int l = L - 1; l >= 0; l--) {
-        TRY(gradient_begins(engine, 1 + l, e));
+        TRY(watch_begins(&engine->watch, engine->config.model, 1 + l, e));
         if (l == L - 1) ln_backward(engine, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, B, T, mode);
         block_backward(engine, &engine->block[l], l, B, T, mode);
-        TRY(gradient_final(engine, 1 + l, e));
+        TRY(watch_final(&engine->watch, engine->config.model, 1 + l, e));
     }
     if (mode == GNS_EXACT) embedding_norms(engine, tokens, B, T);
     embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
-    return gradient_final(engine, 0, e);
+    return watch_final(&engine->watch, engine->config.model, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -336,7 +325,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     set_targets(engine, tokens, n, T);
     TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
-    TRY(gradient_begins(engine, 0, e));
+    TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
     if (mode == GNS_EXACT)
         for (int b = 0; b < n; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
     else head_rows_run(engine, 0, (size_t)n * (size_t)T, grad(engine, WTE, 0));

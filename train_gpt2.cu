@@ -237,17 +237,6 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch->soon(watch->context, model_bucket(model, bucket), e);
 }
 
-// Both tell whoever watches this micro-step.
-static int gradient_begins(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->begins ? watch->begins(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
-static int gradient_final(Engine *engine, int bucket, Error *e) {
-    const GradientWatch *watch = &engine->watch;
-    return watch->final ? watch->final(watch->context, model_bucket(engine->config.model, bucket), e) : 0;
-}
-
 // A block's gradient waits for the next block's attention, unless there is none, or a block soon needs the memory that
 // this reduction holds (shard_grads): then the journey needs all the time there is.
 static bool final_comes_later(const Engine *engine, int l) {
@@ -403,11 +392,13 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
                            e));
-    if (final_comes_later(engine, l + 1)) TRY(gradient_final(engine, l + 2, e)); // it is, since the last block
+    if (final_comes_later(engine, l + 1))
+        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // it is, since the last block
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
-    if (l > 0) TRY(gradient_begins(engine, l, e)); // of the block before: its last bias comes with this LayerNorm
+    // Of the block before: its last bias comes with this LayerNorm.
+    if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
 }
 
@@ -428,16 +419,16 @@ static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error
 
 static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     int L = engine->config.model->config.layers;
-    TRY(gradient_begins(engine, L, e));
+    TRY(watch_begins(&engine->watch, engine->config.model, L, e));
     TRY(ln_backward(engine, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, FCPROJ_B, L - 1, B, T,
                     mode, e));
     for (int l = L - 1; l >= 0; l--) {
         TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
         TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
-        if (!final_comes_later(engine, l)) TRY(gradient_final(engine, 1 + l, e));
+        if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, engine->config.model, 1 + l, e));
     }
     TRY(embeddings_backward(engine, B, T, mode, e));
-    return gradient_final(engine, 0, e);
+    return watch_final(&engine->watch, engine->config.model, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -460,7 +451,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, n, T, e));
-    TRY(gradient_begins(engine, 0, e));
+    TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
     for (int b = 0; b < n; b += chunk) TRY(head_train(engine, b, n - b < chunk ? n - b : chunk, mode, e));
     TRY(backward(engine, n, T, mode, e));
     engine->stats_sent = engine->scaled = false;

@@ -125,6 +125,14 @@ typedef struct {
 } GradientWatch;
 void engine_watch(Engine *engine, const GradientWatch *watch); // the next micro-step, and no other
 
+// From the engines: bucket i of the model begins, is final.
+static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
+    return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
+}
+static inline int watch_final(const GradientWatch *watch, const Model *model, int i, Error *e) {
+    return watch->final ? watch->final(watch->context, model_bucket(model, i), e) : 0;
+}
+
 // With shard_grads there is no gradient of a whole step. The running micro-step's are in memory from `begins` on, which
 // clears what it finds there, until `begins` of the bucket two places before (of any, for bucket 0 until its own in the
 // next micro-step). Before that, what they have become between the ranks is to be collected: the sums of owned ranges,
