@@ -4,7 +4,8 @@
 #     dev/test/test_faults.sh          each fault once or twice: what make test runs
 #     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of five (make test-faults)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s; a run may take 15 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s where one is what must end the run, and otherwise long
+# enough for a slow disk and busy cores; a run may take 15 s more to end.
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/checks.sh" faults
@@ -15,7 +16,7 @@ cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || 
 cd "$work" || exit 70
 mpi_here
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
-limit=17 # seconds: deadline and 15
+deadline=30 # seconds; for set-up, step and checkpoint
 
 # A shard of 400 tokens below 127: 100 are enough for a window of 16.
 le32() { printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
@@ -26,13 +27,16 @@ shard() { # MAGIC COUNT
 }
 shard 20240520 400 > t.bin
 
-options="--train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 --batch-tokens 192
-    --threads 1 --val-every 0 --deadline-setup 2 --deadline-step 2 --deadline-checkpoint 2"
+options() {
+    echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
+        --batch-tokens 192 --threads 1 --val-every 0 \
+        --deadline-setup $deadline --deadline-step $deadline --deadline-checkpoint $deadline
+}
 
 launch() { # RANKS COMMAND...: into `log`; the exit code
     local ranks=$1
     shift
-    timeout -k 3 $limit "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
+    timeout -k 3 $((deadline + 15)) "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
 }
 
 # How it ended: CODES (a pattern) and what some line must say.
@@ -40,28 +44,29 @@ ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
     $2) ;;
-    124 | 137) echo "did not end within $limit s" && return 1 ;;
-    *) echo "exit code $1, not $2" && tail -n 5 log && return 1 ;;
+    124 | 137) echo "did not end within $((deadline + 15)) s" && return 1 ;;
+    *) echo "exit code $1, not $2:" && own_words && return 1 ;;
     esac
-    grep -qE "$3" log || { echo "nobody says '$3':"; grep -vE '^(step|-|$)' log | tail -n 5; return 1; }
+    grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 1; }
 }
+own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
 
 harm() { # RANKS RANK ACTION AFTER CODES TEXT
-    SECONDS=0
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2046
     launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
-        "$train" $options --steps 100000000 --out "run$RANDOM"
+        "$train" $(options) --steps 100000000 --out "run$RANDOM"
     ended $? "$5" "$6"
 }
 # 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
 killed() { harm "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
-stopped() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone"; }
+# What only a deadline ends.
+stopped() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 # before it is a rank that MPI knows, or in the midst of becoming one
-never_came() { harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
-stopped_early() { harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
+never_came() { deadline=2 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
+stopped_early() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
 # What is wrong with one rank before the first step: rank 1 runs in a directory of its own.
 apart() { # CODE TEXT PREPARATION: of the directory of rank 1
@@ -69,9 +74,8 @@ apart() { # CODE TEXT PREPARATION: of the directory of rank 1
     mkdir d0 d1
     shard 20240520 400 | tee d0/t.bin > d1/t.bin
     (cd d1 && eval "$3") || return 1
-    SECONDS=0
-    # shellcheck disable=SC2016,SC2086
-    launch 2 sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $options --steps 100000000 --out out
+    # shellcheck disable=SC2016,SC2046
+    launch 2 sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(options) --steps 100000000 --out out
     ended $? "$1" "$2"
 }
 broken_shard() { apart 65 '^error \(rank 1\): t.bin.*magic' 'shard 20240521 400 > t.bin'; }
@@ -83,49 +87,42 @@ shard_that_shrinks() { # while it is read
     mkdir d0 d1
     shard 20240520 400 | tee d0/t.bin > d1/t.bin
     (sleep 1.2; : > d1/t.bin) &
-    SECONDS=0
-    # shellcheck disable=SC2016,SC2086
-    launch 3 sh -c 'cd d$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"' sh "$train" $options --steps 100000000 --out out
+    # shellcheck disable=SC2016,SC2046
+    launch 3 sh -c 'cd d$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"' sh "$train" $(options) --steps 100000000 --out out
     ended $? 65 '^error \(rank 1\): t.bin'
 }
 
 other_options() {
-    SECONDS=0
-    # shellcheck disable=SC2086
-    launch 1 "$train" $options --steps 9 --out a : -np 2 --oversubscribe "$train" $options --steps 9 --out a --lr 1
+    # shellcheck disable=SC2046
+    launch 1 "$train" $(options) --steps 9 --out a : -np 2 --oversubscribe "$train" $(options) --steps 9 --out a --lr 1
     ended $? 64 '^error \(rank 0\): rank 1 has other options than rank 0'
 }
 bad_options_on_one_rank() {
-    SECONDS=0
-    # shellcheck disable=SC2086
-    launch 2 "$train" $options --steps 9 --out a : -np 1 --oversubscribe "$train" $options --steps 9 --out a --lr x
+    # shellcheck disable=SC2046
+    launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$train" $(options) --steps 9 --out a --lr x
     ended $? 64 '^error \(rank 2\): --lr'
 }
 another_build() {
-    SECONDS=0
     { cat "$train"; echo; } > other && chmod +x other
-    # shellcheck disable=SC2086
-    launch 2 "$train" $options --steps 9 --out a : -np 1 --oversubscribe ./other $options --steps 9 --out a
+    # shellcheck disable=SC2046
+    launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe ./other $(options) --steps 9 --out a
     ended $? 65 '^error \(rank 0\): rank 2 has another build than rank 0'
 }
 nowhere_to_write() {
-    SECONDS=0
     : > file
-    # shellcheck disable=SC2086
-    launch 3 "$train" $options --steps 9 --out file/out
+    # shellcheck disable=SC2046
+    launch 3 "$train" $(options) --steps 9 --out file/out
     ended $? 74 '^error \(rank 0\): file' && one_error
 }
 not_finite() { # known to all: one of them says it
-    SECONDS=0
-    # shellcheck disable=SC2086
-    launch 3 "$train" $options --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
+    # shellcheck disable=SC2046
+    launch 3 "$train" $(options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
     ended $? 76 '^error \(rank 0\): step .* not finite' && one_error
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
 asked_to_stop() { # SIGNAL SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
-    SECONDS=0
-    # shellcheck disable=SC2086
-    launch 3 "$train" $options --steps 100000000 --out stop &
+    # shellcheck disable=SC2046
+    launch 3 "$train" $(options) --steps 100000000 --out stop &
     local job=$!
     sleep "$2"
     kill -"$1" "$(pgrep -P "$(pgrep -P $job timeout)")"
