@@ -99,6 +99,14 @@ static int write_checkpoint(Saver *s, Error *e) {
     return code;
 }
 
+// Only a checkpoint that reads back as it was written may replace an older one.
+static int read_back(const char *directory, Error *e) {
+    int code = archive_verify(directory, e);
+    if (code != ERR_INPUT) return code;
+    e->code = ERR_WRITE; // not somebody's input: what was written just now
+    return error_hint(e, "the disk does not give back what it was given: look at it, or choose another --out");
+}
+
 static int take_snapshot(Saver *s, Parallel *source, Error *e) {
     Range all = {0, s->config.model->flat_count};
     for (int k = 0; k < KINDS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
@@ -113,8 +121,7 @@ static void *save_all(void *argument) {
     if (s->source) sem_post(&s->taken);
     if (!code) code = write_checkpoint(s, &report->error);
     report->seconds = clock_seconds() - s->started;
-    // Only a checkpoint that reads back as it was written may replace an older one.
-    if (!code) code = archive_verify(report->directory, &report->error);
+    if (!code) code = read_back(report->directory, &report->error);
     if (!code) archive_thin(s->config.out, s->config.keep, &report->note);
     atomic_store(&s->ended, true);
     return NULL;

@@ -43,6 +43,7 @@ typedef struct {
     long free_kb;       // what statvfs says is left, if not 0
     long slow_us;       // what an fsync takes besides
     long slow_store_us; // what an engine_store takes besides
+    long flip_step;     // of whose checkpoint the disk keeps one bit other than it was given; 0: of none
 
     struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
@@ -193,6 +194,20 @@ static void disk_named(const char *checkpoint) {
     if (directory) closedir(directory);
 }
 
+static void flip_on_disk(int fd) {
+    char path[PATH_MAX], name[40];
+    unsigned char byte;
+    path_of_descriptor(fd, path);
+    snprintf(name, sizeof name, "/.step_%08ld", faults->flip_step);
+    if (!strstr(path, name)) return;
+    int file = open(path, O_RDWR);
+    if (file < 0 || pread(file, &byte, 1, 0) != 1) abort();
+    byte ^= 1;
+    if (pwrite(file, &byte, 1, 0) != 1 || close(file) != 0) abort();
+    faults->flip_step = 0;
+    faults->struck++;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The calls
 
@@ -201,7 +216,11 @@ ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
     bool is_meant = meant(CALL_WRITE);
     if (in_child()) disk_written(fd);
-    if (!is_meant) return __real_write(fd, data, bytes);
+    if (!is_meant) {
+        ssize_t written = __real_write(fd, data, bytes);
+        if (in_child() && faults->flip_step) flip_on_disk(fd);
+        return written;
+    }
     bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
     ssize_t written = fails ? -1 : __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);

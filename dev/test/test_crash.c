@@ -19,6 +19,22 @@ static void test_undisturbed(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Killed
 
+static int count_good(const char *out) {
+    int good = 0;
+    Error e;
+    for (long step = newest_step(out); step > 0; step--)
+        good += archive_verify(path_of("%s/step_%08ld", out, step), &e) == 0;
+    return good;
+}
+
+// A checkpoint has its name from when it is whole until before the first of its files goes.
+static void check_all_good(const char *what) {
+    Error e;
+    int count = 0, good = count_good("part");
+    if (access("part", F_OK) == 0) CHECK_OK(archive_count("part", &count, &e), &e);
+    CHECK(good == count, "%s: %d of %d checkpoints are whole", what, good, count);
+}
+
 static void test_killed_at_every_call(void) {
     long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 12;
     for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
@@ -28,8 +44,21 @@ static void test_killed_at_every_call(void) {
         int code = trainer_run(COMMAND "--out part");
         CHECK(code == 1000 + SIGKILL, "%s: exit code %d", what, code);
         check_nothing_lost(what);
+        check_all_good(what);
         check_goes_on(what);
     }
+}
+
+// What a killed run left unfinished goes, of whatever step; what is not ours stays.
+static void test_tidies_up(void) {
+    static const char *const left = "part/.step_00000777.partial", *const other = "part/.step_notes";
+    Error e;
+    remove_part();
+    CHECK_OK(directory_create("part", &e), &e);
+    copy_tree(path_of("whole/step_%08ld", newest_step("whole")), left);
+    copy_file("train.bin", other);
+    check_goes_on("a part of a checkpoint");
+    CHECK(access(left, F_OK) != 0 && access(other, F_OK) == 0, "%s or not %s is there", left, other);
 }
 
 // Again and again, at moments that the clock chooses, until the run has come to its end in spite of it.
@@ -114,6 +143,25 @@ static void test_no_room(void) {
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
     check_goes_on("no room");
+}
+
+// What the disk gives back is looked at before older checkpoints go: two good ones are left, as --keep 2 promises.
+static void test_disk_that_lies(void) {
+    long last = newest_step("whole");
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->flip_step = 9;
+    CHECK(trainer_run(COMMAND "--out part --keep 2") == 0, "%s", log_tail());
+    CHECK(faults->struck == 1 && log_mentions("step 9 was not saved") && log_mentions("XXH3"), "%s", log_tail());
+    check_same_end("whole", "part", "a checkpoint that was not as written");
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->flip_step = last;
+    int code = trainer_run(COMMAND "--out part --keep 2");
+    CHECK(code == ERR_WRITE && faults->struck == 1 && log_mentions("does not give back"), "exit code %d: %s", code,
+          log_tail());
+    CHECK(newest_step("part") == last && count_good("part") == 2, "%d good ones are left", count_good("part"));
+    check_goes_on("the last checkpoint was not as written");
 }
 
 // A snapshot that is taken while the next step is under way is of the step before, however long it takes.
@@ -381,10 +429,12 @@ int main(void) {
     draw_begin();
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
+    RUN(test_tidies_up);
     RUN(test_killed_at_random_moments);
     RUN(test_calls_that_fail);
     RUN(test_interrupted_calls);
     RUN(test_no_room);
+    RUN(test_disk_that_lies);
     RUN(test_slow_snapshots);
     RUN(test_flipped_bits_are_noticed);
     RUN(test_falls_back);
