@@ -61,6 +61,13 @@ data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 $(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
+# Which commit this is, for --version and run.json: built anew when that changes.
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty=+ --abbrev=10 2> /dev/null))
+$(BUILD)/llmc/version.o: $(BUILD)/commit
+$(BUILD)/llmc/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(COMMIT))"')
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D) && { echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@; }
+
 # Only these see MPI.
 $(BUILD)/llmc/comm.o $(BUILD)/llmc/cpu/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
@@ -274,6 +281,6 @@ help: ## this list
 clean: ## removes what was built (not runs)
 	rm -rf build train_gpt2 train_gpt2cu data/tokenize
 
-.PHONY: demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: FORCE demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -66,6 +66,10 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
 // Prints the one line of an error to stderr: "error: WHAT. HINT", with the rank in front when there are several.
 void error_print(const Error *e, int rank, int ranks);
 
+// "gns.c 0.1 (c19d900e12)": the version, and the commit it was built from where git could tell, with a + where files had
+// been changed since.
+const char *version_text(void);
+
 // Memory, 64-byte aligned, not cleared. *out is NULL on failure (71). `what` names it in the message.
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e);
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);

@@ -24,10 +24,6 @@
 #include <math.h>
 #include <string.h>
 
-#ifndef GNS_VERSION
-#    define GNS_VERSION "0.1"
-#endif
-
 typedef struct {
     Comm *comm;
     int argc; // the command line

@@ -134,7 +134,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
     char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
     const ModelConfig *c = &r->model.config;
-    fprintf(f, "{\n  \"program\": \"gns.c " GNS_VERSION "\",\n  \"engine\": \"%s\",\n", engine);
+    fprintf(f, "{\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", version_text(), engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",

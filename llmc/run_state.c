@@ -405,6 +405,14 @@ static int defaults_json(cJSON **json, Error *e) {
     return code;
 }
 
+// The same bits are promised of the same build only. In the text the engine follows, behind a comma.
+static void put_build_change(FILE *f, const char *then) {
+    int length = (int)strcspn(then, ",");
+    const char *now = version_text();
+    if ((size_t)length == strlen(now) && strncmp(then, now, (size_t)length) == 0) return;
+    fprintf(f, "build: %.*s then, %s now\n", length, then, now);
+}
+
 // An option that the build which wrote the file did not have is taken to have been at its default.
 static void put_changes(FILE *f, const cJSON *was, const cJSON *now, const cJSON *defaults) {
     const cJSON *item;
@@ -428,6 +436,7 @@ static int list_changes(const StateIO *io, const RunState *s, char **changes, Er
     FILE *f = open_memstream(changes, &bytes);
     int code = f ? options_json(s->options, &now, e) : out_of_memory(e);
     if (!code) code = defaults_json(&defaults, e);
+    if (!code) put_build_change(f, io->build);
     if (!code && cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
         fprintf(f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
     if (!code) put_changes(f, cJSON_GetObjectItemCaseSensitive(io->object, "options"), now, defaults);

@@ -56,8 +56,8 @@ typedef struct {
 int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e);
 
 // Reads DIRECTORY/state.json into what the pointers of *state point to and the numbers above them. What may not change
-// must be as *state says it is now: ERR_INPUT names the field that is not. The text of what did change among the
-// options, one a line, goes to *changes (from malloc; "" for none).
+// must be as *state says it is now: ERR_INPUT names the field that is not. The text of what did change, build,
+// ranks and options, one a line, goes to *changes (from malloc; "" for none).
 int run_state_read(RunState *state, const char *directory, char **changes, Error *e);
 
 // The step, and whether the file is well formed so far: for --check.

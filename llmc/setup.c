@@ -377,7 +377,7 @@ static int setup_tensorboard(Run *r, Error *e) {
 void describe_build(const Run *r, char *out, size_t bytes) {
     char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
-    snprintf(out, bytes, "gns.c " GNS_VERSION ", %s", engine);
+    snprintf(out, bytes, "%s, %s", version_text(), engine);
 }
 
 // Can the run be long enough for a checkpoint before its end?

@@ -298,7 +298,7 @@ static int run_program(Run *r, Error *e) {
     if (o->eval_only && !(o->help || o->version || o->dry_run)) return evaluate_model(r, e);
     if (!is_first(r)) return 0;
     if (o->help) options_print_help(stdout, r->argv[0]);
-    else if (o->version) printf("gns.c " GNS_VERSION "\n");
+    else if (o->version) printf("%s\n", version_text());
     else if (*o->check) return inspect(o->check, stdout, e);
     else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
     return 0;

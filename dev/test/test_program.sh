@@ -72,6 +72,12 @@ config_file_is_the_command_line() {
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
+says_what_it_was_built_from() { # the commit, here and in every run's run.json
+    local commit
+    commit=$(git -C "$root" describe --always --abbrev=10) || skip "no git, or not a clone" || return
+    "$train" --version | tee version | grep -qE "^gns\.c [0-9.]+ \($commit\+?\)$" || { cat version; return 1; }
+    grep -qF "\"program\": \"$(cat version)\"" a/run.json
+}
 dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
     case $build in *-san*) skip "not under the sanitizers" || return ;; esac
     local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
@@ -84,7 +90,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
-    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line dry_run_knows_the_memory; do
+    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
 exit $failed

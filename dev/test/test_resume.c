@@ -70,6 +70,7 @@ static void test_what_may_change(void) {
                                        "--val \"\" is now \"val.bin\""};
     for (size_t i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(log_mentions(said[i]), "no '%s' in:\n%s", said[i], log_tail());
+    CHECK(!log_mentions("build: "), "it is the same build: %s", log_tail());
 }
 
 static void test_what_may_not_change(void) {
@@ -142,12 +143,12 @@ static int run_without(const char *const *fields) {
 // A build that is older lacks what came later: it goes on where there is one thing only that it can have meant, and
 // elsewhere it is named.
 static void test_older_builds(void) {
-    static const char *const later[] = {"tuning", "noise.ranks", "options.tune", "options.compare_every", NULL};
+    static const char *const later[] = {"build", "tuning", "noise.ranks", "options.tune", "options.compare_every", NULL};
     static const char *const needed[] = {"tokens", "ramp", "noise.ln", "seed", "model", "train_data", NULL};
     int code = run_without(later);
     CHECK(code == 0, "exit code %d: %s", code, log_tail());
     CHECK(log_mentions("resuming from part/step_00000010") && !log_mentions("--tune") &&
-              !log_mentions("--compare-every"),
+              !log_mentions("--compare-every") && log_mentions("build: an unknown build then, gns.c "),
           "%s", log_tail());
     check_same_end("whole", "part", "fields that came later");
     for (int i = 0; needed[i]; i++) {
