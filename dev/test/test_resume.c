@@ -143,7 +143,8 @@ static int run_without(const char *const *fields) {
 // A build that is older lacks what came later: it goes on where there is one thing only that it can have meant, and
 // elsewhere it is named.
 static void test_older_builds(void) {
-    static const char *const later[] = {"build", "tuning", "noise.ranks", "options.tune", "options.compare_every", NULL};
+    static const char *const later[] = {"build", "tuning", "noise.ranks", "options.tune", "options.compare_every",
+                                        NULL};
     static const char *const needed[] = {"tokens", "ramp", "noise.ln", "seed", "model", "train_data", NULL};
     int code = run_without(later);
     CHECK(code == 0, "exit code %d: %s", code, log_tail());
