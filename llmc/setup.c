@@ -291,11 +291,21 @@ RunState run_state(Run *r, const char *build) {
     };
 }
 
+// A run that is there already is ours before we look at it: one that another program is still at would go on, and what
+// it saves after we have looked would seem to be in our way.
+static int lock_run(Run *r, Error *e) {
+    char path[ARCHIVE_PATH];
+    if (!is_first(r)) return 0;
+    TRY(path_join(path, sizeof path, r->options.out, "metrics.jsonl", e));
+    return file_exists(path) ? metrics_open(&r->metrics, r->options.out, e) : 0;
+}
+
 // Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
 int setup_resume(Run *r, Error *e) {
     const char *out = r->options.out;
     bool found;
     char *changes;
+    TRY(lock_run(r, e));
     r->saved_step = -1;
     if (r->options.fresh || !directory_exists(out)) return 0;
     TRY(newest_checkpoint(r, out, &found, &r->saved_step, r->saved, e));
@@ -348,7 +358,7 @@ static int setup_directory(Run *r, Error *e) {
     const char *out = r->options.out;
     bool holds;
     TRY(directory_create(out, e));
-    TRY(metrics_open(&r->metrics, out, e));
+    if (!r->metrics) TRY(metrics_open(&r->metrics, out, e));
     TRY(holds_other_run(r, &holds, e));
     if (holds) {
         metrics_close(r->metrics, e);

@@ -9,7 +9,7 @@
 #   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, which is for trying things out
 #
 # The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
-# as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM or USR1 to the launcher let the run finish
+# as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish
 # its step, save and end; the same command goes on from there.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
@@ -68,6 +68,7 @@ asked=
 run_and_listen() {
     local job='' code
     trap 'asked=1; [ -z "$job" ] || ask_to_stop $job' INT TERM USR1
+    trap '[ -n "$asked" ] || { asked=1; [ -z "$job" ] || ask_to_stop $job; }' HUP # of which a terminal sends several
     setsid "$@" & # out of the terminal's reach: Ctrl-C would have mpirun kill its ranks
     job=$!
     [ -z "$asked" ] || ask_to_stop $job
@@ -77,7 +78,7 @@ run_and_listen() {
     done
     wait $job # again: the trap may have ended that one as well, and then its code is the trap's
     code=$?
-    trap - INT TERM USR1
+    trap - INT TERM USR1 HUP
     [ $code -le 128 ] || { # as srun gives it, or a process alone
         echo "error: a rank was lost (exit code $code: signal $((code - 128)))" >&2
         code=78

@@ -2,9 +2,10 @@
 # Open MPI's mpirun with a proper end: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. Mended here,
 # as found with 4.1.4:
 #
-#   - TERM and Ctrl-C make mpirun kill its ranks a second later. They become USR1, at which the ranks finish their step,
-#     save and end with 75. It goes to the ranks themselves as soon as they would not die of it: mpirun hands it on, but
-#     loses it, or kills with it, while it starts them. One rank is enough; they tell each other.
+#   - TERM, Ctrl-C and a terminal that goes make mpirun kill its ranks a second later. They become USR1, at which the
+#     ranks finish their step, save and end with 75. It goes to the ranks themselves as soon as they would not die of
+#     it: mpirun hands it on, but loses it, or kills with it, while it starts them. One rank is enough; they tell each
+#     other.
 #   - Where a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
 #     --enable-recovery or --continuous it does not, and mpirun returns 0.) It becomes 78: a rank was lost.
 #   - Where a rank died while it was joining the others, mpirun may wait for ever for a lock of its own, in
@@ -14,6 +15,7 @@ set -u
 hear_signals "$@"
 job='' asked=''
 trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
+trap '[ -n "$asked" ] || { asked=1; [ -z "$job" ] || ask_to_stop; }' HUP # of which a terminal sends several
 patience=10 # seconds
 
 # Of mpirun; /proc/PID/task/PID/children is not in every kernel.

@@ -297,21 +297,21 @@ static pid_t start_and_wait_for_steps(const char *command) {
 }
 
 static void test_signals(void) {
-    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT};
-    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT"};
-    int rounds = trainer.thorough ? 200 : 6, stopped = 0;
+    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT, SIGHUP};
+    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"};
+    int rounds = trainer.thorough ? 200 : 8, stopped = 0;
     remove_part();
     for (int i = 0; i < rounds; i++) {
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         sleep_us(draw(4000));
-        kill(child, signals[i % 3]);
+        kill(child, signals[i % 4]);
         int code = trainer_wait(child);
         CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
         if (code == ERR_STOPPED) {
             stopped++;
             const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
-            CHECK(log_mentions(names[i % 3]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
+            CHECK(log_mentions(names[i % 4]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
             continue;
         }
         check_same_end("whole", "part", "after signals");
@@ -336,15 +336,42 @@ static void test_second_signal_ends_at_once(void) {
     check_goes_on("two signals");
 }
 
-static void test_one_run_at_a_time(void) {
+// A terminal that is gone says so to the shell, to its job, and to the job once more when the shell ends. Under nohup
+// nobody minds.
+static void test_hangups(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
-    faults->slow_us = 200000;
+    faults->slow_us = 100000;
     pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+    for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_STOPPED && log_mentions("SIGHUP: stopped after step"), "exit code %d: %s", code, log_tail());
+    check_goes_on("hung up");
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    signal(SIGHUP, SIG_IGN);
+    child = start_and_wait_for_steps(COMMAND "--out part");
+    signal(SIGHUP, SIG_DFL);
+    kill(child, SIGHUP);
+    code = trainer_wait(child);
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    check_same_end("whole", "part", "nohup");
+}
+
+// The second one is turned away before it looks at what is there: what the first saves meanwhile must not seem to be in
+// its way.
+static void test_one_run_at_a_time(void) {
+    remove_part();
+    copy_run("whole", "part");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_us = 200000;
+    pid_t child = start_and_wait_for_steps("--train-tokens 1800 --checkpoint-every 3 --out part");
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
+    CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
     kill(child, SIGKILL);
     trainer_wait(child);
+    remove_part();
     check_goes_on("one at a time");
 }
 
@@ -441,6 +468,7 @@ int main(void) {
     RUN(test_check_of_a_file);
     RUN(test_signals);
     RUN(test_second_signal_ends_at_once);
+    RUN(test_hangups);
     RUN(test_one_run_at_a_time);
     RUN(test_killed_within_a_large_file);
     RUN(test_retention);

@@ -120,12 +120,14 @@ not_finite() { # known to all: one of them says it
     ended $? 76 '^error \(rank 0\): step .* not finite' && one_error
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
-asked_to_stop() { # SIGNAL SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
+asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
     # shellcheck disable=SC2046
     launch 3 "$train" $(options) --steps 100000000 --out stop &
     local job=$!
-    sleep "$2"
-    kill -"$1" "$(pgrep -P "$(pgrep -P $job timeout)")"
+    local script signal
+    sleep "${*: -1}"
+    script=$(pgrep -P "$(pgrep -P $job timeout)")
+    for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
     wait $job
     ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && one_error
 }
@@ -183,4 +185,5 @@ fault asked_while_joining 3 1
 fault asked_to_stop USR1 2
 fault asked_to_stop TERM 1.2
 fault asked_to_stop USR1 0.5
+fault asked_to_stop HUP HUP HUP 1.5
 finish

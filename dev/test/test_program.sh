@@ -72,6 +72,11 @@ config_file_is_the_command_line() {
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
+a_reader_that_leaves_does_not_end_it() { # Ctrl-C ends the tee of `... | tee log` as well
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
+    [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
+}
 says_what_it_was_built_from() { # the commit, here and in every run's run.json
     local commit
     commit=$(git -C "$root" describe --always --abbrev=10) || skip "no git, or not a clone" || return
@@ -90,7 +95,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
-    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line says_what_it_was_built_from dry_run_knows_the_memory; do
+    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
 exit $failed
