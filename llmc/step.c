@@ -91,11 +91,14 @@ static int observe_ranks(Run *r, int64_t B, double rank_sq, Error *e) {
     return 0;
 }
 
-static void observe_noise(Run *r, int64_t B, double step_tokens, GnsMode mode) {
+// For the averages a step that was left out has not been: its gradients are out of line.
+static int observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool measured_ranks, Error *e) {
+    double step_tokens = (double)(B * r->shape.seq_len);
     noise_observe(&r->noise, &r->model, &r->result, B, step_tokens, mode);
-    if (mode == GNS_OFF) return;
+    if (mode == GNS_OFF) return 0;
     GnsEstimate ln = gns_estimate(&r->noise.ln);
     ramp_observe(&r->ramp, step_tokens, ramp_target(&r->ramp, noise_ratio(&r->noise), ln.valid ? ln.lower : NAN));
+    return measured_ranks ? observe_ranks(r, B, rank_sq, e) : 0;
 }
 
 static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double seconds) {
@@ -178,15 +181,13 @@ int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     StepSums sums;
     TRY(step_result(r, &sums, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
-    double step_tokens = (double)(B * r->shape.seq_len);
-    observe_noise(r, B, step_tokens, *mode);
-    if (measured_ranks) TRY(observe_ranks(r, B, sums.rank_sq, e));
+    if (!skipped) TRY(observe_noise(r, B, sums.rank_sq, *mode, measured_ranks, e));
     r->step++;
     r->batch = B;
     r->examples += B;
     r->tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
     metrics->skipped = skipped;
-    metrics->ranks_measured = measured_ranks && r->comm->ranks > 1;
+    metrics->ranks_measured = measured_ranks && !skipped && r->comm->ranks > 1;
     return is_first(r) ? metrics_step(r->metrics, metrics, &r->noise, *mode, e) : 0;
 }

@@ -168,7 +168,7 @@ static void test_window(void) {
     CHECK_CLOSE(outliers_z(&o, 2), (2 - 0.5) / 0.5, 1e-12, 0);
 }
 
-// Steps that are outliers make no update and say so, and the window that judges them survives a resumption: the run
+// Steps that are outliers make no update, leave no trace in the noise averages, and say so, and the window that judges them survives a resumption: the run
 // goes on from before and from behind its first skipped step.
 #define OUTLIERS                                                                                                       \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
@@ -191,6 +191,7 @@ static void test_outliers_are_skipped(void) {
     enum { STEPS = 200 };
     static double loss[STEPS], norm[STEPS];
     long by_loss = 0, by_norm = 0;
+    double last_ln_s = NAN;
     CHECK(trainer_run(OUTLIERS "--out outliers --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
     CHECK(log_mentions("is an outlier (loss "), "nothing was skipped: %s", log_tail());
     size_t bytes;
@@ -205,6 +206,9 @@ static void test_outliers_are_skipped(void) {
         CHECK(said == (loss_z > 0.5 || norm_z > 2.2), "step %ld: z %.3g and %.3g", step, loss_z, norm_z);
         by_loss += loss_z > 0.5 && !(norm_z > 2.2), by_norm += norm_z > 2.2 && !(loss_z > 0.5);
         skipped += said;
+        double ln_s = value_in(line, "\"gns_ln_s\": ");
+        CHECK(step < 3 || (ln_s == last_ln_s) == said, "step %ld: noise %.17g after %.17g", step, ln_s, last_ln_s);
+        last_ln_s = ln_s;
         if (said && !first) first = step;
         bool same = same_file(path_of("outliers/step_%08ld/model.safetensors", step),
                               path_of("outliers/step_%08ld/model.safetensors", step - 1));
