@@ -7,8 +7,9 @@
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up it has no
 //                 scale: then lr is held over the first 1% of the horizon, which takes the warm-up's place in the root
-//   wsd           warm-up, stable, decay: lr, then straight to final_frac x lr over the last 20% of the horizon
-//                 (Hu et al. 2024, arXiv 2404.06395, section 4)
+//   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then to final_frac x lr over
+//                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
+//                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
 // Beyond train_tokens the decaying kinds with an end stay there. constant and inverse-sqrt know no final_frac.
 #ifndef GNS_SCHEDULE_H
 #define GNS_SCHEDULE_H
@@ -53,7 +54,7 @@ GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
         break;
     case SCHEDULE_WSD: {
         double from = fmax(s->warmup_tokens, (1.0 - SCHEDULE_WSD_DECAY_FRAC) * s->train_tokens);
-        left = 1.0 - schedule_progress(tokens, from, s->train_tokens);
+        left = 1.0 - sqrt(schedule_progress(tokens, from, s->train_tokens));
         break;
     }
     case SCHEDULE_INVERSE_SQRT: {

@@ -169,7 +169,8 @@ static double closed_form(ScheduleKind kind, double lr, double w, double n, doub
     case SCHEDULE_WSD: {
         long double start = 0.8L * n > w ? 0.8L * n : w;
         if (t < start) return lr;
-        return t > n ? f * lr : (double)(lr - (lr - f * lr) * (t - start) / (n - start));
+        long double left = 1 - powl((t - start) / (n - start), 0.5L);
+        return t > n ? f * lr : (double)(f * lr + left * (lr - f * lr));
     }
     default: return NAN;
     }
@@ -201,9 +202,12 @@ static void test_schedule_landmarks(void) {
     CHECK_CLOSE(schedule_lr(&s, 350), 0.8, 1e-15, 1);
     s.kind = SCHEDULE_INVERSE_SQRT;
     CHECK_CLOSE(schedule_lr(&s, 400), 0.5, 1e-15, 1);
-    s.kind = SCHEDULE_WSD; // decays from 880 to 1100
-    CHECK(schedule_lr(&s, 879) == 1, "stable");
-    CHECK_CLOSE(schedule_lr(&s, 990), 0.6, 1e-15, 1);
+    s.kind = SCHEDULE_WSD; // decays from 880 to 1100, by the root of the way done
+    CHECK(schedule_lr(&s, 879) == 1 && schedule_lr(&s, 880) == 1, "stable");
+    CHECK_CLOSE(schedule_lr(&s, 935), 0.6, 1e-15, 1);     // a quarter of the way: half of the way down
+    CHECK_CLOSE(schedule_lr(&s, 1003.75), 0.4, 1e-15, 1); // 9 sixteenths: three quarters
+    CHECK_CLOSE(schedule_lr(&s, 1100), 0.2, 1e-15, 1);
+    CHECK_CLOSE(schedule_lr(&s, 5000), 0.2, 1e-15, 1);
     // A warm-up as long as the run, or longer, never divides by nothing.
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int over = 0; over < 2; over++) {
