@@ -114,6 +114,9 @@ static int ramp_check(const RampConfig *c, Error *e) {
     if (c->mode != RAMP_FIXED && c->mode != RAMP_REPLAY && !(1 <= c->batch_min && c->batch_min <= c->batch_max))
         return FAIL(e, ERR_USAGE, "use 1 <= --batch-min <= --batch-max", "--batch-min %lld, --batch-max %lld: no range",
                     (long long)c->batch_min, (long long)c->batch_max);
+    if (c->mode == RAMP_SEESAW && !(c->schedule.lr > 0))
+        return FAIL(e, ERR_USAGE, "use a larger --lr, or --ramp linear",
+                    "--ramp seesaw follows the learning rate, and --lr is %g", c->schedule.lr);
     if (c->mode != RAMP_GNS) return 0;
     if (c->batch_min < 2)
         return FAIL(e, ERR_USAGE, "use --batch-min 2 or more", "--ramp gns cannot measure noise in a batch of 1 row");
@@ -143,10 +146,10 @@ void ramp_destroy(Ramp *r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the step
 
-// To whole rows, within [batch_min, batch_max]; rows may be infinite.
+// To whole rows, within [batch_min, batch_max]; rows may be infinite, and NaN is batch_min.
 static int64_t ramp_clamp(const RampConfig *c, double rows) {
     if (rows >= (double)c->batch_max) return c->batch_max;
-    if (rows <= (double)c->batch_min) return c->batch_min;
+    if (!(rows > (double)c->batch_min)) return c->batch_min;
     return (int64_t)llround(rows);
 }
 

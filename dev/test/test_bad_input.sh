@@ -197,6 +197,7 @@ bad ramp_without_limits   $usage --batch-min        "${endless[@]}" --train-toke
 bad ramp_without_maximum  $usage --batch-max        "${endless[@]}" --train-tokens 1e4 --ramp gns --batch-min 2
 bad ramp_upside_down      $usage --batch-min        "${endless[@]}" --train-tokens 1e4 --ramp gns --batch-min 4 --batch-max 2
 bad ramp_needs_gns        $usage --gns              "${endless[@]}" --train-tokens 1e4 --ramp gns --batch-min 2 --batch-max 4 --gns off
+bad seesaw_without_rate   $usage --lr               "${endless[@]}" --train-tokens 1e4 --ramp seesaw --batch-min 2 --batch-max 4 --lr 0
 bad limits_without_ramp   $usage --batch-max        "${run[@]}" --batch-max 4
 bad exact_without_gns     $usage --gns-exact-every  "${run[@]}" --gns off --gns-exact-every 4
 bad batch_not_whole_rows  $usage --batch-tokens     "${run[@]}" --batch-tokens 40

@@ -330,6 +330,24 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
+// What schedules must not do to a batch: a rate of 0 or worse, below the smallest batch it stays.
+static void test_seesaw_without_a_rate(void) {
+    RampConfig c = config_make(RAMP_SEESAW);
+    Error e = {0};
+    Ramp r;
+    for (int i = 0; i < 3; i++) {
+        c.schedule.lr = (const double[]){0, -1, NAN}[i];
+        CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "--ramp seesaw");
+        CHECK(strstr(e.what, "--lr") && e.hint[0], "'%s' (%s)", e.what, e.hint);
+    }
+    c.schedule.lr = 0.01;
+    r = ramp_make(&c);
+    r.config.schedule.lr = NAN;
+    CHECK(ramp_batch(&r, 9, 5e5) == c.batch_min, "%lld rows at rate NaN", (long long)ramp_batch(&r, 9, 5e5));
+    r.config.schedule.lr = 0;
+    CHECK(ramp_batch(&r, 9, 5e5) == c.batch_min, "%lld rows at rate 0", (long long)ramp_batch(&r, 9, 5e5));
+}
+
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     const double powers[] = {0, 0.5, 1};
@@ -511,6 +529,7 @@ int main(void) {
     RUN(test_resume);
     RUN(test_linear);
     RUN(test_seesaw);
+    RUN(test_seesaw_without_a_rate);
     RUN(test_lr);
     RUN(test_parse);
     RUN(test_bad_config);
