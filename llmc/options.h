@@ -25,7 +25,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
 //   values   of a number: its interval, "[" and "]" inclusive, "(" and ")" exclusive; of a choice: "first|second"
 //
 // Defaults are llm.c's or nanoGPT's where those are sensible. --weight-decay is nanoGPT's 0.1 and not llm.c's 0, which
-// hardly anyone trains with; --final-lr-frac is nanoGPT's 0.1 too.
+// hardly anyone trains with; --final-lr-frac is nanoGPT's 0.1 too. The optimizer computes in fp32: the betas stop short
+// of what rounds to 1 there, and eps of what rounds to 0.
 // clang-format off
 #define OPTIONS_TABLE(X)                                                                                               \
     X(TEXT,   train,           "-i", AS_IS,         "",          "",               "",       DATA,                     \
@@ -77,11 +78,11 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "learning rate at the end, as a share of --lr (linear, cosine and wsd)")                                         \
     X(REAL,   weight_decay,    "-c", AS_IS,         "0.1",       "[0, 100]",       "",       OPTIMIZER,                \
       "decoupled (AdamW), of matrices only")                                                                           \
-    X(REAL,   beta1,           "",   AS_IS,         "0.9",       "[0, 1)",         "",       OPTIMIZER,                \
+    X(REAL,   beta1,           "",   AS_IS,         "0.9",       "[0, 0.9999999]", "",       OPTIMIZER,                \
       "decay of AdamW's first moment")                                                                                 \
-    X(REAL,   beta2,           "",   AS_IS,         "0.95",      "[0, 1)",         "",       OPTIMIZER,                \
+    X(REAL,   beta2,           "",   AS_IS,         "0.95",      "[0, 0.9999999]", "",       OPTIMIZER,                \
       "decay of AdamW's second moment")                                                                                \
-    X(REAL,   eps,             "",   AS_IS,         "1e-8",      "(0, 1]",         "",       OPTIMIZER,                \
+    X(REAL,   eps,             "",   AS_IS,         "1e-8",      "[1e-30, 1]",     "",       OPTIMIZER,                \
       "added to the root of AdamW's second moment")                                                                    \
     X(REAL,   grad_clip,       "",   AS_IS,         "1",         "[0, 1e9]",       "",       OPTIMIZER,                \
       "the gradient is scaled down to this norm where it is longer; 0: never")                                         \

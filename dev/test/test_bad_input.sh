@@ -175,7 +175,10 @@ bad lr_with_unit          $usage --lr               "${run[@]}" --lr 1e-3x
 bad lr_empty              $usage --lr               "${run[@]}" --lr=
 bad line_break_in_value   $usage --lr               "${run[@]}" --lr $'1\n2'
 bad beta2_one             $usage --beta2            "${run[@]}" --beta2 1
+bad beta1_rounds_to_one   $usage --beta1            "${run[@]}" --beta1 0.99999999
+bad beta2_rounds_to_one   $usage --beta2            "${run[@]}" --beta2 0.99999999
 bad eps_zero              $usage --eps              "${run[@]}" --eps 0
+bad eps_rounds_to_zero    $usage --eps              "${run[@]}" --eps 1e-50
 bad reduce_for_zero_1     $usage --reduce           "${run[@]}" --zero 1 --reduce micro-step
 bad micro_batch_zero      $usage --micro-batch      "${run[@]}" --micro-batch 0
 bad micro_batch_fraction  $usage --micro-batch      "${run[@]}" --micro-batch 1.5
