@@ -188,7 +188,7 @@ bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps
 # ----------------------------------------------------------------------------------------------------------------------
 # The demo and the tests: the two commands of the README. Both install what is missing first, or say what to install.
 
-demo: ## train a small GPT-2 on this machine's own C headers, about a minute; TEXT=path for your own text
+demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=path for your own text
 	@scripts/deps.sh demo
 	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize
 	@scripts/demo.sh $(TEXT)
@@ -278,8 +278,13 @@ help: ## this list
 	@echo "and variables may follow:"
 	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
 
-clean: ## removes what was built (not runs)
-	rm -rf build train_gpt2 train_gpt2cu data/tokenize
+# What costs time to have again stays: runs, also those in build/, and Python's environment.
+COMPILED := $(wildcard build/cpu build/cpu-* build/cuda-* build/fuzz_coverage) train_gpt2 train_gpt2cu data/tokenize
+
+clean: ## removes what was compiled, and says what it keeps: runs, build/venv
+	rm -rf $(COMPILED)
+	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
+		echo "kept: $${kept[*]/#/build/} (rm -rf build removes these as well)"; }
 
 .PHONY: FORCE demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
