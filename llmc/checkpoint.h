@@ -17,6 +17,8 @@
 #include "manifest.h"
 #include "model.h"
 
+#define OPTIMIZER_NAME "optimizer.safetensors"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,6 +32,10 @@ bool checkpoint_is_model(const char *path);
 // Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
+// Where the path is that of a checkpoint with a manifest: is what a model is read from as it was written? ERR_INPUT names
+// the file that is not. Elsewhere there is nothing to compare with.
+int checkpoint_verify_model(const char *path, Error *e);
+
 // Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the
 // first value goes out.
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
@@ -38,7 +44,7 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
 int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,
                           Manifest *manifest, Error *e);
 
-// Writes the range `mine` of the moments to the file `name` ("optimizer.safetensors" for all of it).
+// Writes the range `mine` of the moments to the file `name` (OPTIMIZER_NAME for all of it).
 int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
                               RangeReader moment1, RangeReader moment2, void *context, Manifest *manifest, Error *e);
 

@@ -31,7 +31,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
     int code = checkpoint_load_model(directory, &model, look_at_values, &bad, e);
-    if (!code && holds(directory, "optimizer.safetensors"))
+    if (!code && holds(directory, OPTIMIZER_NAME))
         code = checkpoint_load_optimizer(directory, &model, look_at_values, look_at_values, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
@@ -97,13 +97,9 @@ static void split_path(const char *path, char directory[ARCHIVE_PATH], const cha
     *name = slash ? slash + 1 : path;
 }
 
-// One file of a checkpoint, against what the manifest beside it says.
-static int inspect_listed(const char *directory, const char *name, FILE *out, Error *e) {
-    Manifest manifest;
-    TRY(manifest_read(&manifest, directory, e));
-    if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
-    fprintf(out, "%s/%s: as it was written\n", directory, name);
-    return 0;
+static bool is_safetensors(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot && strcmp(dot, ".safetensors") == 0;
 }
 
 static int inspect_tensors(const char *path, FILE *out, Error *e) {
@@ -118,13 +114,25 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
     return 0;
 }
 
+// One file of a checkpoint, against what the manifest beside it says.
+static int inspect_listed(const char *directory, const char *name, FILE *out, Error *e) {
+    Manifest manifest;
+    char path[ARCHIVE_PATH];
+    TRY(manifest_read(&manifest, directory, e));
+    if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
+    TRY(path_join(path, sizeof path, directory, name, e));
+    if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
+    fprintf(out, "%s: as it was written\n", path);
+    return 0;
+}
+
 static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH];
-    const char *name, *dot = strrchr(path, '.');
+    const char *name;
     split_path(path, directory, &name);
     if (holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    if (dot && strcmp(dot, ".safetensors") == 0) return inspect_tensors(path, out, e);
+    if (is_safetensors(name)) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);
 }
 
@@ -132,6 +140,8 @@ int inspect(const char *path, FILE *out, Error *e) {
     bool any;
     if (!directory_exists(path)) return inspect_file(path, out, e);
     if (holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
+    if (holds(path, STATE_NAME) || holds(path, OPTIMIZER_NAME))
+        return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     TRY(inspect_run(path, out, &any, e));
     if (any) return 0;

@@ -55,7 +55,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "directory with a tokenizer's files (data/gpt2), or the word bytes: for prompts, samples, HellaSwag's text "     \
       "and the checkpoints. Without it that of --model, or bytes where the vocabulary has 256")                        \
     X(INT,    micro_batch,     "-b", AS_IS,         "4",         "[1, 65536]",     "rows",   BATCH,                    \
-      "rows of one forward and backward pass: as many as fit in memory; changes nothing else")                         \
+      "rows of one forward and backward pass: as many as fit in memory; changes nothing else with --batch-tokens")    \
     X(CHOICE, recompute,       "-r", AS_IS,         "none",      "none|gelu|block", "",      BATCH,                    \
       "activations to compute again in the backward pass rather than to keep: GELU's output, or all but one tensor a " \
       "layer. Saves memory, costs time, changes no bit")                                                               \

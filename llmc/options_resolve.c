@@ -154,7 +154,15 @@ static int resolve_ranks(const Options *o, Error *e) {
                 "--reduce micro-step saves memory for --zero 2, and costs --zero %d time", o->zero);
 }
 
+// "runs/a/" is "runs/a": what lies beside it, and what it is called, is told from the path.
+static void drop_slashes_behind(char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') path[--n] = 0;
+}
+
 int options_resolve(Options *o, Error *e) {
+    drop_slashes_behind(o->out);
+    drop_slashes_behind(o->model);
     TRY(resolve_plan(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));

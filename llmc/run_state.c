@@ -448,6 +448,21 @@ static int list_changes(const StateIO *io, const RunState *s, char **changes, Er
     return code;
 }
 
+// A batch that nobody has named is one micro-batch, and that must not change what the run computes: then the batch wants
+// a name. (An unnamed one under a ramp is --batch-min.)
+static int check_unnamed_batch(const StateIO *io, const RunState *s, Error *e) {
+    const cJSON *then = cJSON_GetObjectItemCaseSensitive(io->object, "options");
+    double rows = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "micro_batch"));
+    double named = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_tokens")) +
+                   cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_min"));
+    const Options *now = s->options;
+    if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
+    FAIL(e, ERR_USAGE, NULL,
+         "%s: --micro-batch was %.0f and is %lld; without --batch-tokens that is the batch, and the run another", io->path,
+         rows, (long long)now->micro_batch);
+    return error_hint(e, "add --batch-tokens %.0f to go on with the same batch", rows * (double)s->seq_len);
+}
+
 // What no run could have written, in a file whose JSON is sound.
 static int check_counts(const StateIO *io, const RunState *s, Error *e) {
     if ((double)s->tokens != (double)s->examples * (double)s->seq_len)
@@ -463,6 +478,7 @@ int run_state_read(RunState *state, const char *directory, char **changes, Error
     int code = io_fixed(&io, state, e);
     if (!code) code = io_progress(&io, state, e);
     if (!code) code = check_counts(&io, state, e);
+    if (!code) code = check_unnamed_batch(&io, state, e);
     if (!code) code = list_changes(&io, state, changes, e);
     cJSON_Delete(io.object);
     return code;

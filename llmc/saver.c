@@ -78,7 +78,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     char path[ARCHIVE_PATH];
     FileDigest digest;
     TRY(checkpoint_save_model(directory, model, read_param, s, manifest, e));
-    TRY(checkpoint_save_optimizer(directory, "optimizer.safetensors", model, (Range){0, model->flat_count},
+    TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count},
                                   read_moment1, read_moment2, s, manifest, e));
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
     TRY(file_save(path, s->state, s->state_bytes, &digest, e));

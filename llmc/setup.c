@@ -1,4 +1,4 @@
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700 // realpath
 #include "run.h"
 
 #include "checkpoint.h"
@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
@@ -163,9 +164,9 @@ int setup_engine(Run *r, Error *e) {
         TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
         return checkpoint_load_optimizer(r->saved, &r->model, moment1_to_engine, moment2_to_engine, r->engine, e);
     }
-    if (checkpoint_is_model(r->options.model))
-        return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
-    return init_parameters(r, e);
+    if (!checkpoint_is_model(r->options.model)) return init_parameters(r, e);
+    TRY(checkpoint_verify_model(r->options.model, e));
+    return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
 }
 
 // The algorithms that the run was begun with, so that it goes on with the same bits; and timed ones where --tune asks
@@ -263,7 +264,7 @@ int setup_buffers(Run *r, Error *e) {
 // The last part of a path: the files may have been moved together.
 static const char *model_name(const char *path) {
     const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
+    return slash ? slash + 1 : path;
 }
 
 // What state.json says of this run. `build` and its text belong to the caller.
@@ -329,18 +330,23 @@ int setup_resume(Run *r, Error *e) {
     return 0;
 }
 
-// An earlier run in the same place is never overwritten: it is moved aside.
+// An earlier run in the same place is never overwritten: it is moved aside, and a new directory takes its place. Where
+// --out is a link that is the place it leads to, which may be on another disk for a reason.
 static int move_old_run(const char *out, Error *e) {
-    char aside[ARCHIVE_PATH];
+    char place[ARCHIVE_PATH], aside[ARCHIVE_PATH];
+    struct stat st;
+    snprintf(place, sizeof place, "%s", out);
+    if (lstat(out, &st) == 0 && S_ISLNK(st.st_mode) && !realpath(out, place))
+        return FAIL(e, ERR_WRITE, "choose another --out", "%s: where does it lead? %s", out, strerror(errno));
     for (int i = 1; i < 100000; i++) {
-        int n = snprintf(aside, sizeof aside, "%s.%d", out, i);
+        int n = snprintf(aside, sizeof aside, "%s.%d", place, i);
         if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
         if (file_exists(aside)) continue;
-        if (rename(out, aside) != 0)
+        if (rename(place, aside) != 0)
             return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
                         out, strerror(errno));
         fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
-        return 0;
+        return directory_create(place, e);
     }
     return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
 }
@@ -364,7 +370,6 @@ static int setup_directory(Run *r, Error *e) {
         metrics_close(r->metrics, e);
         r->metrics = NULL;
         TRY(move_old_run(out, e));
-        TRY(directory_create(out, e));
         TRY(metrics_open(&r->metrics, out, e));
     }
     if (metrics_bytes(r->metrics) < r->log_bytes)

@@ -8,6 +8,7 @@
 #include "signals.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -149,7 +150,9 @@ static int stop(Run *r, Error *e) {
     if (is_first(r)) progress_break(&r->progress);
     TRY(save_now(r, e));
     comm_settle(r->comm);
-    return FAIL(e, ERR_STOPPED, "run the same command again to go on", "%s: stopped after step %lld, saved in %s",
+    const char *hint =
+        r->options.fresh ? "run the same command without --fresh to go on" : "run the same command again to go on";
+    return FAIL(e, ERR_STOPPED, hint, "%s: stopped after step %lld, saved in %s",
                 signal_name ? signal_name : "a signal to another rank", (long long)r->step, r->saved);
 }
 
@@ -306,7 +309,11 @@ static int run_program(Run *r, Error *e) {
 
 void train_spin_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); // on failure: go on as we are
+    char program[PATH_MAX]; // by its path: started as /proc/self/exe it would be called "exe" in ps, and by killall
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
+    program[n] = 0;
+    execv(program, argv); // on failure: go on as we are
 }
 
 int train_main(int argc, char **argv) {

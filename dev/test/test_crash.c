@@ -234,6 +234,14 @@ static void test_flipped_bits_are_noticed(void) {
     names_free(&names);
 }
 
+// Where a checkpoint is named as a model it is not taken as it is, either: of all its files but the optimizer's.
+static void check_named_damage(const char *checkpoint, const char *file) {
+    int want = strcmp(file, "optimizer.safetensors") == 0 ? 0 : ERR_INPUT;
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    int code = trainer_run("train_gpt2 --sample-only --threads 1 --sample-tokens 2 --model %s", checkpoint);
+    CHECK(code == want && (!want || log_mentions(file)), "%s damaged: exit code %d: %s", file, code, log_tail());
+}
+
 // And a run falls back past it, says so, and still ends as it should.
 static void test_falls_back(void) {
     static const char *const files[] = {"model.safetensors", "MANIFEST.json",         "state.json",
@@ -251,6 +259,7 @@ static void test_falls_back(void) {
         CHECK(code == 0 && log_mentions(path) && log_mentions("Passed over"), "exit code %d: %s", code, log_tail());
         CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0, "the damaged one is gone");
         check_same_end("whole", "part", files[i]);
+        check_named_damage(path_of("part/step_%08ld.damaged", newest), files[i]);
         CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
               "--check: %s", log_tail());
     }
@@ -277,6 +286,10 @@ static void test_check_of_a_file(void) {
     copy_file("part/step_00000001/model.safetensors", "alone.safetensors");
     check_says(ERR_INPUT, "part/step_00000001/other.json", "not listed");
     check_says(ERR_INPUT, "nowhere.bin", "no such file");
+    check_says(0, "part/step_00000001/optimizer.safetensors", "moment2.0-");
+    rename("part/step_00000001/MANIFEST.json", "aside");
+    check_says(ERR_INPUT, "part/step_00000001", "an incomplete checkpoint");
+    rename("aside", "part/step_00000001/MANIFEST.json");
     for (int i = 0; i < 5; i++) {
         const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
         check_says(0, files[i], right[i < 3 ? 0 : i - 2]);

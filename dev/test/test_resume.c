@@ -52,6 +52,11 @@ static void test_complete(void) {
     CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
 }
 
+static double value_in(const char *line, const char *name) {
+    const char *at = line ? strstr(line, name) : NULL;
+    return at ? strtod(at + strlen(name), NULL) : NAN;
+}
+
 // What a run is made of: options of their own, so that each can be another one.
 #define OWN "train_gpt2 --threads 1 --heads 1 --model d1 --out own --checkpoint-every 5 "
 
@@ -71,6 +76,45 @@ static void test_what_may_change(void) {
     for (size_t i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(log_mentions(said[i]), "no '%s' in:\n%s", said[i], log_tail());
     CHECK(!log_mentions("build: "), "it is the same build: %s", log_tail());
+}
+
+// Another model than the other tests': what it is called and where it lies is all that counts.
+#define SMALL                                                                                                          \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
+    "--train train.bin "
+
+// Without --batch-tokens a micro-batch is the batch.
+static void test_another_micro_batch(void) {
+#define CONSTANT SMALL "--lr-schedule constant "
+    CHECK(trainer_run(CONSTANT "--micro-batch 4 --steps 20 --out mb") == 0, "%s", log_tail());
+    CHECK(trainer_run(CONSTANT "--micro-batch 4 --steps 10 --out mb2") == 0, "%s", log_tail());
+    int code = trainer_run(CONSTANT "--micro-batch 2 --steps 20 --out mb2");
+    CHECK(code == ERR_USAGE && log_mentions("--micro-batch was 4 and is 2") && log_mentions("add --batch-tokens 32 "),
+          "exit code %d: %s", code, log_tail());
+    code = trainer_run(CONSTANT "--micro-batch 2 --batch-tokens 32 --steps 20 --out mb2");
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    double want = NAN, got = NAN;
+    size_t bytes;
+    char *a = read_text("mb/metrics.jsonl", &bytes), *b = read_text("mb2/metrics.jsonl", &bytes);
+    if (a) want = value_in(strstr(a, "{\"step\": 20,"), "\"loss\": ");
+    if (b) got = value_in(strstr(b, "{\"step\": 20,"), "\"loss\": ");
+    CHECK(fabs(got / want - 1) < 1e-5, "loss %.9g after the change, %.9g without", got, want);
+    memory_free(a), memory_free(b);
+}
+
+// A slash behind a name means nothing, and where --out is a link the runs stay where it leads.
+static void test_places(void) {
+    Error e;
+    CHECK_OK(directory_create("far/run", &e), &e);
+    CHECK(symlink("far/run", "near") == 0, "a link");
+    CHECK(trainer_run(SMALL "--steps 3 --out near/") == 0, "%s", log_tail());
+    CHECK(trainer_run(SMALL "--steps 4 --out near/ --fresh") == 0, "%s", log_tail());
+    long first = newest_step("far/run.1"), second = newest_step("far/run");
+    CHECK(first == 3 && second == 4, "steps %ld and %ld", first, second);
+#define TUNE "train_gpt2 --threads 1 --seq-len 8 --train train.bin --out tuned "
+    CHECK(trainer_run(TUNE "--steps 2 --model near/step_00000004") == 0, "%s", log_tail());
+    CHECK(trainer_run(TUNE "--steps 4 --model near/step_00000004/") == 0, "%s", log_tail());
+    CHECK(log_mentions("resuming from tuned/step_00000002"), "%s", log_tail());
 }
 
 static void test_what_may_not_change(void) {
@@ -182,11 +226,6 @@ static double deviations(const double *value, long n) {
     return n < 128 ? NAN : (value[n] - mean) / sqrt(squares / 128 - mean * mean);
 }
 
-static double value_in(const char *line, const char *name) {
-    const char *at = strstr(line, name);
-    return at ? strtod(at + strlen(name), NULL) : NAN;
-}
-
 static void test_outliers_are_skipped(void) {
     enum { STEPS = 200 };
     static double loss[STEPS], norm[STEPS];
@@ -233,6 +272,8 @@ int main(void) {
     RUN(test_every_step_once);
     RUN(test_complete);
     RUN(test_what_may_change);
+    RUN(test_another_micro_batch);
+    RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_older_builds);
     RUN(test_window);
