@@ -11,6 +11,8 @@
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
 set -u
+. "$(dirname "$0")/say.sh"
+check_stages "tests sanitize bench shakespeare resume pages parity twin" "$@"
 export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
@@ -188,12 +190,7 @@ twin() { # speed only; the curves of so few steps agree or not as they will
 
 programs
 [ $# -gt 0 ] || set -- tests bench
-for stage in "$@"; do
-    case $stage in
-    tests | sanitize | bench | shakespeare | resume | pages | parity | twin) $stage ;;
-    *) echo "error: no stage is called $stage" >&2; exit 64 ;;
-    esac
-done
+for stage in "$@"; do $stage; done
 echo
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 cat "$table"

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# What the launchers share; sourced by them, with NAME and the array OPTIONS set. From the environment:
+# What the launchers share; sourced by them, with NAME and the array OPTIONS set. An option of the trainer that is given
+# behind a launcher's name, as --name or as llm.c's, takes the place of the one in OPTIONS. From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    what made them, so that checkpoints hold it; data/gpt2 where that is there
@@ -8,25 +9,68 @@
 #   RUN          what starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
 #   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, which is for trying things out
 #
+# Paths are the caller's; what nobody names lies below the root of this repository.
+#
 # The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
 # as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish
 # its step, save and end; the same command goes on from there.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 70
-PROGRAM=${PROGRAM:-./train_gpt2cu}
-TRAIN=${TRAIN:-data/fineweb/fineweb_train_*.bin}
-VAL=${VAL:-data/fineweb/fineweb_val_*.bin}
-TOKENIZER=${TOKENIZER-$([ ! -d data/gpt2 ] || echo data/gpt2)}
-OUT=${OUT:-runs/$NAME}
+. "$(dirname "${BASH_SOURCE[0]}")/say.sh"
+root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
+[ . -ef "$root" ] && top='' || top=$root/ # what leads to the root from where the caller is
+PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
+TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
+VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
+TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}
+OUT=${OUT:-${top}runs/$NAME}
 
-fail() { # CODE MESSAGE HINT
-    echo "error: $2. $3" >&2
-    exit "$1"
+# llm.c's names of what the recipes say; the trainer's --help has them all.
+declare -A ALIASES=([-i]=--train [-j]=--val [-o]=--out [-e]=--model [-b]=--micro-batch [-t]=--seq-len [-d]=--batch-tokens
+    [-x]=--steps [-z]=--zero [-l]=--lr [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay [-v]=--val-every
+    [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every)
+
+# The options that the user gives, with their values: --name value, --name=value, --name or llm.c's -x value.
+declare -A given=()
+read_given() { # ARGUMENTS...
+    local word name=''
+    for word in "$@"; do
+        if [[ $word =~ ^(--[a-z][a-z0-9-]*)(=(.*))?$ ]]; then
+            name=${BASH_REMATCH[1]}
+            given[$name]=${BASH_REMATCH[3]}
+        elif [[ $word =~ ^-[a-z]+$ ]] && [ -n "${ALIASES[$word]:-}" ]; then
+            name=${ALIASES[$word]}
+            given[$name]=''
+        elif [ -n "$name" ]; then
+            given[$name]=$word
+        fi
+    done
+}
+
+# Takes out of OPTIONS what is given; --steps and --train-tokens both say how long the run is.
+drop_given() {
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}
+    for word in "${OPTIONS[@]}"; do
+        case $word in
+        --steps | --train-tokens) drop=$length ;;
+        --*) drop=${given[$word]+1} ;;
+        esac
+        [ -n "$drop" ] || kept+=("$word")
+    done
+    OPTIONS=("${kept[@]}")
+}
+
+print_help() {
+    print_header "$self"
+    echo "The recipe, beside what the environment says: ${OPTIONS[*]}"
+    echo
+    print_header "$root/scripts/launch.sh"
+    echo
+    echo "All options: $PROGRAM --help"
 }
 
 need_program() {
-    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${PROGRAM#./}"
+    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
 }
 
 need_data() {
@@ -103,18 +147,24 @@ train_until_done() { # COMMAND...
 }
 
 launch() { # more options, which go behind OPTIONS
+    read_given "$@"
+    [ -z "${given[--help]+1}" ] || { print_help && exit; }
     hear_signals "$@"
+    TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
     need_program
     need_data
     need_gpus
     need_mpi
-    [ -z "$TOKENIZER" ] || [[ " $* " == *" --tokenizer "* ]] || OPTIONS+=(--tokenizer "$TOKENIZER")
-    local command=("$PROGRAM" --train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}" "$@")
+    OPTIONS=(--train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}")
+    [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
+    [ "${given[--hellaswag-every]:-0}" = 0 ] || OPTIONS+=(--hellaswag "${top}data/hellaswag/hellaswag_val.jsonl")
+    drop_given
+    local command=("$PROGRAM" "${OPTIONS[@]}" "$@")
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
-        local mpirun=(scripts/mpirun.sh -np "$RANKS" --bind-to none)
+        local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS" --bind-to none)
         [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")

@@ -19,16 +19,7 @@
 # local files (-- --include_path DIR). LM_EVAL names the program; otherwise build/venv/bin or PATH has it.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-
-fail() { # CODE MESSAGE HINT
-    echo "error: $2. $3" >&2
-    exit "$1"
-}
-
-usage() {
-    sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"
-    exit 0
-}
+. "$root/scripts/say.sh"
 
 TASKS=hellaswag,lambada_openai,piqa,winogrande,arc_easy
 TOKENIZER='' DEVICE='' BATCH='' DTYPE=float32 OUT='' OFFLINE='' MODEL=''
@@ -43,7 +34,7 @@ while [ $# -gt 0 ]; do
     --dtype) DTYPE=$2 && shift ;;
     --out) OUT=$2 && shift ;;
     --offline) OFFLINE=1 ;;
-    --help | -h) usage ;;
+    --help | -h) print_header "${BASH_SOURCE[0]}" && exit ;;
     --) shift && break ;;
     -*) fail 64 "$1: unknown" "See --help; options of lm_eval itself go behind --" ;;
     *) [ -z "$MODEL" ] || fail 64 "two models: $MODEL and $1" "Give one"

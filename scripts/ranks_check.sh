@@ -14,16 +14,15 @@
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
 set -u
+. "$(dirname "$0")/say.sh"
+stages="agree resume faults scaling memory nccl"
+check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$(dirname "$0")/.." || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-725} SMALL=${SMALL:-}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}
 
-fail() { # CODE MESSAGE HINT
-    echo "error: $2. $3" >&2
-    exit "$1"
-}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$RANKS GPUs" "Run this where there are two or more, or set RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -512,7 +511,6 @@ finish() {
     [ $status = 0 ] && ! grep -q '^FAIL' "$table"
 }
 
-stages="agree resume faults scaling memory nccl"
 stage_limit() { # seconds; a rank of d48 takes 15 to start
     case $1 in
     agree) echo 130 ;;
@@ -521,13 +519,11 @@ stage_limit() { # seconds; a rank of d48 takes 15 to start
     scaling) echo 280 ;;
     memory) echo 75 ;;
     nccl) echo 60 ;;
-    *) fail 64 "no stage is called $1" "There are: $stages" ;;
     esac
 }
 
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
-for stage in "$@"; do stage_limit "$stage" > /dev/null; done
 mkdir -p "$OUT"
 work=$(mktemp -d -p "$OUT" runs.XXXXXX)
 table=$OUT/table.txt

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # GPT-2 774M on 150 billion tokens (286,102 steps), with llm.c's settings.
-# scripts/launch.sh says what can be set; options given here are added to those below.
+# An option of the trainer that is given here takes the place of the one below; --help says what else can be set.
 NAME=gpt2-774M
 OPTIONS=(
     --model gpt2-774M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --steps 286102 --zero 1

@@ -21,6 +21,9 @@
 # 2.2), so constant batches are also given the rates of LRS as they are. A run's name has the rate that the rule gives
 # the first batch: constant-512-lr0.00025 runs at 1e-3 if the first is 32. Of several LRS each batch can have its best.
 set -u
+. "$(dirname "$0")/../../scripts/say.sh"
+[[ ${1:-} != @(--help|-h) ]] || { print_header "$0" && exit; }
+[ $# = 0 ] || fail 64 "$1: it takes no arguments, the environment says what to do" "See --help"
 cd "$(dirname "$0")/../.." || exit 70
 TRAINER=${TRAINER:-./train_gpt2cu} TOKENIZE=${TOKENIZE:-data/tokenize} TEXTS=${TEXTS:-/usr /opt}
 TRAIN=${TRAIN:-} VAL=${VAL:-} OUT=${OUT:-build/ramp_study} JOBS=${JOBS:-1}
@@ -37,11 +40,6 @@ LIMIT=${LIMIT:-300}               # seconds that a run may take
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM # and with it the trap above
-
-fail() { # CODE MESSAGE HINT
-    echo "error: $2. $3" >&2
-    exit "$1"
-}
 
 # Bytes of the source files that this machine holds, one file in 20 for validation. Sorted by digest: that mixes the
 # projects, and of equal files one is taken, or a copy of a validation file might be trained on.

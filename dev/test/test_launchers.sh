@@ -97,9 +97,9 @@ slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; 
 slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
 
 # The lengths of llm.c's scripts of the same names: their -x (an epoch, 18,865 steps, for 124M) times -d.
-plans() { # LAUNCHER LINE
+plans() { # LAUNCHER LINE OPTIONS...
     TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" PROGRAM=$train RANKS=1 OUT="$work/dry" \
-        bash "scripts/$1" --dry-run > "$work/log" 2>&1
+        bash "scripts/$1" --dry-run "${@:3}" > "$work/log" 2>&1
     grep -qE "$2" "$work/log" || { echo "$1 does not say $2"; grep -E '^error|^run' "$work/log"; return 1; }
 }
 recipes() {
@@ -130,6 +130,101 @@ lost() { goes 78 1 137; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
 not_without_getting_on() { goes 78 2 75+ 78 0; }
 not_what_will_fail_again() { goes 76 2 75+ 76+ 0; }
+
+# An option that is given takes the place of the recipe's, by whatever name.
+cat > "$work/recipe.sh" <<END
+#!/usr/bin/env bash
+# A recipe made up.
+# It does nothing.
+NAME=recipe
+OPTIONS=(--micro-batch 64 --steps 9 --tensorboard --lr 6e-4)
+. "$root/scripts/launch.sh"
+launch "\$@"
+END
+recipe() { # ARGUMENTS...: runs it; what the program is started with is in the file starts then
+    rm -rf "$work/starts"
+    echo 0 > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER= bash "$work/recipe.sh" "$@" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+}
+becomes() { # OPTIONS ARGUMENTS...: what follows --out
+    recipe "${@:2}" && [ "$(sed "s|^--train .* --out $work/out ||" "$work/starts")" = "$1" ] && return
+    echo "${*:2}: $(cat "$work/starts")"
+    return 1
+}
+given_options() {
+    becomes "--micro-batch 64 --steps 9 --tensorboard --lr 6e-4" &&
+        becomes "--steps 9 --tensorboard --lr 6e-4 --micro-batch 16" --micro-batch 16 &&
+        becomes "--steps 9 --tensorboard --lr 6e-4 --micro-batch=16" --micro-batch=16 &&
+        becomes "--steps 9 --tensorboard --lr 6e-4 -b 16" -b 16 &&
+        becomes "--micro-batch 64 --tensorboard --lr 6e-4 -x 5" -x 5 &&
+        becomes "--micro-batch 64 --tensorboard --lr 6e-4 --train-tokens 1e9" --train-tokens 1e9 &&
+        becomes "--micro-batch 64 --steps 9 --lr 6e-4 --tensorboard" --tensorboard &&
+        becomes "--micro-batch 64 --steps 9 --tensorboard --lr 6e-4 --prompt a --steps b [x]" --prompt 'a --steps b [x]' &&
+        sed -i 's/--steps 9/--train-tokens 9e9/' "$work/recipe.sh" &&
+        becomes "--micro-batch 64 --tensorboard --lr 6e-4 --steps 5" --steps 5
+}
+given_places() { # go before the environment's, and are where a run is looked for that starts again
+    local train_text="$work/data/y_train_*.bin" val_text="$work/data/y_val_*.bin"
+    recipe -i "$train_text" --val="$val_text" -o "$work/out2" || return 1
+    [[ $(cat "$work/starts") = "--micro-batch 64 "*" -i $train_text --val=$val_text -o $work/out2" ]] || { cat "$work/starts"; return 1; }
+    ! recipe --train none > "$work/said" && grep -q '^error: no training shards at none' "$work/said" || { cat "$work/said"; return 1; }
+    rm -rf "$work/out" "$work/starts"
+    printf '%s\n' 137+ 0 > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" OUT="$work/other" RANKS=1 bash "$work/recipe.sh" --out "$work/out" > "$work/log" 2>&1
+    [ $? = 0 ] && grep -q "starting again from $work/out/step_" "$work/log" || { cat "$work/log"; return 1; }
+}
+# Every option of the recipes, given again, as llm.c names it where it does.
+given_recipes() {
+    local script option alias value again
+    "$train" --help > "$work/help"
+    for script in scripts/run_gpt2_{350M,124M_gns}.sh; do
+        again=()
+        while read -r option value; do
+            alias=$(awk -v name="$option" '/^ *--/ { mine = $1 == name } mine' "$work/help" | grep -oE 'llm\.c -[a-z]+' | cut -c 7-)
+            again+=("${alias:-$option}" "$value")
+        done < <(sed -n '/^OPTIONS=(/,/^)/p' "$script" | grep -oE -- '--[a-z0-9-]+ [^- ][^ ]*')
+        [[ ${#again[@]} -ge 26 && " ${again[*]}" == *" -b "*" -v "* ]] || { echo "$script: only ${again[*]}"; return 1; }
+        plans "${script##*/}" '^run|^FLOPs' "${again[@]}" || { echo "${again[*]}"; return 1; }
+    done
+}
+
+# Paths are the caller's; what nobody names lies below the root.
+from_elsewhere() {
+    mkdir -p "$work/elsewhere/in"
+    cp "$work"/data/x_*.bin "$work/elsewhere/in"
+    cp "$work/fake_cu" "$work/elsewhere/program_cu"
+    cd "$work/elsewhere" || return
+    echo 0 > codes
+    env PATH="$PATH:$work" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' OUT=here PROGRAM=./program_cu TOKENIZER=mine bash "$work/recipe.sh" > log 2>&1
+    [ "$(cut -d ' ' -f 1-6 starts)" = "--train in/x_train_* --val in/x_val_* --out here" ] && grep -q -- '--tokenizer mine$' starts || { cat log starts; return 1; }
+    env PATH="$PATH:$work" PROGRAM=./program_cu bash "$work/recipe.sh" > log 2>&1
+    grep -qF "no training shards at $root/data/fineweb/" log || { cat log; return 1; }
+    env PATH="$PATH:$work" bash "$work/recipe.sh" > log 2>&1
+    [ -x "$root/train_gpt2cu" ] || grep -qF "error: $root/train_gpt2cu: not there. Build it: make -C $root train_gpt2cu" log || { cat log; return 1; }
+    rm -rf starts
+    echo 0 > codes
+    env PATH="$PATH:$work" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' PROGRAM=./program_cu bash "$work/recipe.sh" > log 2>&1
+    [ "$(cut -d ' ' -f 5-6 starts)" = "--out $root/runs/recipe" ] || { cat log starts; return 1; }
+}
+
+helps() { # with --help every script says what it does and takes, whatever else is missing
+    local script
+    for script in scripts/run_gpt2_*.sh scripts/gpu_check.sh scripts/ranks_check.sh scripts/lm_eval.sh dev/bench/ramp_study.sh; do
+        (cd "$work" && env PATH="$work/bin" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
+        grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--out' "$work/log" &&
+            ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
+    done
+    env PATH="$work/bin" bash "$work/recipe.sh" --steps 5 --help > "$work/log" 2>&1
+    head -n 2 "$work/log" | cmp - <(printf 'A recipe made up.\nIt does nothing.\n') && grep -q -- '--micro-batch 64' "$work/log"
+}
+wrong_words() { # are refused at once
+    local script
+    for script in scripts/gpu_check.sh scripts/ranks_check.sh dev/bench/ramp_study.sh; do
+        OUT=$work/none BUILD=$work/none timeout 20 bash "$script" bogus > "$work/log" 2>&1
+        [ $? = 64 ] && grep -q '^error: .*bogus' "$work/log" && [ "$(wc -l < "$work/log")" = 1 ] && [ ! -e "$work/none" ] ||
+            { echo "$script"; head -n 5 "$work/log"; return 1; }
+    done
+}
 
 # An mpirun that waits for ever when its rank has ended. Begun early, because that takes its time to find out.
 mkdir "$work/hangs"
@@ -223,7 +318,8 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes done_at_once one_tokenizer lost again_until_done \
+    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes given_options given_places given_recipes \
+    from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
     not_without_getting_on not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test

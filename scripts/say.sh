@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# Sourced by scripts: how they refuse, and how they say what they are for.
+
+fail() { # CODE MESSAGE HINT
+    echo "error: $2. $3" >&2
+    exit "$1"
+}
+
+# The comment that a script begins with is what it says of itself.
+print_header() { # FILE
+    sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
+}
+
+# Of a script whose arguments are its stages: --help, or a word that is none of them, ends it.
+check_stages() { # "STAGE..." ARGUMENTS...
+    local stages=$1 word
+    shift
+    for word in "$@"; do
+        [[ $word != --help && $word != -h ]] || { print_header "$0" && exit; }
+        [[ " $stages " == *" $word "* ]] || fail 64 "no stage is called $word" "There are: $stages (--help says more)"
+    done
+}
