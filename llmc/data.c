@@ -1,5 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "data.h"
+#include "files.h"
 #include "permutation.h"
 
 #include <assert.h>
@@ -350,19 +351,6 @@ int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error
 
 uint64_t shard_writer_count(const ShardWriter *w) { return w->count; }
 
-// A rename is on disk once the directory that holds the name is.
-static void directory_sync(const char *path) {
-    char directory[PATH_MAX];
-    strcpy(directory, path);
-    char *slash = strrchr(directory, '/');
-    if (!slash) strcpy(directory, ".");
-    else slash[slash == directory] = 0; // "/x": the root itself
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return; // not every file system allows it, and the file itself is safe
-    fsync(fd);
-    close(fd);
-}
-
 int shard_writer_sync(ShardWriter *w, Error *e) {
     if (fseeko(w->file, 0, SEEK_SET) != 0) return write_failed(w, e);
     TRY(shard_write_header(w, e));
@@ -383,7 +371,7 @@ int shard_publish(const char *path, Error *e) {
     partial_path(partial, path);
     if (rename(partial, path) != 0)
         return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
-    directory_sync(path);
+    parent_sync(path); // a rename is on disk once the directory that holds the name is
     return 0;
 }
 

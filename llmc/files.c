@@ -35,6 +35,31 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
     return a->bytes == b->bytes && strcmp(a->hash, b->hash) == 0;
 }
 
+struct Digester {
+    XXH3_state_t hash; // first: it wants 64-byte alignment, which memory_alloc gives
+    uint64_t bytes;
+};
+
+int digester_create(Digester **out, Error *e) {
+    TRY(memory_alloc((void **)out, sizeof **out, "a digest", e));
+    XXH3_128bits_reset(&(*out)->hash);
+    (*out)->bytes = 0;
+    return 0;
+}
+
+void digester_add(Digester *digester, const void *data, size_t bytes) {
+    XXH3_128bits_update(&digester->hash, data, bytes);
+    digester->bytes += bytes;
+}
+
+FileDigest digester_read(const Digester *digester) {
+    FileDigest digest = {.bytes = digester->bytes};
+    hash_to_text(XXH3_128bits_digest(&digester->hash), digest.hash);
+    return digest;
+}
+
+void digester_destroy(Digester *digester) { memory_free(digester); }
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Past the page cache
 //
@@ -271,6 +296,16 @@ int directory_sync(const char *path, Error *e) {
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
+}
+
+void parent_sync(const char *path) {
+    char directory[PATH_MAX];
+    Error ignored;
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    if (!slash) strcpy(directory, ".");
+    else slash[slash == directory] = 0; // "/x": the root itself
+    directory_sync(directory, &ignored);
 }
 
 int path_rename(const char *from, const char *to, const char *parent, Error *e) {

@@ -20,6 +20,13 @@ typedef struct {
 FileDigest digest_of(const void *data, size_t bytes);
 bool digest_equal(const FileDigest *a, const FileDigest *b);
 
+// The same of bytes that come one after another.
+typedef struct Digester Digester;
+int digester_create(Digester **out, Error *e); // of no bytes yet
+void digester_add(Digester *digester, const void *data, size_t bytes);
+FileDigest digester_read(const Digester *digester); // of what was added so far; more may follow
+void digester_destroy(Digester *digester);          // NULL is fine
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing, from first byte to last. The digest is of the bytes handed over, not of what the disk made of them.
 // Large files go past the page cache, where the file system lets them: 4 MiB at a time.
@@ -63,6 +70,7 @@ bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
+void parent_sync(const char *path); // the directory that holds it, if its file system allows that
 
 // Renames and syncs the parent, which both share. The new name must be free.
 int path_rename(const char *from, const char *to, const char *parent, Error *e);

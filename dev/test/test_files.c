@@ -145,6 +145,23 @@ static void test_all_sizes(void) {
     for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? PAGE : MIB);
 }
 
+// A digest of pieces is that of the whole, at every piece's end.
+static void test_digester(void) {
+    static unsigned char data[1 << 17];
+    Digester *digester;
+    Error e = {0};
+    plan_fault(WRITE, NOTHING, 0, 0);
+    CHECK_OK(digester_create(&digester, &e), &e);
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)draw(256);
+    for (size_t done = 0, n; done <= sizeof data; done += n) {
+        FileDigest got = digester_read(digester), want = digest_of(data, done);
+        CHECK(digest_equal(&got, &want), "%zu bytes: %s, want %s", done, got.hash, want.hash);
+        n = 1 + draw(10000);
+        if (done + n <= sizeof data) digester_add(digester, data + done, n);
+    }
+    digester_destroy(digester);
+}
+
 static size_t pages_in_cache(const char *path, size_t begin, size_t end) {
     static unsigned char resident[LARGEST / PAGE];
     int fd = open(path, O_RDONLY);
@@ -257,6 +274,7 @@ int main(void) {
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
     RUN(test_all_sizes);
+    RUN(test_digester);
     RUN(test_past_the_page_cache);
     RUN(test_refused);
     RUN(test_calls_that_fail);
