@@ -5,6 +5,7 @@
 #ifndef GNS_TOKENIZE_BLOCKS_H
 #define GNS_TOKENIZE_BLOCKS_H
 
+#include "../llmc/files.h"
 #include "inputs.h"
 #include "jsonl.h"
 #include "settings.h"
@@ -33,6 +34,7 @@ typedef struct {
     uint64_t taken;                  // bytes of input before this place
     int inside;                      // the document that goes on here has begun before
     int skip_newline;                // a separator has just ended
+    FileDigest piped;                // of the input before this place, what came through pipes
 } Place;
 
 typedef struct { // a document, or a part of one
@@ -149,6 +151,8 @@ typedef struct {
     Place place;   // of buffer[0]
     char *buffer;
     size_t have, capacity;
+    Digester *piped; // what place.piped is taken from
+    bool resumed;    // at place, and not yet known to read the same input as before
     sigset_t signals;
     bool stopped; // by a signal
 } Reader;
@@ -217,31 +221,65 @@ static int reader_set_tail(Reader *r, Error *e) {
     return 0;
 }
 
-// Opens the file at place, and goes to the place's offset in it (a pipe is read up to there).
+// Opens the file at place, and goes to the place's offset in it; a pipe is where it is.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = &r->inputs->all[r->place.file];
-    uint64_t offset = r->place.offset;
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
     r->ended = false;
     r->have = 0;
     TRY(reader_set_tail(r, e));
-    if (!offset || lseek(r->fd, (off_t)offset, SEEK_SET) >= 0) return 0;
-    char skipped[4096];
-    while (offset > 0) {
-        ssize_t n = read(r->fd, skipped, size_min(sizeof skipped, offset));
-        if (n <= 0)
-            return FAIL(e, ERR_INPUT, "give the same input again, or --force to start over",
-                        "%s: shorter than when this was interrupted", input_name(input));
-        offset -= (uint64_t)n;
-    }
+    if (!input->pipe && lseek(r->fd, (off_t)r->place.offset, SEEK_SET) < 0)
+        return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
     return 0;
 }
 
 static void reader_close(Reader *r) {
     if (r->fd > STDIN_FILENO) close(r->fd);
     r->fd = -1;
+}
+
+// Reads past so many bytes of a pipe, or to its end.
+static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
+    char skipped[1 << 16];
+    while (bytes > 0 && reader_wait(r)) {
+        ssize_t n = read(r->fd, skipped, size_min(sizeof skipped, bytes));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0)
+            return FAIL(e, ERR_INPUT, "check where it comes from", "%s: cannot read: %s",
+                        input_name(&r->inputs->all[r->place.file]), strerror(errno));
+        if (n == 0) break;
+        digester_add(r->piped, skipped, (size_t)n);
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+#define HINT_SAME_INPUT "give the same input again, or --force to start over"
+
+// After an interruption: reads every pipe up to where it was then, and finds out whether the same came through it. (Of
+// a file, size and time tell: see fingerprint.)
+static int reader_rejoin(Reader *r, Error *e) {
+    const Place place = r->place;
+    const char *name = NULL;
+    for (int i = 0; i <= place.file; i++) {
+        const Input *input = &r->inputs->all[i];
+        if (!input->pipe) continue;
+        name = name ? "the pipes" : input_name(input);
+        r->place.file = i;
+        TRY(reader_open(r, e));
+        TRY(reader_skip(r, i < place.file ? UINT64_MAX : place.offset, e));
+        if (i < place.file) reader_close(r);
+    }
+    r->place = place;
+    if (r->stopped) return 0;
+    FileDigest came = digester_read(r->piped);
+    if (name && !digest_equal(&came, &place.piped))
+        return FAIL(e, ERR_INPUT, HINT_SAME_INPUT, "%s: not the input that was interrupted: %s", name,
+                    came.bytes < place.piped.bytes ? "it ends too early" : "its text is another");
+    r->resumed = false;
+    return 0;
 }
 
 // Keeps a separator whole: a cut in one, or between it and the newline before it, moves behind it.
@@ -306,6 +344,10 @@ static int reader_take(Reader *r, Block *b, size_t bytes, Error *e) {
     r->place.offset += bytes;
     r->place.taken += bytes;
     r->place.line += count_lines(b->text, bytes);
+    if (b->input->pipe) {
+        digester_add(r->piped, b->text, bytes);
+        r->place.piped = digester_read(r->piped);
+    }
     if (r->tail != UINT64_MAX && b->start.offset < r->tail && r->place.offset >= r->tail) r->place.inside = 0;
     b->end = r->place;
     return 0;
@@ -314,6 +356,7 @@ static int reader_take(Reader *r, Block *b, size_t bytes, Error *e) {
 // Fills *b with the next block; *got is false when there is none left, or a signal came.
 static int reader_next(Reader *r, Block *b, bool *got, Error *e) {
     *got = false;
+    if (r->resumed) TRY(reader_rejoin(r, e));
     while (r->place.file < r->inputs->count && !reader_signalled(r)) {
         const Input *input = &r->inputs->all[r->place.file];
         if (r->fd < 0) TRY(reader_open(r, e));
@@ -333,7 +376,7 @@ static int reader_next(Reader *r, Block *b, bool *got, Error *e) {
         }
         reader_close(r);
         uint64_t taken = r->place.taken + r->have; // what --max-bytes cut off counts as taken
-        r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken};
+        r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
         r->have = 0;
         if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
     }

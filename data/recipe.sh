@@ -38,7 +38,8 @@ recipe_options() {
     done
     DOWNLOAD=${DOWNLOADS:-data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    if [ -z "$FORCE" ] && compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
+    # With a state beside them, they are not all there yet.
+    if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
         echo "$OUT has shards already (--force makes them again)"
         exit 0
     fi

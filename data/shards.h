@@ -4,7 +4,7 @@
 
 #include "blocks.h"
 
-enum { STATE_VERSION = 1 };
+enum { STATE_VERSION = 2 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The writer
@@ -13,7 +13,8 @@ typedef struct {
     ShardWriter *shard; // under construction, or NULL
     int shards;         // finished
     uint64_t tokens, documents;
-    int last; // the token written last
+    int last;          // the token written last
+    uint64_t in_shard; // of a state that was read: tokens in the shard under construction
 } Split;
 
 typedef struct {
@@ -21,6 +22,7 @@ typedef struct {
     int eot; // -1: bytes
     uint64_t fingerprint;
     Split splits[SPLITS];
+    bool publishing; // all is in whole shards, of which some may have their names
 } Writer;
 
 static void shard_path(const Options *o, int split, int shard, char out[PATH_MAX]) {
@@ -74,48 +76,13 @@ static void writer_close(Writer *w) { // partial files stay
     w->splits[TRAIN].shard = w->splits[VAL].shard = NULL;
 }
 
-// All shards get their names, and what an earlier run left behind them goes.
-static int writer_publish(Writer *w, Error *e) {
-    char path[PATH_MAX];
-    for (int i = 0; i < SPLITS; i++) {
-        Split *s = &w->splits[i];
-        ShardWriter *last = s->shard;
-        s->shard = NULL;
-        if (last) TRY(shard_writer_suspend(last, e));
-        if (last) s->shards++;
-    }
-    for (int i = 0; i < SPLITS; i++) {
-        int shard = 0;
-        if (!owns_split(w->o, i)) continue;
-        for (; shard < w->splits[i].shards; shard++) {
-            shard_path(w->o, i, shard, path);
-            TRY(shard_publish(path, e));
-        }
-        do shard_path(w->o, i, shard++, path);
-        while (unlink(path) == 0);
-    }
-    return 0;
-}
-
-// Removes partial shards and the state.
-static void writer_remove_partial(const Options *o) {
-    char path[PATH_MAX], partial[PATH_MAX + 16];
-    for (int i = 0; i < SPLITS; i++)
-        for (int shard = 0, gone = 0; !gone; shard++) {
-            shard_path(o, i, shard, path);
-            snprintf(partial, sizeof partial, "%s.partial", path);
-            gone = unlink(partial) != 0;
-        }
-    snprintf(path, sizeof path, "%s.state", o->out);
-    unlink(path);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The state: PREFIX.state, one line of numbers
 
 #define STATE_FORMAT                                                                                                   \
-    "gns tokenize %d %" SCNx64 " %d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %d %d %d %" SCNu64 " %" SCNu64     \
-    " %d %" SCNu64 " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64 "\n"
+    "gns tokenize %d %" SCNx64 " %d %d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %d %d %" SCNu64 " %32s"         \
+    " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64 " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64 "\n"
+enum { STATE_FIELDS = 22 };
 
 // What must be the same for a run to be resumed: the vocabulary, the options that matter, and the inputs.
 static uint64_t fingerprint(const Options *o, const Tokenizer *t, const Inputs *inputs) {
@@ -140,63 +107,138 @@ static uint64_t fingerprint(const Options *o, const Tokenizer *t, const Inputs *
     return hash_finish(hash);
 }
 
+static void state_path(const Options *o, char out[PATH_MAX]) { snprintf(out, PATH_MAX, "%s.state", o->out); }
+
 static int state_save(Writer *w, const Place *p, Error *e) {
-    char path[PATH_MAX], partial[PATH_MAX + 16];
+    char path[PATH_MAX], line[1024];
     uint64_t in_shard[SPLITS];
     for (int i = 0; i < SPLITS; i++) {
         ShardWriter *shard = w->splits[i].shard;
         if (shard) TRY(shard_writer_sync(shard, e));
         in_shard[i] = shard ? shard_writer_count(shard) : 0;
     }
-    snprintf(path, sizeof path, "%s.state", w->o->out);
-    snprintf(partial, sizeof partial, "%s.partial", path);
-    FILE *f = fopen(partial, "w");
     const Split *t = &w->splits[TRAIN], *v = &w->splits[VAL];
-    bool ok = f && fprintf(f, STATE_FORMAT, STATE_VERSION, w->fingerprint, p->file, p->offset, p->line, p->document,
-                           p->taken, p->inside, p->skip_newline, t->shards, in_shard[TRAIN], t->tokens, t->last,
-                           t->documents, v->shards, in_shard[VAL], v->tokens, v->last, v->documents) > 0;
-    ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    if (f && fclose(f) != 0) ok = false;
-    if (!ok || rename(partial, path) != 0)
-        return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path,
-                    strerror(errno));
+    int bytes = snprintf(line, sizeof line, STATE_FORMAT, STATE_VERSION, w->fingerprint, w->publishing, p->file,
+                         p->offset, p->line, p->document, p->taken, p->inside, p->skip_newline, p->piped.bytes,
+                         p->piped.hash, t->shards, in_shard[TRAIN], t->tokens, t->last, t->documents, v->shards,
+                         in_shard[VAL], v->tokens, v->last, v->documents);
+    state_path(w->o, path);
+    TRY(file_replace(path, line, (size_t)bytes, e));
+    parent_sync(path);
     return 0;
 }
 
 static bool state_exists(const Options *o) {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s.state", o->out);
-    return access(path, F_OK) == 0;
+    state_path(o, path);
+    return file_exists(path);
 }
 
-// Takes up where the same command stopped; *resumed says whether there was anything to take up.
-static int state_load(Writer *w, Place *p, bool *resumed, Error *e) {
+static void state_remove(const Options *o) {
+    char path[PATH_MAX], partial[PATH_MAX + 16];
+    state_path(o, path);
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    unlink(partial);
+    unlink(path);
+}
+
+// Where the same command stopped: true, with the place in the input, the counts and in_shard of every split.
+static bool state_read(Writer *w, Place *place) {
     char path[PATH_MAX];
-    Split *t = &w->splits[TRAIN], *v = &w->splits[VAL];
-    uint64_t in_shard[SPLITS], print;
-    Place place = {0};
-    int version;
-    *resumed = false;
-    snprintf(path, sizeof path, "%s.state", w->o->out);
+    Place p = {0};
+    Split t = {0}, v = {0};
+    uint64_t print;
+    int version, publishing;
+    state_path(w->o, path);
     FILE *f = fopen(path, "r");
-    if (!f) return 0;
-    int fields = fscanf(f, STATE_FORMAT, &version, &print, &place.file, &place.offset, &place.line, &place.document,
-                        &place.taken, &place.inside, &place.skip_newline, &t->shards, &in_shard[TRAIN], &t->tokens,
-                        &t->last, &t->documents, &v->shards, &in_shard[VAL], &v->tokens, &v->last, &v->documents);
+    if (!f) return false;
+    int fields = fscanf(f, STATE_FORMAT, &version, &print, &publishing, &p.file, &p.offset, &p.line, &p.document,
+                        &p.taken, &p.inside, &p.skip_newline, &p.piped.bytes, p.piped.hash, &t.shards, &t.in_shard,
+                        &t.tokens, &t.last, &t.documents, &v.shards, &v.in_shard, &v.tokens, &v.last, &v.documents);
     fclose(f);
-    if (fields != 19 || version != STATE_VERSION || print != w->fingerprint) {
-        fprintf(stderr, "%s is of another command or other inputs: starting over\n", path);
-        memset(w->splits, 0, sizeof w->splits);
-        return 0;
+    if (fields != STATE_FIELDS || version != STATE_VERSION || print != w->fingerprint) return false;
+    *place = p;
+    w->splits[TRAIN] = t;
+    w->splits[VAL] = v;
+    w->publishing = publishing;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Going on and the end
+
+#define HINT_THE_REST "look after the disk and run the same command again: it does the rest"
+
+// Removes a split's shards from this number on, or its partial ones. The last goes first: what is left should this break
+// off has no gap, and is found again.
+static int shards_remove(const Options *o, int split, int from, const char *suffix, Error *e) {
+    char path[PATH_MAX], file[PATH_MAX + 16];
+    int end = from;
+    for (bool there = true; there; end += there) {
+        shard_path(o, split, end, path);
+        snprintf(file, sizeof file, "%s%s", path, suffix);
+        there = file_exists(file);
     }
+    while (end-- > from) {
+        shard_path(o, split, end, path);
+        snprintf(file, sizeof file, "%s%s", path, suffix);
+        if (unlink(file) != 0)
+            return FAIL(e, ERR_WRITE, HINT_THE_REST, "%s: cannot be removed: %s", file, strerror(errno));
+    }
+    return 0;
+}
+
+static void writer_remove_partial(const Options *o) {
+    Error ignored;
+    for (int i = 0; i < SPLITS; i++) shards_remove(o, i, 0, ".partial", &ignored);
+}
+
+// Opens the shards that were under construction when the state was saved.
+static int writer_resume(Writer *w, Error *e) {
+    char path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) {
-        if (!in_shard[i]) continue;
-        char shard[PATH_MAX];
-        shard_path(w->o, i, w->splits[i].shards, shard);
-        TRY(shard_writer_resume(&w->splits[i].shard, shard, in_shard[i], e));
+        Split *s = &w->splits[i];
+        shard_path(w->o, i, s->shards, path);
+        if (s->in_shard) TRY(shard_writer_resume(&s->shard, path, s->in_shard, e));
     }
-    *p = place;
-    *resumed = true;
+    return 0;
+}
+
+// A shard gets its name, which it may have from the run before.
+static int writer_publish_shard(const char *path, bool again, Error *e) {
+    char partial[PATH_MAX + 16];
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    if (again && !file_exists(partial)) {
+        if (file_exists(path)) return 0;
+        return FAIL(e, ERR_INPUT, "say --force to start over", "%s: is gone, and so is what it was to be made of",
+                    path);
+    }
+    int code = shard_publish(path, e);
+    return code ? error_hint(e, HINT_THE_REST) : 0;
+}
+
+// All shards get their names, and what an earlier run left behind them goes. The state says so first: should this break
+// off, the same command does the rest.
+static int writer_publish(Writer *w, const Place *end, Error *e) {
+    char path[PATH_MAX];
+    bool again = w->publishing;
+    for (int i = 0; i < SPLITS; i++) {
+        Split *s = &w->splits[i];
+        ShardWriter *last = s->shard;
+        s->shard = NULL;
+        if (last) TRY(shard_writer_suspend(last, e));
+        if (last) s->shards++;
+    }
+    w->publishing = true;
+    if (!again) TRY(state_save(w, end, e));
+    for (int i = 0; i < SPLITS; i++) {
+        if (!owns_split(w->o, i)) continue;
+        for (int shard = 0; shard < w->splits[i].shards; shard++) {
+            shard_path(w->o, i, shard, path);
+            TRY(writer_publish_shard(path, again, e));
+        }
+        TRY(shards_remove(w->o, i, w->splits[i].shards, "", e));
+    }
     return 0;
 }
 

@@ -263,6 +263,17 @@ static int run_blocks(Run *run, Error *e) {
     return reader_code;
 }
 
+// Where only names were left to give, the input has nothing new.
+static int run_expect_end(Run *run, Error *e) {
+    Block b = {0};
+    bool more;
+    int code = reader_next(&run->reader, &b, &more, e);
+    if (!code && more)
+        code = FAIL(e, ERR_INPUT, HINT_SAME_INPUT, "%s: longer than when this was interrupted", input_name(b.input));
+    block_free(&b);
+    return code;
+}
+
 static int run_finish(Run *run, Error *e) {
     const Options *o = &run->options;
     const Split *splits = run->writer.splits;
@@ -276,7 +287,7 @@ static int run_finish(Run *run, Error *e) {
         if (splits[i].tokens == 0 && fills_split(o, i))
             return FAIL(e, ERR_INPUT, "give more documents, or another share for validation",
                         "no text fell into the %s split of %s", SPLIT_NAMES[i], o->out);
-    TRY(writer_publish(&run->writer, e));
+    TRY(writer_publish(&run->writer, &run->written, e));
     progress_show(&run->progress, run->written.taken, splits[TRAIN].tokens + splits[VAL].tokens, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
@@ -295,7 +306,8 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     r->o = run->pool.o = o;
     r->tokenizer = run->pool.tokenizer = run->tokenizer;
     r->inputs = &run->inputs;
-    r->place = (Place){.line = 1};
+    TRY(digester_create(&r->piped, e));
+    r->place = (Place){.line = 1, .piped = digester_read(r->piped)};
     run->progress = (Progress){.start = clock_seconds(), .terminal = isatty(STDERR_FILENO)};
     for (int i = 0; i < run->inputs.count; i++) {
         run->progress.total_bytes += run->inputs.all[i].bytes;
@@ -309,13 +321,20 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
 static int run_prepare_output(Run *run, Error *e) {
     Options *o = &run->options;
     Reader *r = &run->reader;
-    bool resumed = false;
-    TRY(output_check(o, e));
-    run->writer = (Writer){.o = o, .eot = tokenizer_eot(run->tokenizer)};
-    run->writer.fingerprint = fingerprint(o, run->tokenizer, &run->inputs);
-    if (!o->force) TRY(state_load(&run->writer, &r->place, &resumed, e));
-    if (!resumed) writer_remove_partial(o);
-    else fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);
+    Writer *w = &run->writer;
+    *w = (Writer){.o = o, .eot = tokenizer_eot(run->tokenizer)};
+    w->fingerprint = fingerprint(o, run->tokenizer, &run->inputs);
+    r->resumed = !o->force && state_read(w, &r->place);
+    if (!w->publishing) TRY(output_check(o, e));
+    if (r->resumed) {
+        TRY(writer_resume(w, e));
+        fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);
+    } else {
+        if (!o->force && state_exists(o))
+            fprintf(stderr, "%s.state is of another command or other inputs: starting over\n", o->out);
+        state_remove(o); // first: a state without its shards would mislead
+        writer_remove_partial(o);
+    }
     run->written = r->place;
     run->progress.start_bytes = r->place.taken;
     run->saved = clock_seconds();
@@ -372,6 +391,17 @@ done:
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// After a bad input nothing is left. After a signal, or a full disk, the same command goes on if it has got anywhere; and
+// so it does after an input that is another than before, and where shards have got their names.
+static void run_tidy(const Run *run, int code) {
+    const Options *o = &run->options;
+    bool bad_input = code == ERR_INPUT && !run->reader.resumed && !run->writer.publishing;
+    if (code && !bad_input && state_exists(o)) return;
+    if (code) state_remove(o);
+    writer_remove_partial(o);
+    state_remove(o); // last: should this break off, the same command does the rest
+}
+
 static int tokenize(int argc, char **argv, Error *e) {
     Run run = {.reader.fd = -1};
     int inputs, code;
@@ -393,15 +423,14 @@ static int tokenize(int argc, char **argv, Error *e) {
     }
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;
-    TRY_GOTO(run_blocks(&run, e));
+    TRY_GOTO(run.writer.publishing ? run_expect_end(&run, e) : run_blocks(&run, e));
     TRY_GOTO(run_finish(&run, e));
 done:
     threads_stop(&run);
     writer_close(&run.writer);
-    // After a bad input nothing is left. After a signal, or a full disk, the same command goes on if it has got
-    // anywhere.
-    if (started && (code == 0 || code == ERR_INPUT || !state_exists(&run.options))) writer_remove_partial(&run.options);
+    if (started) run_tidy(&run, code);
     reader_close(&run.reader);
+    digester_destroy(run.reader.piped);
     free(run.reader.buffer);
     inputs_free(&run.inputs);
     tokenizer_destroy(run.tokenizer);

@@ -14,6 +14,17 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "train and val are not the text" cmp <(text_of "$work"/s/shakespeare_{train,val}_000000.bin) "$work/in/input.txt"
 returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s"
 check "a second run is not content with what is there" says "$work/log" "shards already"
+# Stopped between the shards' names: the validation has none yet.
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/file_fault.c -ldl
+cat > "$work/broken" << END
+#!/bin/sh
+LD_PRELOAD=$work/fault.so FAULT_NAME=val_000000.bin FAULT_AT=1 ASAN_OPTIONS=verify_asan_link_order=0 exec "$tokenize" "\$@"
+END
+chmod +x "$work/broken"
+TOKENIZE=$work/broken returns 74 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
+check "training shards are not there" [ -e "$work/s2/shakespeare_train_000000.bin" ]
+returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
+check "the same command does not do the rest" diff -r "$work/s" "$work/s2"
 end shakespeare
 
 begin

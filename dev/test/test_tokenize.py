@@ -3,8 +3,9 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import json, os, random, re, resource, struct, subprocess, sys, tempfile, time
+import json, os, random, re, resource, struct, subprocess, sys, tempfile, threading, time
 
+FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preload", "file_fault.c")
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
 SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
 rng = random.Random(SEED)
@@ -480,18 +481,31 @@ def test_existing_output():
     check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
 
 
-def interrupt(args, text):
-    """Starts on a pipe, gives it part of the text, and stops it with SIGTERM."""
+def contents(files):
+    return {f: open(f, "rb").read() for f in files}
+
+
+def interrupt(args, text, fifo=None, into_fifo=b""):
+    """Starts on a pipe, gives it part of the text, and stops it with SIGTERM. With a fifo, the text is all that stdin
+    has, and it is the fifo that breaks off."""
     p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
     p.stdin.flush()
+    if fifo:
+        p.stdin.close()
+        fifo = open(fifo, "wb", buffering=0)
+        fifo.write(into_fifo)
     time.sleep(0.2)
     p.terminate()
-    code = p.wait()
+    try:
+        code = p.wait(10)
+    except subprocess.TimeoutExpired:
+        p.kill()
+        code = "none in 10 s"
     check(code == 75, f"interrupted: exit code {code}")
     check(b"run the same command again" in p.stderr.read(), "no word of how to go on")
     check(not shards("out"), "a shard has its name before all is done")
-    p.stdin.close()
+    (fifo or p.stdin).close()
 
 
 def test_resume():
@@ -515,6 +529,127 @@ def test_resume():
     interrupt(args, text[:3000000])
     error = run(*args, "--field", "other", stdin=text)
     check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
+
+
+def changed_at(text, place):
+    return text[:place] + bytes([text[place] ^ 1]) + text[place + 1:]
+
+
+def test_other_input():
+    """After an interruption, a pipe that brings something else is refused, and what there is stays as it is."""
+    text = b"".join(b"%d bottles of beer\n" % i for i in range(250000))  # 5.6 MB
+    args = [*BYTES, "--shard-tokens", 1000003, "-"]
+    write("whole.txt", text)
+    run(*args, stdin=text)
+    want = contents(shards("out"))
+    clean()
+    interrupt(args, text[:4000000])
+    before = contents(leftovers())
+    taken = sum(len(raw) - 1024 for f, raw in before.items() if f.endswith(".partial")) // 2
+    check(taken >= 2000000, f"only {taken} bytes were taken")
+    for other in (changed_at(text, 0), changed_at(text, taken // 2), changed_at(text, taken - 1), text[: taken - 1], b""):
+        error = run(*args, stdin=other, expect=65)
+        check("standard input: " in error and "give the same input again" in error, f"says {error}")
+        check(contents(leftovers()) == before and not shards("out"), "another input changed what there is")
+    interrupt(args, text[:100000])  # stopped before it has come to where it was
+    check(contents(leftovers()) == before, "a stop on the way changed what there is")
+    with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
+        done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
+    check(done.returncode == 0 and b"going on after" in done.stderr, f"the same input: {done.stderr}")
+    check(contents(shards("out")) == want and not leftovers(), "a refused input shows in the output")
+
+
+def test_other_first_pipe():
+    """Of two pipes the first was read to its end, and is another, longer or shorter one now."""
+    first, second = random_text(100000).encode(), random_text(2000000).encode()
+    args = [*BYTES, "--format", "text", "-", "fifo"]
+    os.mkfifo("fifo")
+
+    def go_on(stdin, expect):
+        def feed():
+            try:
+                with open("fifo", "wb", buffering=0) as fifo:
+                    fifo.write(second)
+            except BrokenPipeError:
+                pass
+        threading.Thread(target=feed, daemon=True).start()
+        return run(*args, stdin=stdin, expect=expect)
+
+    interrupt(args, first, "fifo", second[:1900000])
+    before = contents(leftovers())
+    for other in (changed_at(first, 5), first + b"x", first[:-1], b""):
+        error = go_on(other, 65)
+        check("give the same input again" in error and contents(leftovers()) == before, f"says {error}")
+    go_on(first, 0)
+    check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
+
+
+def compile_fault():
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
+
+
+def run_with_fault(args, stdin=None, **fault):
+    environment = dict(os.environ, LD_PRELOAD=os.path.abspath("fault.so"), ASAN_OPTIONS="verify_asan_link_order=0")
+    environment.update({f"FAULT_{name.upper()}": str(value) for name, value in fault.items()})
+    return subprocess.run([TOKENIZE[0], *map(str, args)], input=stdin, capture_output=True, env=environment)
+
+
+def test_unfinished_publishing():
+    """The shards cannot all get their names: the same command does the rest, and another input is not taken for it."""
+    compile_fault()
+    text = random_text(30000).encode()
+    args = [*BYTES, "--shard-tokens", 2001, "--val-fraction", 0.3, "--separator", ".,", "--format", "text", "-"]
+    say = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True).stdout
+    want = contents(shards("out"))
+    check(len(shards("out_train")) >= 2 and len(shards("out_val")) >= 2, f"{shards('out')} are too few")
+    for action, code in (("fail", 74), ("kill", -9)):
+        clean()
+        done = run_with_fault(args, text, name="out_val_000001.bin", at=1, action=action)
+        error = done.stderr.decode().strip()
+        check(done.returncode == code, f"{action}: exit code {done.returncode}: {error}")
+        check(action == "kill" or ("out_val_000001.bin" in error and "same command" in error), f"says {error}")
+        before = contents(leftovers() + shards("out"))
+        for other in (changed_at(text, 7), text + b"more", text[:-1]):
+            error = run(*args, stdin=other, expect=65)
+            check("standard input: " in error and "same input" in error, f"says {error}")
+            check(contents(leftovers() + shards("out")) == before, "another input changed what there is")
+        done = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True)
+        check(done.returncode == 0 and done.stdout == say, f"the same command: {done}")
+        check(contents(shards("out")) == want and not leftovers(), f"{action}: {shards('out')}, {leftovers()}")
+    clean()
+    run_with_fault(args, text, name="out_val_000001.bin", at=1)
+    os.unlink("out_train_000000.bin")
+    error = run(*args, stdin=text, expect=65)
+    check("out_train_000000.bin: is gone" in error and "--force" in error, f"says {error}")
+    run(*args, "--force", stdin=text)
+    check(contents(shards("out")) == want and not leftovers(), "--force does not start over")
+
+
+def test_fault_at_every_call():
+    """Whichever rename, unlink or fsync a run dies in or fails at: the same command makes the bytes it would have made."""
+    compile_fault()
+    write("a.txt", random_text(3000))
+    old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]
+    most = 0  # calls of a run
+    for force, action in (((), "kill"), ((), "fail"), (("--force",), "kill")):
+        args = [*BYTES, "--shard-tokens", 1000, "--val-fraction", 0.4, *force, "a.txt"]
+        clean()
+        run(*args)
+        want = contents(shards("out"))
+        for at in range(1, 1000):
+            clean()
+            for f in old if force else ():
+                write(f, b"old")
+            code = run_with_fault(args, at=at, action=action).returncode
+            if code or leftovers():
+                check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
+                again = run_with_fault(args)
+                check(again.returncode == 0, f"{action} at {at}: then {again}")
+            check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
+            most = at if code == -9 else most
+            if at > most:  # there was no such call
+                break
+        check(most > 15, f"{most} calls")
 
 
 def test_full_disk():
