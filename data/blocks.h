@@ -121,10 +121,11 @@ enum { HASH_BITS = 53 }; // what a double holds
 #define HASH_START 0xcbf29ce484222325u
 
 // The split of document number `document` (by line, in jsonl) of input number `file`, where whole documents are drawn.
-// By number, not by path: the same files in the same order give the same split wherever they lie.
 static int split_of(const Options *o, const Input *input, int file, uint64_t document) {
+    // By path as it is given, so that a file keeps its split when others come and go.
     if (o->val_every_file)
         return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % o->val_every_file == 0;
+    // By number, not by path: the same files in the same order give the same split wherever they lie.
     if (o->split) return strcmp(o->split, "val") == 0 ? VAL : TRAIN;
     uint64_t key[2] = {(uint64_t)file, document};
     uint64_t hash = hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> (64 - HASH_BITS);
