@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
 done
 [[ $files =~ ^([1-9][0-9]*)?$ ]] || fail 64 "--files $files: not a whole number from 1" "See --help"
 "$PYTHON" -c 'import pyarrow.parquet' 2> /dev/null || fail 65 "$PYTHON has no pyarrow, which reads parquet" \
-    "Say $PYTHON -m pip install pyarrow, or PYTHON=/path/of/one/that/has/it in front of the command"
+    "Say PYTHON=/path/of/one/that/has/it in front of the command, or: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install pyarrow"
 
 inputs=()
 if [ -n "$FROM" ]; then
@@ -44,7 +44,7 @@ for file in sorted(json.load(open(sys.argv[1])), key=lambda f: f["path"]):
     done < "$DOWNLOAD/$sample.list"
 fi
 need_tokenize
-"$PYTHON" data/parquet_to_jsonl.py "${inputs[@]}" | tokenize --format jsonl --val-fraction 0.01 - || {
+"$PYTHON" "$root/data/parquet_to_jsonl.py" "${inputs[@]}" | tokenize --format jsonl --val-fraction 0.01 - || {
     codes=("${PIPESTATUS[@]}")
     [ "${codes[1]}" = 0 ] || exit "${codes[1]}"
     rm -f "$OUT/$NAME"_{train,val}_*.bin

@@ -1,29 +1,26 @@
+# shellcheck shell=bash
 # What the recipes share; sourced by them, with NAME set and the usage of their own flags in USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
 #   --from DIR                   take the files from DIR, where they lie already; nothing is downloaded or checked
 #   --out DIR                    where the shards go; data/NAME by default
 #   --force                      make the shards again
-# Downloads lie in data/download/NAME; they are taken up where they broke off, and their SHA-256 is checked.
+# Downloads lie in data/download/NAME; they are taken up where they broke off, and their SHA-256 is checked. Paths that
+# are given are the caller's; what nobody names lies below the root of this repository.
 set -euo pipefail
 export LC_ALL=C
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-TOKENIZE=${TOKENIZE:-data/tokenize}
-PYTHON=${PYTHON:-$([ -x build/venv/bin/python ] && echo build/venv/bin/python || echo python3)}
-
-fail() { # CODE MESSAGE HINT
-    echo "error: $2. $3" >&2
-    exit "$1"
-}
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+TOKENIZE=${TOKENIZE:-${top}data/tokenize}
+PYTHON=${PYTHON:-$([ -x "${top}build/venv/bin/python" ] && echo "${top}build/venv/bin/python" || echo python3)}
 
 usage() {
-    sed -n 's/^#   \(--.*\)/  \1/p' data/recipe.sh
+    sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
     [ -z "${USAGE:-}" ] || printf '  %s\n' "$USAGE"
     exit "$1"
 }
 
 recipe_options() {
-    TOKENIZER=gpt2 FROM= OUT=data/$NAME FORCE= REST=()
+    TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE='' REST=()
     while [ $# -gt 0 ]; do
         case $1 in
         --tokenizer | --from | --out) [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help" ;;&
@@ -36,7 +33,7 @@ recipe_options() {
         esac
         shift
     done
-    DOWNLOAD=${DOWNLOADS:-data/download}/$NAME
+    DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
     # With a state beside them, they are not all there yet.
     if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
@@ -97,10 +94,10 @@ input() {
 }
 
 need_tokenize() {
-    if [ "$TOKENIZE" = data/tokenize ] && [ ! -x "$TOKENIZE" ]; then make -s data/tokenize; fi
+    if [ "$TOKENIZE" = "${top}data/tokenize" ] && [ ! -x "$TOKENIZE" ]; then make -s -C "$root" data/tokenize; fi
     mkdir -p "$OUT"
     [ "$TOKENIZER" = gpt2 ] || return 0
-    TOKENIZER=${GPT2:-data/gpt2}
+    TOKENIZER=${GPT2:-${top}data/gpt2}
     [ ! -f "$TOKENIZER/encoder.json" ] || [ ! -f "$TOKENIZER/vocab.bpe" ] || return 0
     local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
     fetch $from/encoder.json "$TOKENIZER/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783

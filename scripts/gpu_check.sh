@@ -11,10 +11,10 @@
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
 set -u
-. "$(dirname "$0")/say.sh"
+. "$(dirname "$0")/common.sh"
 check_stages "tests sanitize bench shakespeare resume pages parity twin" "$@"
 export LC_ALL=C # numbers with a point
-cd "$(dirname "$0")/.." || exit 1
+cd "$root" || exit 70
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-200}
 STEPS=${STEPS:-200} # of parity: 105 million tokens

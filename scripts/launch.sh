@@ -16,9 +16,7 @@
 # its step, save and end; the same command goes on from there.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
-. "$(dirname "${BASH_SOURCE[0]}")/say.sh"
-root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
-[ . -ef "$root" ] && top='' || top=$root/ # what leads to the root from where the caller is
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
 VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}

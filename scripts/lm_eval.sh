@@ -18,8 +18,7 @@
 # a machine without a network, run the same command once where there is one and take the cache along, or define tasks on
 # local files (-- --include_path DIR). LM_EVAL names the program; otherwise build/venv/bin or PATH has it.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-. "$root/scripts/say.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 TASKS=hellaswag,lambada_openai,piqa,winogrande,arc_easy
 TOKENIZER='' DEVICE='' BATCH='' DTYPE=float32 OUT='' OFFLINE='' MODEL=''
@@ -74,7 +73,7 @@ need_harness() {
         LM_EVAL=$(command -v "$program") && return
     done
     fail 65 "lm-evaluation-harness is not installed" \
-        "Run: python3 -m venv build/venv && build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
+        "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
 }
 
 has_gpu() { nvidia-smi --list-gpus 2> /dev/null | grep -q '^GPU '; }

@@ -14,11 +14,11 @@
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
 set -u
-. "$(dirname "$0")/say.sh"
+. "$(dirname "$0")/common.sh"
 stages="agree resume faults scaling memory nccl"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
-cd "$(dirname "$0")/.." || exit 70
+cd "$root" || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-725} SMALL=${SMALL:-}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}

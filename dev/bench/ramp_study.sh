@@ -21,10 +21,10 @@
 # 2.2), so constant batches are also given the rates of LRS as they are. A run's name has the rate that the rule gives
 # the first batch: constant-512-lr0.00025 runs at 1e-3 if the first is 32. Of several LRS each batch can have its best.
 set -u
-. "$(dirname "$0")/../../scripts/say.sh"
+. "$(dirname "$0")/../../scripts/common.sh"
 [[ ${1:-} != @(--help|-h) ]] || { print_header "$0" && exit; }
 [ $# = 0 ] || fail 64 "$1: it takes no arguments, the environment says what to do" "See --help"
-cd "$(dirname "$0")/../.." || exit 70
+cd "$root" || exit 70
 TRAINER=${TRAINER:-./train_gpt2cu} TOKENIZE=${TOKENIZE:-data/tokenize} TEXTS=${TEXTS:-/usr /opt}
 TRAIN=${TRAIN:-} VAL=${VAL:-} OUT=${OUT:-build/ramp_study} JOBS=${JOBS:-1}
 BATCHES=${BATCHES:-32 128 512} KAPPAS=${KAPPAS-1} LRS=${LRS:-1e-3} SEEDS=${SEEDS:-1}

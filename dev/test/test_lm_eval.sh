@@ -10,7 +10,7 @@ cd "$work" || exit 70
 
 # A copy of the script with no build/venv beside it, and a stand-in for the harness.
 mkdir -p clone/scripts bin
-cp "$root"/scripts/{lm_eval,say}.sh clone/scripts/
+cp "$root"/scripts/{lm_eval,common}.sh clone/scripts/
 cat > bin/lm_eval << 'END'
 #!/bin/sh
 printf '%s\n' "$@" > said.txt

@@ -27,6 +27,23 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "the same command does not do the rest" diff -r "$work/s" "$work/s2"
 end shakespeare
 
+# Paths are the caller's; what nobody names lies below the root: here that of a copy.
+begin
+mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
+cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
+cp "$tokenize" "$work/elsewhere/my_tokenize" && cp "$tokenize" "$work/copy/data/tokenize"
+cp "$work/in/input.txt" "$work/elsewhere/mine"
+cd "$work/elsewhere" || exit 70
+TOKENIZE=./my_tokenize returns 0 ../copy/data/shakespeare.sh --tokenizer bytes --from mine --out here
+check "--out is not where the caller is" [ -f here/shakespeare_train_000000.bin ]
+rm my_tokenize
+(unset TOKENIZE && returns 0 ../copy/data/shakespeare.sh --tokenizer bytes --from mine && exit $wrong) || wrong=1
+check "by itself not below the root" [ -f "$work/copy/data/shakespeare/shakespeare_train_000000.bin" ]
+returns 0 ../copy/data/fineweb.sh --help
+check "--help from elsewhere" says "$work/log" "--from DIR"
+cd "$root" || exit 70
+end from_elsewhere
+
 begin
 printf 'One day\nthere was.\n<|endoftext|>\nAnother day.\n' > "$work/in/TinyStoriesV2-GPT4-train.txt"
 printf 'A third day.\n<|endoftext|>\n' > "$work/in/TinyStoriesV2-GPT4-valid.txt"

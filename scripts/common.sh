@@ -1,5 +1,7 @@
 # shellcheck shell=bash
-# Sourced by scripts: how they refuse, and how they say what they are for.
+# Sourced by scripts: where the repository is, how they refuse, and how they say what they are for.
+root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
+[ . -ef "$root" ] && top='' || top=$root/ # what leads there from where the caller is
 
 fail() { # CODE MESSAGE HINT
     echo "error: $2. $3" >&2
