@@ -12,8 +12,8 @@
 # Paths are the caller's; what nobody names lies below the root of this repository.
 #
 # The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
-# as long as each start leaves a newer checkpoint than the last. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish
-# its step, save and end; the same command goes on from there.
+# as long as each start leaves a newer checkpoint than the last; --fresh is for the first start only. Ctrl-C, TERM, USR1
+# or HUP to the launcher let the run finish its step, save and end; the same command goes on from there.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -36,9 +36,9 @@ read_given() { # ARGUMENTS...
         if [[ $word =~ ^(--[a-z][a-z0-9-]*)(=(.*))?$ ]]; then
             name=${BASH_REMATCH[1]}
             given[$name]=${BASH_REMATCH[3]}
-        elif [[ $word =~ ^-[a-z]+$ ]] && [ -n "${ALIASES[$word]:-}" ]; then
-            name=${ALIASES[$word]}
-            given[$name]=''
+        elif [[ $word =~ ^-[a-z]+$ ]]; then
+            name=${ALIASES[$word]:-}
+            [ -z "$name" ] || given[$name]=''
         elif [ -n "$name" ]; then
             given[$name]=$word
         fi
@@ -128,19 +128,37 @@ run_and_listen() {
     return $code
 }
 
+# The same for a start that goes on from another: --fresh and llm.c's -y are left out, and -y 1 (do resume) overrules a
+# `fresh` in a --config file.
+command_to_go_on() { # COMMAND...: into the array `command`
+    command=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --fresh) ;;
+        -y) shift ;;
+        *) command+=("$1") ;;
+        esac
+        shift
+    done
+    command+=(-y 1)
+}
+
 train_until_done() { # COMMAND...
-    local code before
+    local command=("$@") code before newest
+    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_go_on "${command[@]}" # the job was queued again
     while :; do
         before=$(newest_checkpoint)
-        run_and_listen "$@"
+        run_and_listen "${command[@]}"
         code=$?
         case $code in
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or what starting again does not mend
         esac
         [ -z "$asked" ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
-        [ "$(newest_checkpoint)" != "$before" ] || return $code
-        echo "exit code $code: starting again from $(newest_checkpoint)" >&2
+        newest=$(newest_checkpoint)
+        [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
+        echo "exit code $code: starting again from $newest" >&2
+        command_to_go_on "${command[@]}"
     done
 }
 

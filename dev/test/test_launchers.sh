@@ -63,9 +63,10 @@ cat > "$work/slurm/sbatch" <<'END'
 #!/usr/bin/env bash
 option() { sed -n "s/^#SBATCH --$1=//p" "$job"; }
 job=$1
+shift
 grep -q '^#SBATCH --requeue$' "$job" && [ "$(option signal)" = USR1@300 ] || exit 90
 export SLURM_JOB_ID=42 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(($(option nodes) * $(option ntasks-per-node)))
-bash "$job"
+bash "$job" "$@"
 END
 cat > "$work/slurm/srun" <<'END'
 #!/usr/bin/env bash
@@ -77,13 +78,15 @@ END
 printf '#!/usr/bin/env bash\necho "$*" >> "$(dirname "$0")/scontrol.log"\n' > "$work/slurm/scontrol"
 chmod +x "$work"/slurm/*
 
-submits() { # MODEL CODE STARTS CODES...: of the job, when the program ends with these
+submits() { # MODEL CODE STARTS CODES... [--OPTIONS...]: of the job with these, when the program ends with the codes
     local model=$1 code=$2 starts=$3 got
     shift 3
+    local codes=()
+    while [[ ${1:--} != -* ]]; do codes+=("$1") && shift; done
     rm -rf "$work/out" "$work/starts" "$work"/slurm/*.log
     touch "$work/slurm/scontrol.log"
-    printf '%s\n' "$@" > "$work/codes"
-    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch "scripts/slurm/run_gpt2_$model.sbatch" > "$work/log" 2>&1
+    printf '%s\n' "${codes[@]}" > "$work/codes"
+    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch "scripts/slurm/run_gpt2_$model.sbatch" "$@" > "$work/log" 2>&1
     got=$?
     [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
     [ "$starts" = 0 ] && return
@@ -93,6 +96,10 @@ submits() { # MODEL CODE STARTS CODES...: of the job, when the program ends with
 slurm_runs() { for model in 124M 350M 774M 1558M; do submits $model 0 1 0 || return 1; done; }
 slurm_queues_again() { submits 350M 75 1 75+ && [ "$(cat "$work/slurm/scontrol.log")" = "requeue 42" ]; }
 slurm_goes_on_after_a_lost_rank() { submits 774M 0 3 137+ 78+ 0 && [ ! -s "$work/slurm/scontrol.log" ]; }
+slurm_starts_over_once() { # what sbatch was given comes to the trainer, but --fresh only when the job is not queued again
+    submits 350M 75 1 75+ --fresh && grep -q -- ' --fresh$' "$work/starts" || { cat "$work/starts"; return 1; }
+    SLURM_RESTART_COUNT=1 submits 350M 0 2 78+ 0 --fresh --seed 3 && [ "$(grep -c -- ' --seed 3 -y 1$' "$work/starts")" = 2 ] || { cat "$work/starts"; return 1; }
+}
 slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; }
 slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
 
@@ -128,7 +135,25 @@ one_tokenizer() { # the one that is given goes before the one that is found
 }
 lost() { goes 78 1 137; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
+not_if_nothing_is_there() { # the earlier run was moved aside, and the new one died before its first checkpoint
+    rm -rf "$work/out" "$work/starts"
+    mkdir -p "$work/out/step_00099999"
+    sed 's|^exit|rm -rf out/*; exit|' "$work/fake_cu" > "$work/moves_cu" && chmod +x "$work/moves_cu"
+    printf '%s\n' 78 78 0 > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" PROGRAM="$work/moves_cu" RANKS=1 bash "$work/launcher.sh" --fresh > "$work/log" 2>&1
+    [ $? = 78 ] && [ "$(wc -l < "$work/starts")" = 1 ] || { cat "$work/log" "$work/starts"; return 1; }
+}
 not_without_getting_on() { goes 78 2 75+ 78 0; }
+starts_over_once() { # SPELLING...: of --fresh; the starts after the first go on from what it left
+    rm -rf "$work/out" "$work/starts"
+    printf '%s\n' 137+ 75+ 0 > "$work/codes"
+    env PATH="$PATH:$work" "${data[@]}" RANKS=1 bash "$work/launcher.sh" --seed 2 "$@" --keep 3 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    diff <(sed 's/.* --lr 1 //' "$work/starts") <(
+        echo "--seed 2 $* --keep 3"
+        echo "--seed 2 --keep 3 -y 1"
+        echo "--seed 2 --keep 3 -y 1"
+    )
+}
 not_what_will_fail_again() { goes 76 2 75+ 76+ 0; }
 
 # An option that is given takes the place of the recipe's, by whatever name.
@@ -170,7 +195,7 @@ given_places() { # go before the environment's, and are where a run is looked fo
     ! recipe --train none > "$work/said" && grep -q '^error: no training shards at none' "$work/said" || { cat "$work/said"; return 1; }
     rm -rf "$work/out" "$work/starts"
     printf '%s\n' 137+ 0 > "$work/codes"
-    env PATH="$PATH:$work" "${data[@]}" OUT="$work/other" RANKS=1 bash "$work/recipe.sh" --out "$work/out" > "$work/log" 2>&1
+    env PATH="$PATH:$work" "${data[@]}" OUT="$work/other" RANKS=1 bash "$work/recipe.sh" --out "$work/out" -y 0 -nk 5 > "$work/log" 2>&1
     [ $? = 0 ] && grep -q "starting again from $work/out/step_" "$work/log" || { cat "$work/log"; return 1; }
 }
 # Every option of the recipes, given again, as llm.c names it where it does.
@@ -305,8 +330,9 @@ OPTIONS=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batc
 . "$root/scripts/launch.sh"
 launch "\$@"
 END
+    echo "fresh = true" > "$work/fresh.cfg" # which holds for the first start only
     TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/again" PROGRAM="$train" RANKS=2 \
-        bash "$work/again.sh" > "$work/log" 2>&1 &
+        bash "$work/again.sh" --config "$work/fresh.cfg" > "$work/log" 2>&1 &
     local launcher=$! process
     until compgen -G "$work/again/step_00000?00" > /dev/null || ! kill -0 $launcher; do sleep 0.05; done
     for process in $(pgrep -f -- "--out $work/again "); do
@@ -318,10 +344,12 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_gives_up slurm_without_pmix recipes given_options given_places given_recipes \
-    from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
-    not_without_getting_on not_what_will_fail_again mpirun_hears stops_and_goes_on \
+    slurm_goes_on_after_a_lost_rank slurm_starts_over_once slurm_gives_up slurm_without_pmix recipes given_options \
+    given_places given_recipes from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
+    not_without_getting_on not_if_nothing_is_there not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
+try starts_over_once --fresh
+try starts_over_once -y 0
 exit $failed

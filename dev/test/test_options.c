@@ -218,6 +218,7 @@ static void test_aliases(void) {
     CHECK_OK(resolve(&o, "-i a -x 1 -nk 0 -y 0", &e), &e);
     CHECK(o.keep == 0 && o.fresh, "-y 0 starts over");
     CHECK_ERROR(resolve(&o, "-i a -x 1 --keep 1", &e), &e, ERR_USAGE, "--keep 1");
+    CHECK_ERROR(parse(&o, "--fresh -y 1", &e), &e, ERR_USAGE, "given twice");
     CHECK_ERROR(parse(&o, "-y 2", &e), &e, ERR_USAGE, "-y (--fresh)");
 
     CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 30", &e), &e);
@@ -280,17 +281,21 @@ static void test_config_precedence(void) {
     char path[] = "test_options_XXXXXX", words[128];
     int fd = mkstemp(path);
     CHECK(fd >= 0, "mkstemp");
-    const char *text = "lr = 0.5\nbeta1 = 0.5\nwarmup-tokens = 5\n";
+    const char *text = "lr = 0.5\nbeta1 = 0.5\nwarmup-tokens = 5\nfresh = true\n";
     CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text), "write");
     snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
     CHECK_OK(parse(&o, words, &e), &e);
-    CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3, "lr %g beta1 %g", o.lr, o.beta1);
+    CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
     CHECK(options_given(&o, "--beta1") && !options_given(&o, "--beta2"), "given");
+
+    snprintf(words, sizeof words, "-y 1 --config %s", path);
+    CHECK_OK(parse(&o, words, &e), &e);
+    CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
 
     // What the file says must be right even where the command line overrules it.
     CHECK(write(fd, "eps = wrong\n", 12) == 12, "write");
     snprintf(words, sizeof words, "--config=%s --eps 1e-9", path);
-    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "line 4: eps");
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "line 5: eps");
     CHECK(close(fd) == 0 && remove(path) == 0, "remove");
     CHECK_ERROR(parse(&o, words, &e), &e, ERR_INPUT, path);
 }

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the Slurm jobs share; sourced by them, with LAUNCHER set to the launcher whose run this is. 300 s before the time
 # limit Slurm sends SIGUSR1 to the ranks: they finish their step, save and end with 75, and the job queues itself again.
+# Options behind the job's name go to the launcher: sbatch scripts/slurm/NAME.sbatch --seed 2.
 set -uo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 70
 if [ -z "${SLURM_JOB_ID:-}" ]; then
@@ -20,7 +21,7 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which newer srun do not ta
 # Ranks that stop with 75 do not leave together, for each has a GPU to give back: --kill-on-bad-exit would kill the later
 # ones, and make of a stop a lost rank. A rank that dies is noticed by the others, or else by srun.
 export RUN="srun --mpi=pmix --kill-on-bad-exit=0 --wait=30"
-"$LAUNCHER"
+"$LAUNCHER" "$@"
 code=$?
 [ $code != 75 ] || scontrol requeue "$SLURM_JOB_ID"
 exit $code
