@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 import os
+import shlex
 import sys
 import zlib
 
@@ -24,7 +25,18 @@ class Fault(Exception):
 
 
 def missing_package(package, error):
-    return Fault(EXIT_INPUT, f"the Python package {package} does not load ({error}): pip install {package}")
+    """The Fault to raise; where there is a build/venv, its Python first runs the script from the start, and may have it."""
+    venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
+    python = os.path.join(venv, "bin", "python")
+    there = os.access(python, os.X_OK)
+    if there and os.path.isfile(sys.argv[0]) and "GNS_IN_VENV" not in os.environ:
+        os.environ["GNS_IN_VENV"] = "1"  # once
+        sys.stdout.flush()
+        os.execv(python, [python] + sys.argv)
+    venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
+    create = "" if there else f"python3 -m venv {shlex.quote(venv)} && "
+    install = f"{create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {package}"
+    return Fault(EXIT_INPUT, f"the Python package {package} does not load ({error}): {install}")
 
 
 class Parser(argparse.ArgumentParser):

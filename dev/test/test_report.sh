@@ -104,7 +104,7 @@ END
 fi
 
 if ! python=$(find_python numpy scipy); then
-    printf 'SKIP report/%s no Python with numpy and scipy\n' fit gain
+    printf 'SKIP report/%s no Python with numpy and scipy\n' fit gain venv
     exit $failed
 fi
 
@@ -132,4 +132,26 @@ check "gamma: $(grep '^gamma' "$work/log")" near "$(sed -n 's/^gamma.* = //p' "$
 sed -i 's/gns_ln/gns_no/g' "$work/b32/metrics.jsonl"
 returns 65 "$python" scripts/critical_batch.py gain "$work/b32" # no noise scale
 end gain
+
+# A copy of the scripts, where build/venv has what the Python that is called has not.
+begin
+mkdir -p "$work/hidden" "$work/copy" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
+echo 'raise ImportError("hidden")' > "$work/hidden/numpy.py"
+without() { (cd "$work/copy" && PYTHONPATH=$work/hidden timeout 60 "$python" scripts/critical_batch.py "$@"); }
+venv() { # COMMAND...: makes one whose Python is that
+    mkdir -p "$work/copy/build/venv/bin" && printf '#!/bin/sh\nexec %s "$@"\n' "$*" > "$work/copy/build/venv/bin/python"
+    chmod +x "$work/copy/build/venv/bin/python"
+}
+returns 65 without gain ../b8
+check "no venv: $(cat "$work/log")" says "$work/log" "(hidden): python3 -m venv build/venv && build/venv/bin/pip install numpy"
+venv env -u PYTHONPATH "$(command -v "$python")"
+returns 0 without gain "../b 8"
+check "no gamma: $(cat "$work/log")" grep -q '^gamma' "$work/log"
+venv "$(command -v "$python")" # which has it neither
+returns 65 without gain ../b8
+check "a venv: $(cat "$work/log")" says "$work/log" "(hidden): build/venv/bin/pip install numpy"
+check "not one line" one_line "$work/log"
+PYTHONPATH=$work/hidden returns 65 "$python" "$work/copy/scripts/critical_batch.py" gain "$work/b8"
+check "from elsewhere: $(cat "$work/log")" says "$work/log" "(hidden): $work/copy/build/venv/bin/pip install numpy"
+end venv
 exit $failed
