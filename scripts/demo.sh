@@ -2,7 +2,8 @@
 # The demo: a GPT-2 of one million parameters, trained for about a minute on text that every machine that can build it
 # has: the C headers under /usr/include, the first 8 MB in the order of their paths (of which a minute's training sees a
 # quarter). `make demo TEXT=path` takes a file or a directory of your own instead.
-# Everything it writes is under build/demo/.
+# The same command goes on with a run that was stopped; a run on another text is moved aside. All that it writes is under
+# build/demo/.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -23,6 +24,17 @@ else
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-every-file 10 --max-bytes 8000000 \
         --files-from headers.txt
 fi
+
+# A run goes on with its own text only, and nothing is deleted.
+text_sum=$(cksum corpus_*.bin)
+if [ -e run ] && [ "$(cat run/text.cksum 2> /dev/null)" != "$text_sum" ]; then
+    aside=1
+    while [ -e run.$aside ]; do aside=$((aside + 1)); done
+    echo "== the run that is there is not of this text: it is moved to $PWD/run.$aside"
+    mv run run.$aside
+fi
+mkdir -p run
+echo "$text_sum" > run/text.cksum
 
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" --train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256 \
