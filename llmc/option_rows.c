@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -164,6 +165,17 @@ int option_set(Options *o, OptionId id, const char *said, const char *text, int 
     TRY(value_parse(&option_rows[id], said, text, wins ? option_field(o, id) : (void *)&overruled, e));
     o->given[id] |= (uint8_t)place;
     return 0;
+}
+
+void option_note(Options *o, const char *format, ...) {
+    char line[1200];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = snprintf(line, sizeof line, "note: ");
+    vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments); // and room for the newline
+    va_end(arguments);
+    strcat(line, "\n");
+    if (strlen(o->notes) + strlen(line) < sizeof o->notes && !strstr(o->notes, line)) strcat(o->notes, line);
 }
 
 bool options_given(const Options *o, const char *flag) {

@@ -58,4 +58,10 @@ bool option_range_contains(const OptionRow *row, double x);
 // right all the same. said: how the user called it.
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
 
+// Adds the line "note: ..." to o->notes, once.
+void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Options that are of no use as things are: an error, or a note. Needs o->run.ramp_mode.
+int options_check_needs(Options *o, Error *e);
+
 #endif

@@ -121,6 +121,7 @@ static int parse_alias(Options *o, OptionId id, const char *alias, const char *v
     option_flag(flag, id);
     snprintf(said, sizeof said, "%s (%s)", alias, flag);
     TRY(option_set(o, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
+    o->given[id] |= OPTION_GIVEN_ALIAS;
     o->alias_unit[id] = (uint8_t)row->alias_unit;
     return 0;
 }
@@ -132,12 +133,6 @@ static int check_nccl_init(const char *flag, const char *value, const char *prog
     return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", program, flag);
 }
 
-static void note_foreign(Options *o, const char *flag, const char *subject) {
-    char line[160];
-    int length = snprintf(line, sizeof line, "note: llm.c's %s (%s) has no counterpart here: ignored\n", flag, subject);
-    if (strlen(o->notes) + (size_t)length < sizeof o->notes) strcat(o->notes, line);
-}
-
 // llm.c's flags: one dash, always a value.
 static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value, *subject = NULL;
@@ -147,7 +142,7 @@ static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     TRY(next_value(argc, argv, i, &value, e));
     if (nccl_init) return check_nccl_init(flag, value, argv[0], e);
     if (id < OPTION_COUNT) return parse_alias(o, id, flag, value, e);
-    note_foreign(o, flag, subject);
+    option_note(o, "llm.c's %s (%s) has no counterpart here: ignored", flag, subject);
     return 0;
 }
 

@@ -219,16 +219,16 @@ typedef struct {
 
     uint8_t given[OPTION_COUNT];      // where an option was given: OPTION_GIVEN_* bits
     uint8_t alias_unit[OPTION_COUNT]; // still to be made tokens by options_resolve
-    char notes[2048];                 // whole lines for stderr: llm.c's flags that have no counterpart here
+    char notes[2048];                 // whole lines for stderr: of options that were given and do nothing
 } Options;
 
-enum { OPTION_GIVEN_CONFIG = 1, OPTION_GIVEN_COMMAND_LINE = 2 };
+enum { OPTION_GIVEN_CONFIG = 1, OPTION_GIVEN_COMMAND_LINE = 2, OPTION_GIVEN_ALIAS = 4 /* there, as llm.c's flag */ };
 
 // Defaults, then the config file, then the command line. After --help or --version nothing else is looked at.
 // Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
 int options_parse(Options *o, int argc, char **argv, Error *e);
 
-// Cross-checks that need no files, and o->run. Not after --help or --version.
+// Cross-checks that need no files, and o->run; o->notes says which options do nothing. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
 // Is a model to be trained? Otherwise one of the options that do something else and end was given.

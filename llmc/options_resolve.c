@@ -43,11 +43,7 @@ static int resolve_batch(Options *o, Error *e) {
 
 static int resolve_ramp(Options *o, Error *e) {
     TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
-    if (o->run.ramp_mode == RAMP_FIXED) {
-        if (!o->batch_min && !o->batch_max) return 0;
-        return FAIL(e, ERR_USAGE, "use --ramp linear, seesaw or gns, or --batch-tokens for a constant batch",
-                    "--batch-%s goes with a --ramp, and there is none", o->batch_min ? "min" : "max");
-    }
+    if (o->run.ramp_mode == RAMP_FIXED) return 0;
     if (given(o, OPTION_steps))
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not say how long a run with --ramp " SAID " is",
                     o->ramp);
@@ -103,41 +99,24 @@ static int resolve_gns(Options *o, Error *e) {
     bool ratio_open = ramp && o->gns_ratio == 0;
     if (o->gns == GNS_IS_OFF && ramp)
         return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
-    if (o->gns == GNS_IS_OFF && o->gns_exact_every)
-        return FAIL(e, ERR_USAGE, "use --gns ln or exact", "--gns-exact-every measures what --gns off switches off");
     if (ratio_open && o->gns == GNS_IS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
         return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
                     "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
     int64_t unsaid = o->gns == GNS_IS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
-    o->run.gns_exact_interval = o->gns_exact_every ? o->gns_exact_every : unsaid;
+    o->run.gns_exact_interval = o->gns == GNS_IS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : unsaid;
     const double horizon_share = 0.005; // of the run, where --gns-half-life says nothing
     o->run.gns_half_life_tokens =
         o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
     return 0;
 }
 
-static int resolve_plan(const Options *o, Error *e) {
-    static const OptionId planning[] = {OPTION_device, OPTION_ranks, OPTION_price, OPTION_link};
-    char flag[FLAG_BYTES];
-    for (size_t i = 0; !o->dry_run && i < sizeof planning / sizeof *planning; i++) {
-        if (!given(o, planning[i])) continue;
-        option_flag(flag, planning[i]);
-        FAIL(e, ERR_USAGE, NULL, "%s is for planning, and goes with --dry-run", flag);
-        if (planning[i] == OPTION_ranks) return error_hint(e, "to run, say mpirun -np %lld", (long long)o->ranks);
-        return error_hint(e, "add --dry-run, or leave it out");
-    }
-    return 0;
-}
-
 static int resolve_evaluation(const Options *o, Error *e) {
     bool hellaswag = given(o, OPTION_hellaswag);
-    if (options_train(o) && hellaswag && !o->hellaswag_every)
-        return FAIL(e, ERR_USAGE, "give --hellaswag-every", "nothing says when to ask the questions of --hellaswag");
     if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
+    if ((o->eval_only || o->sample_only) && (*o->check || (o->eval_only && o->sample_only)))
+        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s both say what to do",
+                    o->eval_only ? "eval-only" : "sample-only", *o->check ? "check" : "sample-only");
     if (!o->eval_only) return 0;
-    if (o->sample_only || *o->check)
-        return FAIL(e, ERR_USAGE, "give one of them", "--eval-only and --%s both say what to do",
-                    o->sample_only ? "sample-only" : "check");
     if (!*o->val && !hellaswag)
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     return 0;
@@ -163,11 +142,11 @@ static void drop_slashes_behind(char *path) {
 int options_resolve(Options *o, Error *e) {
     drop_slashes_behind(o->out);
     drop_slashes_behind(o->model);
-    TRY(resolve_plan(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_batch(o, e));
     TRY(resolve_aliases(o, e));
+    TRY(options_check_needs(o, e));
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
     TRY(resolve_evaluation(o, e));

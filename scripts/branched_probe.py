@@ -77,7 +77,8 @@ class Branch:
                "ramp": "fixed", "gns": "ln", "val_every": self.steps // POINTS, "sample_every": 0,
                "checkpoint_every": 0}
         self.options = {name: value for name, value in (kept | own).items()
-                        if value not in ("", None) and not (name in NEVER_ZERO and value == 0)}
+                        if value not in ("", None) and not (name in NEVER_ZERO and value == 0)
+                        and (kept["val"] or not name.startswith("val_"))}
         self.words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
         self.loss = math.nan  # infinite: diverged
 

@@ -203,6 +203,12 @@ bad ramp_needs_gns        $usage --gns              "${endless[@]}" --train-toke
 bad seesaw_without_rate   $usage --lr               "${endless[@]}" --train-tokens 1e4 --ramp seesaw --batch-min 2 --batch-max 4 --lr 0
 bad limits_without_ramp   $usage --batch-max        "${run[@]}" --batch-max 4
 bad exact_without_gns     $usage --gns-exact-every  "${run[@]}" --gns off --gns-exact-every 4
+bad half_life_without_gns $usage --gns-half-life    "${run[@]}" --gns off --gns-half-life 500
+bad kappa_without_ramp    $usage --ramp-kappa       "${run[@]}" --ramp-kappa 2
+bad prompt_never_sampled  $usage --prompt           "${run[@]}" --prompt hello
+bad val_every_without_val $usage --val-every        "${endless[@]}" --steps 2 --val-every 1
+bad price_without_a_plan  $usage --price            "${run[@]}" --price 3
+bad lr_that_does_not_fall $usage --final-lr-frac    "${run[@]}" --lr-schedule constant --final-lr-frac 0.5
 bad batch_not_whole_rows  $usage --batch-tokens     "${run[@]}" --batch-tokens 40
 bad heads_not_dividing    $usage --heads            "${run[@]}" --heads 3
 bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:nosuch.jsonl
@@ -211,7 +217,7 @@ bad replay_too_short      $input short.jsonl        "${endless[@]}" --train-toke
 bad replay_negative       $input negative.jsonl     "${endless[@]}" --train-tokens 64 --ramp replay:negative.jsonl
 bad replay_empty          $input empty.jsonl        "${endless[@]}" --train-tokens 64 --ramp replay:empty.jsonl
 bad sample_untrained      $usage --sample-only      "${run[@]}" --sample-only
-bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300 --prompt hello
+bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300 --sample-every 5 --prompt hello
 
 # The config file
 bad config_missing        $input nosuch.cfg         --config nosuch.cfg

@@ -362,7 +362,7 @@ static void test_contradictions(void) {
         {"--eval-only --model dir", "nothing to evaluate"},
         {"--eval-only --model dir --val b --sample-only", "--eval-only and --sample-only"},
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
-        {"--train a --steps 5 --hellaswag q", "when to ask"},
+        {"--train a --steps 5 --hellaswag q", "--hellaswag-every"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -371,6 +371,133 @@ static void test_contradictions(void) {
     }
     CHECK_ERROR(resolve(&o, "--batch-tokens 1000 --seq-len 64", &e), &e, ERR_USAGE, "--batch-tokens 1000");
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
+}
+
+// What was given and does nothing, where it was typed as such: an error that names it and what it needs.
+static void test_of_no_use(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option, *needs;
+    } cases[] = {
+        {"--val-every 5", "--val-every", "--val"},
+        {"--val-tokens 512", "--val-tokens", "--val"},
+        {"--prompt x", "--prompt", "--sample-every"},
+        {"--temperature 0", "--temperature", "--sample-every"},
+        {"--top-k 5", "--top-k", "--sample-every"},
+        {"--sample-tokens 5", "--sample-tokens", "--sample-every"},
+        {"--sample-tokens 5 --sample-every 0", "--sample-tokens", "--sample-every"},
+        {"--hellaswag q", "--hellaswag", "--hellaswag-every"},
+        {"--batch-min 3", "--batch-min", "--ramp"},
+        {"--batch-max 3", "--batch-max", "--ramp"},
+        {"--ramp-lr-power 0", "--ramp-lr-power", "--ramp"},
+        {"--ramp-kappa 1", "--ramp-kappa", "--ramp gns"},
+        {"--gns-ratio 2", "--gns-ratio", "--ramp gns"},
+        {"--gns off --gns-half-life 500", "--gns-half-life", "--gns ln"},
+        {"--gns off --gns-exact-every 5", "--gns-exact-every", "--gns ln"},
+        {"--lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "--lr-schedule"},
+        {"--lr-schedule inverse-sqrt --final-lr-frac 0.5", "--final-lr-frac", "--lr-schedule"},
+        {"--price 3", "--price", "--dry-run"},
+        {"--device H200", "--device", "--dry-run"},
+        {"--link 50", "--link", "--dry-run"},
+        {"--ranks 8", "--ranks", "--dry-run"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256], config[256], *c = config;
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
+        CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, cases[i].option);
+        CHECK(strstr(e.what, cases[i].needs) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
+        // A file may be shared by runs: what this one has no use for is said, and does not stop it.
+        for (const char *w = words; *w; w++) {
+            if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
+            else if (strncmp(w, "--", 2) == 0) w++;
+            else *c++ = *w == ' ' ? '=' : *w;
+        }
+        *c = 0;
+        CHECK_OK(parse_config(&o, config, &e), &e);
+        CHECK_OK(options_resolve(&o, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
+                  strstr(o.notes, cases[i].needs) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", config, o.notes);
+    }
+}
+
+// llm.c's flags as its scripts give them are at most remarked upon; so is what a ramp's other half leaves over.
+static void test_of_no_use_is_noted(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option;
+    } cases[] = {
+        {"-v 250", "--val-every"},
+        {"-m 3", "--val-tokens"},
+        {"-g 144", "--sample-tokens"},
+        {"-s 0 -g 144", "--sample-tokens"},
+        {"-k constant -q 0.0", "--final-lr-frac"},
+        {"--val b --val-every 0 --val-tokens 512", "--val-tokens"},
+        {"--sample-every 5 --temperature 0 --top-k 5", "--top-k"},
+        {"--ramp replay:x --batch-max 5", "--batch-max"},
+        {"--ramp replay:x --batch-min 5 --batch-tokens 4096", "--batch-min"},
+        {"--eval-only --model dir --val b", "--train"},
+        {"--eval-only --model dir --val b -l 1e-4", "--lr"},
+        {"--sample-only --model dir", "--train-tokens"},
+        {"--check dir", "--train"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256];
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
+        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
+                  strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", words, o.notes);
+    }
+    char config[] = "train = a\nlr = 1\nmodel = dir\nsample-only = true\n"; // a training run's file
+    options_defaults(&o);
+    CHECK_OK(options_parse_config(&o, config, strlen(config), "run.cfg", &e), &e);
+    CHECK_OK(options_resolve(&o, &e), &e);
+    CHECK(!*o.notes, "%s", o.notes);
+}
+
+// What is used, and what asks for nothing.
+static void test_of_use(void) {
+    Options o;
+    Error e;
+    static const char *const cases[] = {
+        "--val b --val-every 5 --val-tokens 512",
+        "--val-every 0",
+        "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5",
+        "--prompt= --top-k 0",
+        "--hellaswag-every 9 --hellaswag q",
+        "--ramp gns --batch-min 2 --batch-max 4 --ramp-kappa 2 --ramp-lr-power 0 --gns-ratio 2 --gns-half-life 500",
+        "--ramp linear --batch-min 2 --batch-max 4 --ramp-lr-power 1 --gns off",
+        "--ramp replay:x --batch-min 5 --ramp-lr-power 1",
+        "--gns-half-life 500 --gns-exact-every 5",
+        "--gns off --gns-half-life 0 --gns-exact-every 0 --gns-ratio 0",
+        "--lr-schedule wsd --final-lr-frac 0",
+        "--lr-schedule constant --final-lr-frac 1",
+        "--zero 2 --reduce micro-step",
+        "--reduce step",
+        "--dry-run --price 3 --device H200 --ranks 8 --link 50",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256];
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i]);
+        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK(!*o.notes, "%s: %s", words, o.notes);
+    }
+    static const char *const others[] = {
+        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5 --seed 3 --tokenizer t "
+        "--seq-len 64 --threads 1",
+        "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
+        "--eval-only --model dir --hellaswag q --deadline-step 5",
+        "--check dir",
+        "--dry-run --model d4 --layers 2",
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        CHECK_OK(resolve(&o, others[i], &e), &e);
+        CHECK(!*o.notes, "%s: %s", others[i], o.notes);
+    }
+    CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 
 static void test_help(void) {
@@ -448,6 +575,9 @@ int main(void) {
     RUN(test_config_precedence);
     RUN(test_horizon_and_batch);
     RUN(test_contradictions);
+    RUN(test_of_no_use);
+    RUN(test_of_no_use_is_noted);
+    RUN(test_of_use);
     RUN(test_help);
     RUN(test_json);
     return test_summary();

@@ -90,6 +90,15 @@ numbers "$branch" > "$work/again"
 check "not as it was: $(diff "$work/whole" "$work/again" | head -n 3)" cmp -s "$work/whole" "$work/again"
 end killed
 
+# Of a run without validation: the branches have none either, and are judged by what they trained on.
+begin
+(cd "$work" && "$train" --train 't_train_*.bin' --vocab-size 256 --layers 1 --heads 2 --channels 16 --seq-len 16 --threads 1 \
+    --micro-batch 4 --batch-tokens 64 --lr 3e-3 --steps 20 --out blind) > "$work/log" 2>&1
+check "run: $(tail -n 1 "$work/log")" [ $? = 0 ]
+probe 0 "$work/blind" --factors 1,2 --tokens 512
+check "branches: $(tail -n 1 "$work/log")" says "$work/log" "Recommendation: "
+end without_validation
+
 begin
 fails() { # CODE TEXT ARGUMENTS...
     probe "$1" "${@:3}"
