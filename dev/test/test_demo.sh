@@ -52,7 +52,8 @@ the_text_has_changed() { # under the same name; and a run that does not say what
     echo "One more line." >> "$work/mine/b.txt"
     demo 0 "$work/mine" && grep -q 'moved to .*run.2$' "$work/log" || return 1
     rm "$demo/run/text.cksum"
-    demo 0 "$work/mine" && grep -q 'moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
+    cd "$work" || return # from where a path may be relative
+    demo 0 mine && grep -q 'moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
 }
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
 
