@@ -71,7 +71,7 @@ $(BUILD)/commit: FORCE
 # Only these see MPI.
 $(BUILD)/llmc/comm.o $(BUILD)/llmc/cpu/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
-$(BUILD)/data/tokenize: $(BUILD)/data/tokenize.o $(LIBRARY)
+$(BUILD)/data/tokenize: $(patsubst %.c,$(BUILD)/%.o,$(wildcard data/*.c)) $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
 
 $(LIBRARY): $(OBJECTS)

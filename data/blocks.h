@@ -7,25 +7,10 @@
 
 #include "../llmc/files.h"
 #include "inputs.h"
-#include "jsonl.h"
 #include "settings.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <time.h>
-
-enum {
-    BLOCK_BYTES = 1 << 20,    // what a worker gets at a time
-    LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
-    KEEP_BYTES = 4 << 20      // a block's buffers that grew beyond this are given back
-};
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Blocks: what passes from the reader through a worker to the writer
-
 enum { TRAIN, VAL, SPLITS };
-static const char *const SPLIT_NAMES[SPLITS] = {"train", "val"};
+extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
 // A place in the input. Everything that decides what the next block is.
 typedef struct {
@@ -42,346 +27,43 @@ typedef struct { // a document, or a part of one
     size_t tokens; // set by the worker
     bool begins;   // with the document's first byte
     int split;
-} Piece;
+} TextPiece;
 
 typedef struct {
-    enum { FREE, FILLED, TAKEN, DONE } state;
+    enum { BLOCK_FREE, BLOCK_FILLED, BLOCK_TAKEN, BLOCK_DONE } state;
     const Input *input;
     bool jsonl; // the pieces are the worker's to find
     Place start, end;
     char *text;
     size_t bytes, text_capacity;
     uint16_t *tokens; // (text_capacity): a byte is at most a token
-    Piece *pieces;
+    TextPiece *pieces;
     int piece_count, piece_capacity;
     int code; // of the worker
     Error error;
-} Block;
+} TextBlock;
 
-static int block_reserve(Block *b, size_t bytes, Error *e) {
-    if (bytes <= b->text_capacity && b->text_capacity <= size_max(KEEP_BYTES, bytes)) return 0;
-    memory_free(b->text);
-    memory_free(b->tokens);
-    b->text = NULL;
-    b->tokens = NULL;
-    b->text_capacity = 0;
-    TRY(memory_alloc((void **)&b->text, bytes, "a block of text", e));
-    TRY(memory_alloc((void **)&b->tokens, bytes * sizeof *b->tokens, "a block of tokens", e));
-    b->text_capacity = bytes;
-    return 0;
-}
+int block_reserve(TextBlock *b, size_t bytes, Error *e);      // room for so much text; what there was is lost
+int block_add_piece(TextBlock *b, TextPiece piece, Error *e); // an empty one is passed over
+void block_free(TextBlock *b);
 
-static int block_add_piece(Block *b, Piece piece, Error *e) {
-    if (piece.bytes == 0) return 0;
-    if (b->piece_count == b->piece_capacity) {
-        int capacity = b->piece_capacity ? 2 * b->piece_capacity : 64;
-        Piece *pieces = realloc(b->pieces, (size_t)capacity * sizeof *pieces);
-        if (!pieces) return FAIL(e, ERR_MEMORY, NULL, "out of memory: documents of a block");
-        b->pieces = pieces;
-        b->piece_capacity = capacity;
-    }
-    b->pieces[b->piece_count++] = piece;
-    return 0;
-}
+uint64_t count_lines(const char *text, size_t bytes); // of newlines
 
-static void block_free(Block *b) {
-    memory_free(b->text);
-    memory_free(b->tokens);
-    free(b->pieces);
-}
-
-static uint64_t count_lines(const char *text, size_t bytes) {
-    uint64_t lines = 0;
-    for (const char *end = text + bytes; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;
-    return lines;
-}
-
-static const char *input_name(const Input *input) { return strcmp(input->path, "-") ? input->path : "standard input"; }
-
-static int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why) {
-    return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
-}
+// "INPUT line N: WHY", ERR_INPUT.
+int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which documents are validation
 
-// FNV-1a (Fowler, Noll, Vo), 64 bits, and SplitMix64's finaliser, because FNV's upper bits mix badly.
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
-    for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
-    return hash;
-}
-
-static uint64_t hash_finish(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-enum { HASH_BITS = 53 }; // what a double holds
+// FNV-1a (Fowler, Noll, Vo), 64 bits, from HASH_START on, and SplitMix64's finaliser, because FNV's upper bits mix badly.
 #define HASH_START 0xcbf29ce484222325u
+uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count);
+uint64_t hash_finish(uint64_t hash);
 
 // The split of document number `document` (by line, in jsonl) of input number `file`, where whole documents are drawn.
-static int split_of(const Options *o, const Input *input, int file, uint64_t document) {
-    // By path as it is given, so that a file keeps its split when others come and go.
-    if (o->val_every_file)
-        return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % o->val_every_file == 0;
-    // By number, not by path: the same files in the same order give the same split wherever they lie.
-    if (o->split) return strcmp(o->split, "val") == 0 ? VAL : TRAIN;
-    uint64_t key[2] = {(uint64_t)file, document};
-    uint64_t hash = hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> (64 - HASH_BITS);
-    return (double)hash < o->val_fraction * (double)((uint64_t)1 << HASH_BITS);
-}
+int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document);
 
-// Whether a run owns a split, to refuse or replace what is there; and whether it must put something into it.
-static bool owns_split(const Options *o, int split) { return !o->split || strcmp(o->split, SPLIT_NAMES[split]) == 0; }
-
-static bool fills_split(const Options *o, int split) {
-    return o->val_fraction > 0 || o->val_every_file || (o->split ? owns_split(o, split) : split == TRAIN);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The reader
-
-typedef struct {
-    const Options *o;
-    const Tokenizer *tokenizer;
-    const Inputs *inputs;
-    int fd;        // of inputs->all[place.file], or -1
-    uint64_t tail; // where validation begins in this file; UINT64_MAX: whole documents are drawn
-    bool ended;    // nothing behind what is in the buffer
-    Place place;   // of buffer[0]
-    char *buffer;
-    size_t have, capacity;
-    Digester *piped; // what place.piped is taken from
-    bool resumed;    // at place, and not yet known to read the same input as before
-    sigset_t signals;
-    bool stopped; // by a signal
-} Reader;
-
-static bool reader_signalled(Reader *r) {
-    const struct timespec now = {0, 0};
-    r->stopped = r->stopped || sigtimedwait(&r->signals, NULL, &now) > 0;
-    return r->stopped;
-}
-
-// Waits for a pipe or a terminal, and for a signal meanwhile.
-static bool reader_wait(Reader *r) {
-    enum { POLL_MS = 100 };
-    struct pollfd p = {r->fd, POLLIN, 0};
-    while (poll(&p, 1, POLL_MS) == 0)
-        if (reader_signalled(r)) return false;
-    return !reader_signalled(r);
-}
-
-// Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
-static int reader_fill(Reader *r, size_t want, Error *e) {
-    const Input *input = &r->inputs->all[r->place.file];
-    if (want > r->capacity) {
-        char *buffer = realloc(r->buffer, want);
-        if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading %s", input_name(input));
-        r->buffer = buffer;
-        r->capacity = want;
-    }
-    while (r->have < want && !r->ended) {
-        uint64_t room = want - r->have;
-        if (r->o->max_bytes) {
-            uint64_t left = r->o->max_bytes - r->place.taken - r->have;
-            room = left < room ? left : room;
-        }
-        if (input->pipe && room && !reader_wait(r)) return 0;
-        ssize_t n = room ? read(r->fd, r->buffer + r->have, room) : 0;
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
-        r->have += (size_t)n;
-        r->ended = n == 0;
-    }
-    return 0;
-}
-
-static bool has_tail(const Options *o, const Input *input) {
-    return o->val_fraction > 0 && !o->separator && !input->jsonl;
-}
-
-// A text file that is one document is split by place: its last part is validation, like nanoGPT's 90/10. The split moves
-// up to where a character begins.
-static int reader_set_tail(Reader *r, Error *e) {
-    const Input *input = &r->inputs->all[r->place.file];
-    r->tail = UINT64_MAX;
-    if (!has_tail(r->o, input)) return 0;
-    uint64_t bytes = input->bytes;
-    if (r->o->max_bytes) {
-        uint64_t left = r->o->max_bytes - (r->place.taken - r->place.offset);
-        bytes = left < bytes ? left : bytes;
-    }
-    unsigned char next[3] = {0}; // behind at most three bytes a character begins
-    r->tail = (uint64_t)((double)bytes * (1 - r->o->val_fraction));
-    ssize_t n = pread(r->fd, next, sizeof next, (off_t)r->tail);
-    if (n < 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
-    for (int i = 0; i < n && (next[i] & 0xC0) == 0x80; i++) r->tail++;
-    return 0;
-}
-
-// Opens the file at place, and goes to the place's offset in it; a pipe is where it is.
-static int reader_open(Reader *r, Error *e) {
-    const Input *input = &r->inputs->all[r->place.file];
-    r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (r->fd < 0)
-        return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    r->ended = false;
-    r->have = 0;
-    TRY(reader_set_tail(r, e));
-    if (!input->pipe && lseek(r->fd, (off_t)r->place.offset, SEEK_SET) < 0)
-        return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
-    return 0;
-}
-
-static void reader_close(Reader *r) {
-    if (r->fd > STDIN_FILENO) close(r->fd);
-    r->fd = -1;
-}
-
-// Reads past so many bytes of a pipe, or to its end.
-static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
-    char skipped[1 << 16];
-    while (bytes > 0 && reader_wait(r)) {
-        ssize_t n = read(r->fd, skipped, size_min(sizeof skipped, bytes));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            return FAIL(e, ERR_INPUT, "check where it comes from", "%s: cannot read: %s",
-                        input_name(&r->inputs->all[r->place.file]), strerror(errno));
-        if (n == 0) break;
-        digester_add(r->piped, skipped, (size_t)n);
-        bytes -= (uint64_t)n;
-    }
-    return 0;
-}
-
-#define HINT_SAME_INPUT "give the same input again, or --force to start over"
-
-// After an interruption: reads every pipe up to where it was then, and finds out whether the same came through it. (Of
-// a file, size and time tell: see fingerprint.)
-static int reader_rejoin(Reader *r, Error *e) {
-    const Place place = r->place;
-    const char *name = NULL;
-    for (int i = 0; i <= place.file; i++) {
-        const Input *input = &r->inputs->all[i];
-        if (!input->pipe) continue;
-        name = name ? "the pipes" : input_name(input);
-        r->place.file = i;
-        TRY(reader_open(r, e));
-        TRY(reader_skip(r, i < place.file ? UINT64_MAX : place.offset, e));
-        if (i < place.file) reader_close(r);
-    }
-    r->place = place;
-    if (r->stopped) return 0;
-    FileDigest came = digester_read(r->piped);
-    if (name && !digest_equal(&came, &place.piped))
-        return FAIL(e, ERR_INPUT, HINT_SAME_INPUT, "%s: not the input that was interrupted: %s", name,
-                    came.bytes < place.piped.bytes ? "it ends too early" : "its text is another");
-    r->resumed = false;
-    return 0;
-}
-
-// Keeps a separator whole: a cut in one, or between it and the newline before it, moves behind it.
-static size_t reader_spare_separator(const Reader *r, size_t cut) {
-    size_t length = strlen(r->o->separator), from = cut > length - 1 ? cut - (length - 1) : 0;
-    const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
-    return found ? (size_t)(found - r->buffer) + length : cut;
-}
-
-// How many bytes of the buffer make the next block; 0: it takes more to tell.
-static size_t reader_cut(const Reader *r, bool jsonl) {
-    bool last = r->ended, limited = r->o->max_bytes && r->place.taken + r->have >= r->o->max_bytes;
-    if (jsonl) {
-        if (last && !limited) return r->have;
-        const char *newline = memrchr(r->buffer, '\n', r->have);
-        return newline ? (size_t)(newline - r->buffer) + 1 : 0;
-    }
-    uint64_t to_tail = r->tail > r->place.offset && r->tail != UINT64_MAX ? r->tail - r->place.offset : UINT64_MAX;
-    if (to_tail <= r->have) return to_tail;
-    if (last) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
-    size_t hold = r->o->separator ? strlen(r->o->separator) : 0;
-    if (r->have <= hold) return 0;
-    size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
-    return hold && cut ? reader_spare_separator(r, cut) : cut;
-}
-
-// The documents in the first `bytes` of the buffer, parted by the separator if there is one.
-static int reader_find_pieces(Reader *r, Block *b, Error *e) {
-    const char *separator = r->o->separator;
-    size_t length = separator ? strlen(separator) : 0;
-    for (size_t at = 0;;) {
-        Place *p = &r->place;
-        if (p->skip_newline && at < b->bytes) {
-            if (b->text[at] == '\n') at++;
-            p->skip_newline = 0;
-        }
-        const char *found = separator ? memmem(b->text + at, b->bytes - at, separator, length) : NULL;
-        size_t stop = found ? (size_t)(found - b->text) : b->bytes;
-        size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
-        int split = r->tail != UINT64_MAX ? p->offset >= r->tail : split_of(r->o, b->input, p->file, p->document);
-        TRY(block_add_piece(b, (Piece){.at = at, .bytes = end - at, .begins = !p->inside, .split = split}, e));
-        if (end > at) p->inside = 1;
-        if (!found) return 0;
-        at = stop + length;
-        p->document++;
-        p->inside = 0;
-        p->skip_newline = 1;
-    }
-}
-
-static int reader_take(Reader *r, Block *b, size_t bytes, Error *e) {
-    b->input = &r->inputs->all[r->place.file];
-    b->jsonl = b->input->jsonl;
-    b->start = r->place;
-    b->bytes = bytes;
-    b->piece_count = 0;
-    TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
-    memcpy(b->text, r->buffer, bytes);
-    memmove(r->buffer, r->buffer + bytes, r->have - bytes);
-    r->have -= bytes;
-    if (!b->jsonl) TRY(reader_find_pieces(r, b, e));
-    r->place.offset += bytes;
-    r->place.taken += bytes;
-    r->place.line += count_lines(b->text, bytes);
-    if (b->input->pipe) {
-        digester_add(r->piped, b->text, bytes);
-        r->place.piped = digester_read(r->piped);
-    }
-    if (r->tail != UINT64_MAX && b->start.offset < r->tail && r->place.offset >= r->tail) r->place.inside = 0;
-    b->end = r->place;
-    return 0;
-}
-
-// Fills *b with the next block; *got is false when there is none left, or a signal came.
-static int reader_next(Reader *r, Block *b, bool *got, Error *e) {
-    *got = false;
-    if (r->resumed) TRY(reader_rejoin(r, e));
-    while (r->place.file < r->inputs->count && !reader_signalled(r)) {
-        const Input *input = &r->inputs->all[r->place.file];
-        if (r->fd < 0) TRY(reader_open(r, e));
-        size_t bytes = 0;
-        for (size_t want = BLOCK_BYTES; bytes == 0; want *= 2) {
-            if (want > LINE_BYTES_MAX)
-                return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
-                                    input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
-            TRY(reader_fill(r, want, e));
-            if (r->stopped) return 0;
-            bytes = reader_cut(r, input->jsonl);
-            if (r->ended) break;
-        }
-        if (bytes) {
-            *got = true;
-            return reader_take(r, b, bytes, e);
-        }
-        reader_close(r);
-        uint64_t taken = r->place.taken + r->have; // what --max-bytes cut off counts as taken
-        r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
-        r->have = 0;
-        if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
-    }
-    return 0;
-}
+bool owns_split(const TokenizeOptions *o, int split);  // whether a run may refuse or replace what is there
+bool fills_split(const TokenizeOptions *o, int split); // whether it must put something into it
 
 #endif

@@ -9,13 +9,20 @@
 //
 // Shards are written as PREFIX_train_000000.bin.partial, ... and get their names together, when all is done. Meanwhile
 // PREFIX.state says how far input and output are: the same command, given again after an interruption, goes on there.
-#define _GNU_SOURCE // memmem, sigtimedwait
+#define _POSIX_C_SOURCE 200809L
+#include "../llmc/tokenizer_impl.h"
 #include "blocks.h"
 #include "bpe_train.h"
+#include "jsonl.h"
+#include "reader.h"
 #include "settings.h"
 #include "shards.h"
 
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 enum {
     BLOCKS_PER_THREAD = 3, // one in work, one waiting, one to be written
@@ -26,9 +33,9 @@ enum {
 // The workers
 
 typedef struct {
-    const Options *o;
+    const TokenizeOptions *o;
     const Tokenizer *tokenizer;
-    Block *blocks; // a ring
+    TextBlock *blocks; // a ring
     int block_count;
     uint64_t filled, taken; // blocks so far
     bool over;
@@ -41,14 +48,14 @@ static bool is_blank(const char *text, size_t bytes) {
     return bytes == 0;
 }
 
-static int block_parse_jsonl(const Options *o, Block *b, Error *e) {
+static int block_parse_jsonl(const TokenizeOptions *o, TextBlock *b, Error *e) {
     uint64_t line = b->start.line;
     size_t end = 0;
     for (size_t at = 0; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;
         if (is_blank(b->text + at, end - at)) continue;
-        Piece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
+        TextPiece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         if (why)
             return fail_at_line(e, b->input, line, "every line must be a JSON object with a text field: see --field",
@@ -60,7 +67,7 @@ static int block_parse_jsonl(const Options *o, Block *b, Error *e) {
     return 0;
 }
 
-static int block_check_utf8(const Block *b, const Piece *piece, Error *e) {
+static int block_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e) {
     size_t bad = utf8_invalid_at(b->text + piece->at, piece->bytes);
     if (bad == piece->bytes) return 0;
     char why[80];
@@ -71,11 +78,11 @@ static int block_check_utf8(const Block *b, const Piece *piece, Error *e) {
                         why);
 }
 
-static int block_encode(const Options *o, Block *b, Encoder *encoder, Error *e) {
+static int block_encode(const TokenizeOptions *o, TextBlock *b, Encoder *encoder, Error *e) {
     size_t count = 0;
     if (b->jsonl) TRY(block_parse_jsonl(o, b, e));
     for (int i = 0; i < b->piece_count; i++) {
-        Piece *piece = &b->pieces[i];
+        TextPiece *piece = &b->pieces[i];
         if (!b->jsonl && !strcmp(o->invalid, "error")) TRY(block_check_utf8(b, piece, e));
         TRY(encoder_run(encoder, b->text + piece->at, piece->bytes, b->tokens + count, &piece->tokens, e));
         count += piece->tokens;
@@ -92,13 +99,13 @@ static void *worker_main(void *argument) {
     for (;;) {
         while (pool->taken == pool->filled && !pool->over) pthread_cond_wait(&pool->work, &pool->lock);
         if (pool->taken == pool->filled) break;
-        Block *b = &pool->blocks[pool->taken++ % (uint64_t)pool->block_count];
-        b->state = TAKEN;
+        TextBlock *b = &pool->blocks[pool->taken++ % (uint64_t)pool->block_count];
+        b->state = BLOCK_TAKEN;
         pthread_mutex_unlock(&pool->lock);
         b->error = error;
         b->code = code ? code : block_encode(pool->o, b, encoder, &b->error);
         pthread_mutex_lock(&pool->lock);
-        b->state = DONE;
+        b->state = BLOCK_DONE;
         pthread_cond_signal(&pool->done);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -144,7 +151,7 @@ static void progress_show(Progress *p, uint64_t bytes, uint64_t tokens, bool las
 // The run
 
 typedef struct {
-    Options options;
+    TokenizeOptions options;
     Inputs inputs;
     Tokenizer *tokenizer;
     Reader reader;
@@ -159,9 +166,9 @@ typedef struct {
 } Run;
 
 static int inputs_gather(Run *run, char **names, int count, Error *e) {
-    const Options *o = &run->options;
+    const TokenizeOptions *o = &run->options;
     int pipes = 0;
-    for (int i = 0; i < count; i++) TRY(inputs_add(&run->inputs, names[i], false, e));
+    for (int i = 0; i < count; i++) TRY(inputs_add(&run->inputs, names[i], e));
     if (o->files_from) TRY(inputs_add_list(&run->inputs, o->files_from, e));
     if (run->inputs.count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl and .ndjson files", "no text in %s",
@@ -171,18 +178,18 @@ static int inputs_gather(Run *run, char **names, int count, Error *e) {
         if (strcmp(o->format, "auto")) input->jsonl = !strcmp(o->format, "jsonl");
         if (!strcmp(input->path, "-") && pipes++)
             return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
-        if (input->pipe && has_tail(o, input))
+        if (input->pipe && reader_has_tail(o, input))
             return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
                         "--val-fraction: where %s ends is not known before", input_name(input));
     }
     return 0;
 }
 
-static int output_check(const Options *o, Error *e) {
+static int output_check(const TokenizeOptions *o, Error *e) {
     char path[PATH_MAX];
     for (int split = 0; split < SPLITS && !o->force; split++)
         for (int shard = 0; shard < 2 && owns_split(o, split); shard++) { // llm.c's training shards count from 1
-            shard_path(o, split, shard, path);
+            shard_file(o, split, shard, path);
             if (access(path, F_OK) == 0)
                 return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path);
         }
@@ -193,7 +200,7 @@ static int threads_start(Run *run, Error *e) {
     Pool *pool = &run->pool;
     int count = (int)run->options.threads;
     pool->block_count = BLOCKS_PER_THREAD * count;
-    TRY(memory_alloc_zero((void **)&pool->blocks, (size_t)pool->block_count * sizeof(Block), "blocks", e));
+    TRY(memory_alloc_zero((void **)&pool->blocks, (size_t)pool->block_count * sizeof(TextBlock), "blocks", e));
     TRY(memory_alloc_zero((void **)&run->threads, (size_t)count * sizeof(pthread_t), "threads", e));
     for (; run->thread_count < count; run->thread_count++) {
         int code = pthread_create(&run->threads[run->thread_count], NULL, worker_main, pool);
@@ -215,9 +222,9 @@ static void threads_stop(Run *run) {
     memory_free(run->threads);
 }
 
-static void pool_give(Pool *pool, Block *b) {
+static void pool_give(Pool *pool, TextBlock *b) {
     pthread_mutex_lock(&pool->lock);
-    b->state = FILLED;
+    b->state = BLOCK_FILLED;
     pool->filled++;
     pthread_cond_signal(&pool->work);
     pthread_mutex_unlock(&pool->lock);
@@ -226,16 +233,16 @@ static void pool_give(Pool *pool, Block *b) {
 // Waits for the oldest block and writes it.
 static int run_write_oldest(Run *run, Error *e) {
     Pool *pool = &run->pool;
-    Block *b = &pool->blocks[run->blocks % (uint64_t)pool->block_count];
+    TextBlock *b = &pool->blocks[run->blocks % (uint64_t)pool->block_count];
     pthread_mutex_lock(&pool->lock);
-    while (b->state != DONE) pthread_cond_wait(&pool->done, &pool->lock);
+    while (b->state != BLOCK_DONE) pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
     if (b->code) {
         *e = b->error;
         return b->code;
     }
     TRY(writer_block(&run->writer, b, e));
-    b->state = FREE;
+    b->state = BLOCK_FREE;
     run->blocks++;
     run->written = b->end;
     const Split *s = run->writer.splits;
@@ -253,7 +260,7 @@ static int run_blocks(Run *run, Error *e) {
     int reader_code = 0;
     for (bool more = true; more || run->blocks < pool->filled;) {
         if (more && pool->filled - run->blocks < (uint64_t)pool->block_count) {
-            Block *b = &pool->blocks[pool->filled % (uint64_t)pool->block_count];
+            TextBlock *b = &pool->blocks[pool->filled % (uint64_t)pool->block_count];
             reader_code = reader_next(&run->reader, b, &more, &reader_error);
             if (reader_code) more = false;
             if (more) pool_give(pool, b);
@@ -265,7 +272,7 @@ static int run_blocks(Run *run, Error *e) {
 
 // Where only names were left to give, the input has nothing new.
 static int run_expect_end(Run *run, Error *e) {
-    Block b = {0};
+    TextBlock b = {0};
     bool more;
     int code = reader_next(&run->reader, &b, &more, e);
     if (!code && more)
@@ -275,7 +282,7 @@ static int run_expect_end(Run *run, Error *e) {
 }
 
 static int run_finish(Run *run, Error *e) {
-    const Options *o = &run->options;
+    const TokenizeOptions *o = &run->options;
     const Split *splits = run->writer.splits;
     if (run->reader.stopped) {
         TRY(state_save(&run->writer, &run->written, e));
@@ -298,16 +305,13 @@ static int run_finish(Run *run, Error *e) {
 }
 
 static int run_prepare_input(Run *run, char **names, int count, Error *e) {
-    Options *o = &run->options;
-    Reader *r = &run->reader;
+    const TokenizeOptions *o = &run->options;
     bool known = true;
     TRY(o->train_bpe ? tokenizer_new(&run->tokenizer, e) : tokenizer_load(&run->tokenizer, o->tokenizer, e));
     TRY(inputs_gather(run, names, count, e));
-    r->o = run->pool.o = o;
-    r->tokenizer = run->pool.tokenizer = run->tokenizer;
-    r->inputs = &run->inputs;
-    TRY(digester_create(&r->piped, e));
-    r->place = (Place){.line = 1, .piped = digester_read(r->piped)};
+    TRY(reader_init(&run->reader, o, run->tokenizer, &run->inputs, e));
+    run->pool.o = o;
+    run->pool.tokenizer = run->tokenizer;
     run->progress = (Progress){.start = clock_seconds(), .terminal = isatty(STDERR_FILENO)};
     for (int i = 0; i < run->inputs.count; i++) {
         run->progress.total_bytes += run->inputs.all[i].bytes;
@@ -319,11 +323,11 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
 }
 
 static int run_prepare_output(Run *run, Error *e) {
-    Options *o = &run->options;
+    TokenizeOptions *o = &run->options;
     Reader *r = &run->reader;
     Writer *w = &run->writer;
     *w = (Writer){.o = o, .eot = tokenizer_eot(run->tokenizer)};
-    w->fingerprint = fingerprint(o, run->tokenizer, &run->inputs);
+    w->fingerprint = state_fingerprint(o, run->tokenizer, &run->inputs);
     r->resumed = !o->force && state_read(w, &r->place);
     if (!w->publishing) TRY(output_check(o, e));
     if (r->resumed) {
@@ -345,47 +349,48 @@ static int run_prepare_output(Run *run, Error *e) {
 // Learning a vocabulary: from what would be training text, on one thread
 
 static int learn_words(Run *run, BpeTrainer *trainer, Error *e) {
-    Block b = {0};
-    const Options *o = &run->options;
+    TextBlock b = {0};
+    const TokenizeOptions *o = &run->options;
     bool got = true;
     int code = 0;
     while (got && !code) {
         code = reader_next(&run->reader, &b, &got, e);
         if (got && !code && b.jsonl) code = block_parse_jsonl(o, &b, e);
         for (int i = 0; got && !code && i < b.piece_count; i++) {
-            const Piece *piece = &b.pieces[i];
+            const TextPiece *piece = &b.pieces[i];
             if (!b.jsonl && !strcmp(o->invalid, "error")) code = block_check_utf8(&b, piece, e);
             if (!code && piece->split == TRAIN)
                 code = bpe_add_text(trainer, run->tokenizer, b.text + piece->at, piece->bytes, e);
         }
-        progress_show(&run->progress, run->reader.place.taken, trainer->word_count, false);
+        progress_show(&run->progress, run->reader.place.taken, bpe_word_count(trainer), false);
     }
     block_free(&b);
-    progress_show(&run->progress, run->reader.place.taken, trainer->word_count, true);
+    progress_show(&run->progress, run->reader.place.taken, bpe_word_count(trainer), true);
     if (!code && run->reader.stopped) code = FAIL(e, ERR_STOPPED, "nothing was written", "stopped by a signal");
     return code;
 }
 
 static int learn(Run *run, Error *e) {
-    const Options *o = &run->options;
-    BpeTrainer trainer = {0};
+    const TokenizeOptions *o = &run->options;
+    BpeTrainer *trainer = NULL;
     int code = 0;
     if (!o->force && tokenizer_exists(o->out))
         return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: has a tokenizer", o->out);
-    TRY_GOTO(learn_words(run, &trainer, e));
-    if (trainer.word_count == 0) {
+    TRY_GOTO(bpe_create(&trainer, e));
+    TRY_GOTO(learn_words(run, trainer, e));
+    if (bpe_word_count(trainer) == 0) {
         code = FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
         goto done;
     }
-    fprintf(stderr, "%" PRIu32 " different words\n", trainer.word_count);
-    TRY_GOTO(bpe_train(&trainer, run->tokenizer, (int)o->train_bpe, e));
+    fprintf(stderr, "%" PRIu32 " different words\n", bpe_word_count(trainer));
+    TRY_GOTO(bpe_train(trainer, run->tokenizer, (int)o->train_bpe, e));
     TRY_GOTO(directory_create(o->out, e));
     TRY_GOTO(tokenizer_save(run->tokenizer, o->out, NULL, e));
     printf("%s: %d tokens, of them %d merges\n", o->out, run->tokenizer->vocab_size, run->tokenizer->merge_count);
     if ((uint64_t)run->tokenizer->vocab_size < o->train_bpe)
         fprintf(stderr, "the text has no pair left that occurs twice\n");
 done:
-    bpe_destroy(&trainer);
+    bpe_destroy(trainer);
     return code;
 }
 
@@ -394,7 +399,7 @@ done:
 // After a bad input nothing is left. After a signal, or a full disk, the same command goes on if it has got anywhere; and
 // so it does after an input that is another than before, and where shards have got their names.
 static void run_tidy(const Run *run, int code) {
-    const Options *o = &run->options;
+    const TokenizeOptions *o = &run->options;
     bool bad_input = code == ERR_INPUT && !run->reader.resumed && !run->writer.publishing;
     if (code && !bad_input && state_exists(o)) return;
     if (code) state_remove(o);
@@ -403,10 +408,10 @@ static void run_tidy(const Run *run, int code) {
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
-    Run run = {.reader.fd = -1};
+    Run run = {0};
     int inputs, code;
-    TRY(options_parse(argc, argv, &run.options, &inputs, e));
-    if (run.options.help) return print_help(), 0;
+    TRY(settings_parse(argc, argv, &run.options, &inputs, e));
+    if (run.options.help) return settings_print_help(), 0;
     sigemptyset(&run.reader.signals); // blocked, and asked for between blocks: no handler, no global
     sigaddset(&run.reader.signals, SIGINT);
     sigaddset(&run.reader.signals, SIGTERM);
@@ -429,9 +434,7 @@ done:
     threads_stop(&run);
     writer_close(&run.writer);
     if (started) run_tidy(&run, code);
-    reader_close(&run.reader);
-    digester_destroy(run.reader.piped);
-    free(run.reader.buffer);
+    reader_free(&run.reader);
     inputs_free(&run.inputs);
     tokenizer_destroy(run.tokenizer);
     return code;
