@@ -161,7 +161,7 @@ int comm_barrier(Comm *comm, Error *e) {
 }
 
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
-    watchdog_begin(comm->watchdog, "sending of state");
+    watchdog_wait(comm->watchdog, "sending of state");
     assert(to != comm->rank);
     for (size_t at = 0; at < bytes; at += MPI_PIECE)
         MPI_TRY(
@@ -171,7 +171,7 @@ int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
 }
 
 int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
-    watchdog_begin(comm->watchdog, "collecting of state");
+    watchdog_wait(comm->watchdog, "collecting of state");
     assert(from != comm->rank);
     for (size_t at = 0; at < bytes; at += MPI_PIECE)
         MPI_TRY(MPI_Recv((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, from, 0, MPI_COMM_WORLD,

@@ -49,22 +49,18 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// User input ends up in messages: a newline or a control byte in it must not break "one clear line".
-static void print_clean(FILE *f, const char *s) {
-    for (; *s; s++) fputc((unsigned char)*s < 0x20 || *s == 0x7f ? '?' : *s, f);
-}
-
+// User input ends up in messages: a newline or a control byte in it must not break "one clear line". And the line goes
+// out in one piece, whatever other ranks have to say.
 void error_print(const Error *e, int rank, int ranks) {
+    char line[sizeof e->what + sizeof e->hint + 256], of[32] = "", where[160] = "";
+    if (ranks > 1) snprintf(of, sizeof of, " (rank %d)", rank);
+    if (e->code == ERR_INTERNAL && e->file) snprintf(where, sizeof where, " [%.120s:%d]", e->file, e->line);
+    int n = snprintf(line, sizeof line, "error%s: %s%s%s%s", of, e->what, where, e->hint[0] ? ". " : "", e->hint);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    line[n] = '\n';
     fflush(stdout);
-    if (ranks > 1) fprintf(stderr, "error (rank %d): ", rank);
-    else fprintf(stderr, "error: ");
-    print_clean(stderr, e->what);
-    if (e->code == ERR_INTERNAL && e->file) fprintf(stderr, " [%s:%d]", e->file, e->line);
-    if (e->hint[0]) {
-        fprintf(stderr, ". ");
-        print_clean(stderr, e->hint);
-    }
-    fprintf(stderr, "\n");
+    fwrite(line, 1, (size_t)n + 1, stderr);
     fflush(stderr);
 }
 

@@ -41,6 +41,7 @@ typedef struct {
     const Range *owned; // what this rank updates, in ascending order: moments (and what else only the update needs)
     int owned_count;    // exist for these ranges alone. 0: for everything
     bool shard_grads;   // gradients too, see engine_collect; an owned range then lies within one of the model's buckets
+    size_t leave;       // bytes of a device's memory that others will want: the ranks' exchange
 } EngineConfig;
 
 // Memory the engine will take, by category, known before it is taken (--dry-run).

@@ -160,6 +160,12 @@ static int send_until(Parallel *p, int end, Error *e) {
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->buckets, e); }
 
+int parallel_come_to_rest(Parallel *p, Error *e) {
+    if (!p->transport) return 0;
+    TRY(transport_finish(p->transport, e));
+    return comm_barrier(p->comm, e);
+}
+
 // From the engine: weights of the range come next.
 static int send_weights(void *context, Range range, Error *e) {
     Parallel *p = context;

@@ -3,9 +3,9 @@
 // Rows. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
 //
 // Gradients. The flat array comes in buckets (model_bucket), a block each and the embeddings, in the order in which the
-// backward pass finishes them. Each bucket is cut into one part a rank; rank r owns part r of every bucket. As soon as a
-// bucket is final on a rank its reduction begins, so that it travels while the blocks before it are computed. Each rank
-// takes the norms of what it owns; their sums, by tensor, are the batch's.
+// backward pass finishes them. Each bucket is cut into one part a rank; rank r owns part r of every bucket. Soon after a
+// bucket is final on a rank its reduction begins (the engine says when), so that it travels while the blocks before it
+// are computed. Each rank takes the norms of what it owns; their sums, by tensor, are the batch's.
 //
 // The order of summation is the run's (--reduce), never the mode's: every mode reduces the same buckets in the same
 // order, and the same norms of the same parts, so that all give the same bits. By step, a rank adds up its micro-steps
@@ -86,6 +86,10 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // New weights go round during the next forward pass. Where something else comes before it, which one rank may even do
 // by itself, all ranks first send for those that have not set out.
 int parallel_send_weights(Parallel *p, Error *e);
+
+// Where training ends on an error that all ranks know (settled): nothing travels any more when this returns, on any rank,
+// so that each may take its end down in its own time.
+int parallel_come_to_rest(Parallel *p, Error *e);
 
 // The step's numbers, over all ranks: any time after the norms.
 typedef struct {

@@ -75,13 +75,13 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
 //            channel), which the other collectives share; 4 MiB with the first broadcast.
 // Other cards, drivers and networks are taken to need as much.
 static void add_libraries(const Plan *plan, MemoryPlan *memory) {
-    const double mib = 1 << 20, context = 532 * mib, nccl = 860 * mib;
+    const double mib = 1 << 20, context = 532 * mib;
     if (plan->device.measured) return; // a CPU
     add_item(memory, "CUDA context and libraries", context);
     if (plan->ranks == 1) return;
     WireType wire = plan->wire < sizeof(float) ? WIRE_BF16 : WIRE_FP32;
     size_t rounded = transport_buffer_bytes(wire, model_bucket_largest(plan->model));
-    add_item(memory, "NCCL buffers and kernels", nccl);
+    add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
     if (rounded) add_item(memory, "rounded gradients on their journey", (double)rounded);
 }
 

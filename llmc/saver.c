@@ -78,8 +78,8 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     char path[ARCHIVE_PATH];
     FileDigest digest;
     TRY(checkpoint_save_model(directory, model, read_param, s, manifest, e));
-    TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count},
-                                  read_moment1, read_moment2, s, manifest, e));
+    TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count}, read_moment1,
+                                  read_moment2, s, manifest, e));
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
     TRY(file_save(path, s->state, s->state_bytes, &digest, e));
     manifest_add(manifest, STATE_NAME, digest);
@@ -205,6 +205,13 @@ void saver_settle(Saver *s) {
     while (sem_wait(&s->taken) != 0 && errno == EINTR) continue;
     s->snapping = false;
     s->stalled += clock_seconds() - start;
+}
+
+bool saver_wait(const Saver *s, double seconds) {
+    const struct timespec moment = {0, 10000000};
+    for (double end = clock_seconds() + seconds; s->running && !atomic_load(&s->ended); nanosleep(&moment, NULL))
+        if (clock_seconds() > end) return false;
+    return true;
 }
 
 bool saver_collect(Saver *s, bool wait, SaveReport *report) {

@@ -233,6 +233,19 @@ static int setup_training(Run *r, Error *e) {
     return setup_engine(r, e);
 }
 
+// Training ended on an error, perhaps in the midst of a save. Where all ranks know, the others wait at the end of the
+// program, with a checkpoint's patience. Where only this one does they wait in a collective, with a step's, and would end
+// the job with words of their own.
+static void end_save(Run *r) {
+    Error ignored;
+    SaveReport report;
+    bool known = r->comm->settled || r->comm->ranks == 1;
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    if (known) (void)parallel_come_to_rest(&r->parallel, &ignored);
+    if (!r->saver || !saver_wait(r->saver, known ? INFINITY : 0.5 * r->options.deadline_step)) return;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+}
+
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
@@ -244,8 +257,7 @@ static int run_training(Run *r, Error *e) {
     TRY(compare_ranks(r, e));
     if (is_first(r)) say_setup(r);
     int code = train_loop(r, e);
-    SaveReport report;
-    if (r->saver && saver_collect(r->saver, true, &report)) tell_save(r, &report); // under way when the loop failed
+    if (code) end_save(r);
     return code;
 }
 
@@ -329,6 +341,10 @@ int train_main(int argc, char **argv) {
         r->compared_step = -1;
         code = run_program(r, &e);
         if (code && r->metrics) progress_break(&r->progress);
+        e.code = code;
+        // An error of this rank's alone ends the job from here. What others say when this rank takes its end down would
+        // come first; and a save may still be under way.
+        if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
         if (metrics_close(r->metrics, &closing) && !code) code = (e = closing).code;
         run_destroy(r);
         memory_free(r);

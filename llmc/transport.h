@@ -17,6 +17,8 @@ extern "C" {
 
 typedef struct Transport Transport;
 
+#define TRANSPORT_WORK "exchange of gradients and weights" // what the watchdog calls it
+
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType; // what gradients are rounded to for the journey (--comm-dtype)
 
 enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
@@ -35,10 +37,13 @@ int transport_device(const Comm *comm, Error *e);
 // together.
 int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
 
-// Device memory, bytes, that this takes for gradients on their journey, besides the library's own.
+// Device memory, bytes: what NCCL takes for itself, some of it with the first work only (plan_memory.c says how that was
+// measured), and what this takes for gradients on their journey.
+#define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
+
 void transport_destroy(Transport *t); // NULL is fine
 
 // values: the bucket's gradients on this rank, left alone but for what follows. The sum over ranks of this rank's part
@@ -56,6 +61,9 @@ int64_t transport_started(const Transport *t);
 int transport_wait_for(Transport *t, int64_t works, Error *e);
 
 static inline int transport_wait(Transport *t, Error *e) { return transport_wait_for(t, transport_started(t), e); }
+
+// Returns when all that was started has been done, on this rank; all ranks must have started the same.
+int transport_finish(Transport *t, Error *e);
 
 #ifdef __cplusplus
 }

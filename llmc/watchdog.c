@@ -38,7 +38,7 @@ struct Watchdog {
     int64_t step;
     double since; // seconds of the clock: the last sign of progress
     double looked;
-    const char *collective;
+    const char *collective; // that was begun or waited for last
     bool joined;
     WatchdogDevice device;
 };
@@ -63,22 +63,27 @@ static bool is_still(const WatchdogEntry *entry, double now) {
 
 static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->config.rank]; }
 
-// Whom this rank is waiting for, as far as the board tells. Returns how many it has named.
-static int name_culprits(const Watchdog *w, char *text, size_t bytes) {
+// Names the ranks that are still, or those that run and are behind this one. Returns how many.
+static int name_ranks(const Watchdog *w, bool still, const char *says, char *text, size_t bytes) {
     double now = clock_seconds();
     long long begun = atomic_load(&own_entry(w)->begun);
     int named = 0;
     for (int rank = 0; rank < w->config.ranks; rank++) {
         const WatchdogEntry *entry = &w->config.board[rank];
         int process = atomic_load(&entry->process);
-        if (rank == w->config.rank || !process) continue;
-        if (is_still(entry, now)) append(text, bytes, "; rank %d (process %d) is stopped or gone", rank, process);
-        else if (atomic_load(&entry->begun) < begun)
-            append(text, bytes, "; rank %d (process %d) has not come to it", rank, process);
-        else continue;
+        if (rank == w->config.rank || !process || is_still(entry, now) != still) continue;
+        if (!still && atomic_load(&entry->begun) >= begun) continue;
+        append(text, bytes, "; rank %d (process %d) %s", rank, process, says);
         named++;
     }
     return named;
+}
+
+// Whom this rank is waiting for, as far as the board tells: those that are behind may themselves wait for one that is
+// still. Returns how many it has named.
+static int name_culprits(const Watchdog *w, char *text, size_t bytes) {
+    int named = name_ranks(w, true, "is stopped or gone", text, bytes);
+    return named ? named : name_ranks(w, false, "has not come to it", text, bytes);
 }
 
 // Before the ranks have met: who of this machine's is not there at all. Which ranks those are is certain where all are
@@ -114,14 +119,16 @@ static void describe(const Watchdog *w, Error *e) {
     name_guilty(w, e->what, sizeof e->what);
 }
 
-// How many ranks of this machine speak before this one: those before it that run and are not behind.
+// How many ranks of this machine speak before this one: those that run and are ahead of it, since one that is behind has
+// nobody to name, and of those that are as far the ones before it.
 static int speakers_before(const Watchdog *w) {
     int n = 0;
     double now = clock_seconds();
-    for (int rank = 0; w->config.board && rank < w->config.rank; rank++) {
+    for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
         const WatchdogEntry *entry = &w->config.board[rank];
-        n += atomic_load(&entry->process) && !is_still(entry, now) &&
-             atomic_load(&entry->begun) >= atomic_load(&own_entry(w)->begun);
+        long long ahead = atomic_load(&entry->begun) - atomic_load(&own_entry(w)->begun);
+        bool runs = atomic_load(&entry->process) && !is_still(entry, now);
+        n += runs && (ahead > 0 || (ahead == 0 && rank < w->config.rank));
     }
     return n;
 }
@@ -129,9 +136,14 @@ static int speakers_before(const Watchdog *w) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The thread
 
+static void on_alarm(int signal_number) {
+    (void)signal_number;
+    _exit(ERR_RANK);
+}
+
 static void end_job(const Watchdog *w, const Error *e) {
     error_print(e, w->config.rank, w->config.ranks);
-    signal(SIGALRM, SIG_DFL);
+    signal(SIGALRM, on_alarm);
     alarm(SECONDS_TO_END);
     if (w->device.abort) w->device.abort(w->device.context);
     w->config.end(e->code);
@@ -247,14 +259,18 @@ void watchdog_progress(Watchdog *w) {
     pthread_mutex_unlock(&w->lock);
 }
 
-void watchdog_begin(Watchdog *w, const char *collective) {
+static void note(Watchdog *w, const char *what, int begun) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    w->collective = collective;
+    w->collective = what;
     w->since = clock_seconds();
-    if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, 1);
+    if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, begun);
     pthread_mutex_unlock(&w->lock);
 }
+
+void watchdog_begin(Watchdog *w, const char *collective) { note(w, collective, 1); }
+
+void watchdog_wait(Watchdog *w, const char *what) { note(w, what, 0); }
 
 void watchdog_device(Watchdog *w, const WatchdogDevice *device) {
     if (!w) return;

@@ -37,7 +37,11 @@ void watchdog_join(Watchdog *w, int rank, int ranks);
 
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step); // restarts the clock, as do the next two
 void watchdog_progress(Watchdog *w);
-void watchdog_begin(Watchdog *w, const char *collective); // a string that stays
+
+// A collective that all ranks begin alike: counted, so that the rank that is behind can be told. A string that stays.
+void watchdog_begin(Watchdog *w, const char *collective);
+// What only some do, or not all equally often: a rank waits for it, no more.
+void watchdog_wait(Watchdog *w, const char *what);
 
 // A device's communication: `check` is asked, every now and then and from the watchdog's thread, whether it has failed;
 // `abort` is called before the job is ended.

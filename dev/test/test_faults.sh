@@ -30,7 +30,7 @@ shard 20240520 400 > t.bin
 options() {
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 \
-        --deadline-setup $deadline --deadline-step $deadline --deadline-checkpoint $deadline
+        --deadline-setup $deadline --deadline-step "${step_deadline:-$deadline}" --deadline-checkpoint $deadline
 }
 
 launch() { # RANKS COMMAND...: into `log`; the exit code
@@ -52,10 +52,10 @@ ended() { # CODE CODES TEXT
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
 
-harm() { # RANKS RANK ACTION AFTER CODES TEXT
+harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     # shellcheck disable=SC2046
     launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
-        "$train" $(options) --steps 100000000 --out "run$RANDOM"
+        "$train" $(options) --steps 100000000 --out "run$RANDOM" "${@:7}"
     ended $? "$5" "$6"
 }
 # 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
@@ -64,6 +64,13 @@ exits() { harm "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\]
 exits_with_0() { harm "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
 # What only a deadline ends.
 stopped() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone"; }
+# Its watchdog runs on, and so do those of the others: who is behind is told from what each has begun, whatever checkpoints
+# had ranks do that others did not. The one that hangs has nobody to name.
+hangs() {
+    deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) has not come to it\. " "${@:4}" || return 1
+    [ "$(grep -c '^error.*has not come to it' log)" = "$(grep -c "^error [^;]*; [^;]*; rank $2 [^;]*has not come to it" log)" ] ||
+        { echo "others are blamed:" && own_words; return 1; }
+}
 # before it is a rank that MPI knows, or in the midst of becoming one
 never_came() { deadline=2 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
@@ -118,6 +125,26 @@ not_finite() { # known to all: one of them says it
     # shellcheck disable=SC2046
     launch 3 "$train" $(options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
     ended $? 76 '^error \(rank 0\): step .* not finite' && one_error
+}
+# While a checkpoint is being written, for longer than the others have patience in a step: the reason is told all the same.
+slow_disk="-x LD_PRELOAD=$work/fault.so -x FAULT_FSYNC=0.5"
+not_finite_while_saving() { # known to all, who wait for the save: a checkpoint's patience
+    # shellcheck disable=SC2046,SC2086
+    launch 2 $slow_disk "$train" $(step_deadline=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
+        --checkpoint-every 3
+    ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
+}
+shard_that_shrinks_while_saving() { # known to rank 0, which cannot have the others wait
+    mkdir d0 d1
+    shard 20240520 400 | tee d0/t.bin > d1/t.bin
+    (for ((i = 0; i < 1000; i++)); do
+        compgen -G 'd0/out/.step_*' > /dev/null && break
+        sleep 0.01
+    done; : > d0/t.bin) &
+    # shellcheck disable=SC2016,SC2046,SC2086
+    launch 2 $slow_disk sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(step_deadline=3 options) \
+        --steps 100000000 --out out --checkpoint-every 400
+    ended $? 65 '^error \(rank 0\): t.bin' && one_error
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
 asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
@@ -181,6 +208,11 @@ for test in broken_shard missing_shard token_out_of_range other_data shard_that_
     bad_options_on_one_rank another_build nowhere_to_write not_finite; do
     fault $test
 done
+fault hangs 2 0 1
+fault hangs 3 2 1.2 --zero 1 --checkpoint-every 20
+fault hangs 3 0 1.5 --zero 1 --checkpoint-every 20
+fault not_finite_while_saving
+fault shard_that_shrinks_while_saving
 fault asked_while_joining 3 1
 fault asked_to_stop USR1 2
 fault asked_to_stop TERM 1.2

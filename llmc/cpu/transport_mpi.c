@@ -118,6 +118,7 @@ int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e
     Range part = own_part(t, bucket);
     size_t all = bucket.end - bucket.begin;
     Pending *p;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
     p->own = values + (part.begin - bucket.begin);
     p->count = part.end - part.begin;
@@ -136,6 +137,7 @@ int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e
 int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
     assert(element_bytes == sizeof(float)), (void)element_bytes; // all that the CPU engine has
     Pending *p;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
     MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, p->counts, p->places, MPI_FLOAT, t->mpi, &p->request),
             e);
@@ -154,7 +156,7 @@ static void put_in_place(const Transport *t, const Pending *p) {
 int64_t transport_started(const Transport *t) { return t->ended + t->pending_count; }
 
 int transport_wait_for(Transport *t, int64_t works, Error *e) {
-    watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
+    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     for (; t->pending_done < t->pending_count && t->ended + t->pending_done < works; t->pending_done++) {
         Pending *p = &t->pending[t->pending_done];
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
@@ -166,6 +168,8 @@ int transport_wait_for(Transport *t, int64_t works, Error *e) {
     t->pending_done = t->pending_count = 0;
     return 0;
 }
+
+int transport_finish(Transport *t, Error *e) { return transport_wait(t, e); }
 
 #else // one process: the sum over the ranks is what it has
 
@@ -199,6 +203,11 @@ int64_t transport_started(const Transport *t) {
 
 int transport_wait_for(Transport *t, int64_t works, Error *e) {
     (void)t, (void)works, (void)e;
+    return 0;
+}
+
+int transport_finish(Transport *t, Error *e) {
+    (void)t, (void)e;
     return 0;
 }
 

@@ -213,15 +213,16 @@ int engine_memory_take(Engine *engine, Error *e) {
     Arena arena = {};
     size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
     CUDA_TRY(cudaMemGetInfo(&available, &all), e);
-    cudaError_t status = cudaMalloc(&engine->memory, bytes);
+    size_t leave = engine->config.leave, room = available > leave ? available - leave : 0;
+    cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
         char fit[128];
         (void)cudaGetLastError(); // the failed allocation is dealt with here
-        suggest_fit(&engine->config, available, fit, sizeof fit);
+        suggest_fit(&engine->config, room, fit, sizeof fit);
         FAIL(e, ERR_MEMORY, NULL,
-             "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free",
-             engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30),
-             (double)available / (1 << 30), engine->device.name, (double)all / (1 << 30));
+             "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
+             engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
+             engine->device.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
         return error_hint(e, "%s", fit);
     }
     CUDA_TRY(status, e);

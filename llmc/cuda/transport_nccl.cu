@@ -140,7 +140,9 @@ void transport_destroy(Transport *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of the two streams
 
+// A work begins. The watchdog's lock is held while it aborts NCCL, so that nobody hands more to what is going away.
 static int after_engine(Transport *t, Error *e) {
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
     CUDA_TRY(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
     return 0;
@@ -155,8 +157,14 @@ static int work_started(Transport *t, Error *e) {
 int64_t transport_started(const Transport *t) { return t->started; }
 
 int transport_wait_for(Transport *t, int64_t works, Error *e) {
-    watchdog_begin(t->comm->watchdog, "exchange of gradients and weights");
+    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     if (works > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(works - 1) % MARKS], 0), e);
+    return 0;
+}
+
+int transport_finish(Transport *t, Error *e) {
+    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
+    CUDA_TRY(cudaStreamSynchronize(t->stream), e);
     return 0;
 }
 

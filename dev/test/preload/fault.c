@@ -1,6 +1,7 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
-// (kill, stop or exit:CODE) and FAULT_AFTER, in seconds; 0: before main. FAULT_ACTION=ask sends it SIGUSR1 just before
-// it joins the others. For test_faults.sh.
+// (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
+// FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
+// besides, in seconds. For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -10,11 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static void *strike(void *action) {
-    double after = atof(getenv("FAULT_AFTER"));
-    struct timespec wait = {(time_t)after, (long)(1e9 * (after - (double)(time_t)after))};
+static void sleep_for(double seconds) {
+    struct timespec wait = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
     nanosleep(&wait, NULL);
+}
+
+static volatile int hangs;
+
+static void *strike(void *action) {
+    sleep_for(atof(getenv("FAULT_AFTER")));
     if (strcmp(action, "kill") == 0) kill(getpid(), SIGKILL);
+    else if (strcmp(action, "hang") == 0) hangs = 1;
     else if (strcmp(action, "stop") == 0) kill(getpid(), SIGSTOP);
     else _exit(atoi(strchr(action, ':') + 1));
     return NULL;
@@ -23,6 +30,19 @@ static void *strike(void *action) {
 static int is_victim(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *victim = getenv("FAULT_RANK");
     return rank && victim && strcmp(rank, victim) == 0;
+}
+
+void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
+    void (*next)(void (*)(void *), void *, unsigned, unsigned) =
+        (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_NEXT, "GOMP_parallel");
+    while (hangs) sleep_for(1);
+    next(body, data, threads, flags);
+}
+
+int fsync(int fd) {
+    int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
+    return next(fd);
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
