@@ -177,7 +177,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(INT,    threads,         "",   AS_IS,         "0",         "[0, 4096]",      "",       PROGRAM,                  \
       "of the CPU; 0: one a core. The results do not depend on it")                                                    \
     X(TEXT,   config,          "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
-      "file of options, one `name = value` a line, # for comments; the command line wins")                             \
+      "file of options, one `name = value` a line; a # and what follows it is a comment, except in \"quotes\", which " \
+      "keep blanks too; the command line wins")                                                                        \
     X(FLAG,   help,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
       "print this and end")                                                                                            \
     X(FLAG,   version,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \

@@ -521,6 +521,8 @@ static void test_help(void) {
         if (*table[i].unit) CHECK(strstr(text, operand), "%s", operand);
     }
     CHECK(strstr(text, "[default 4; llm.c -b]"), "default and alias");
+    const char *config = strstr(text, "\n  --config ");
+    CHECK(config && strstr(config, "in \"quotes\""), "how a # comes into a value");
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         CHECK(strlen(line) <= 100 && line[strlen(line) - 1] != ' ', "line of %zu: %s", strlen(line), line);
     free(text);
