@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 
+#include "json_place.h"
+
 #include <cjson/cJSON.h>
 #include <assert.h>
 #include <errno.h>
@@ -35,19 +37,29 @@ size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; 
 // ---------------------------------------------------------------------------------------------------------------------
 // The header, from text to entries
 
-// Whether the bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
-static bool utf8_valid(const unsigned char *s, size_t bytes) {
+// A header under way: of which file, its text, and the tree that cJSON made of it.
+typedef struct {
+    const char *path;
+    JsonText json;
+} Header;
+
+// Where in the file a part of the header stands. Walks through the header: for messages only.
+static uint64_t header_byte(const Header *h, const cJSON *item) { return prefix_bytes + json_place(&h->json, item); }
+
+// How many of the bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
+static size_t utf8_length(const unsigned char *s, size_t bytes) {
     size_t i = 0;
     while (i < bytes) {
+        size_t first = i;
         unsigned char c = s[i++];
         int more = c < 0x80 ? 0 : c < 0xc2 ? -1 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : -1;
-        if (more < 0 || bytes - i < (size_t)more) return false;
+        if (more < 0 || bytes - i < (size_t)more) return first;
         unsigned char low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80; // of the first continuation byte
         unsigned char high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
         for (; more > 0; more--, i++, low = 0x80, high = 0xbf)
-            if (s[i] < low || s[i] > high) return false;
+            if (s[i] < low || s[i] > high) return first;
     }
-    return true;
+    return bytes;
 }
 
 // A JSON number that is a whole one and fits.
@@ -69,53 +81,65 @@ static bool type_find(const char *name, SafetensorsType *out) {
 }
 
 // Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
-static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const char *path, Error *e) {
+static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const Header *h, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
     if (!cJSON_IsArray(shape))
-        return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: shape is not a list", path, entry->name);
+        return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: its shape at byte %" PRIu64 " is not a list", h->path,
+                    entry->name, header_byte(h, shape));
     entry->count = 1;
     const cJSON *item;
     cJSON_ArrayForEach(item, shape) {
         uint64_t size;
         if (entry->dimensions == SAFETENSORS_MAX_DIMENSIONS)
-            return FAIL(e, ERR_INPUT, "is this a GPT-2 file?", "%s: tensor %.200s: more than %d dimensions", path,
-                        entry->name, SAFETENSORS_MAX_DIMENSIONS);
+            return FAIL(e, ERR_INPUT, "is this a GPT-2 file?",
+                        "%s: tensor %.200s: its shape at byte %" PRIu64 " has more than %d dimensions", h->path,
+                        entry->name, header_byte(h, shape), SAFETENSORS_MAX_DIMENSIONS);
         if (!json_integer(item, &size))
-            return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: dimension %d is not a whole number from 0 to 2^53",
-                        path, entry->name, entry->dimensions);
+            return FAIL(e, ERR_INPUT, damaged,
+                        "%s: tensor %.200s: dimension %d at byte %" PRIu64 " is not a whole number from 0 to 2^53",
+                        h->path, entry->name, entry->dimensions, header_byte(h, item));
         if (size && entry->count > most / size)
-            return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: the shape's product overflows 64 bits", path,
-                        entry->name);
+            return FAIL(e, ERR_INPUT, damaged,
+                        "%s: tensor %.200s: the product of its shape at byte %" PRIu64 " overflows 64 bits", h->path,
+                        entry->name, header_byte(h, shape));
         entry->shape[entry->dimensions++] = size;
         entry->count *= size;
     }
     return 0;
 }
 
+// Where the tensor's data lies, which must be as much as its shape and type make.
+static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Header *h, Error *e) {
+    uint64_t bytes = entry->count * types[entry->type].bytes;
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
+        !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
+        return FAIL(e, ERR_INPUT, damaged,
+                    "%s: tensor %.200s: its data_offsets at byte %" PRIu64 " are not two ascending whole numbers",
+                    h->path, entry->name, header_byte(h, offsets));
+    if (entry->end - entry->begin == bytes) return 0;
+    return FAIL(e, ERR_INPUT, damaged,
+                "%s: tensor %.200s: its data_offsets at byte %" PRIu64 ", %" PRIu64 " to %" PRIu64 ", are %" PRIu64
+                " bytes, but its shape and dtype make %" PRIu64,
+                h->path, entry->name, header_byte(h, offsets), entry->begin, entry->end, entry->end - entry->begin,
+                bytes);
+}
+
 // One tensor of the header. That exactly three fields are there and the three are found rules out doubled ones.
-static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const char *path, Error *e) {
+static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const Header *h, Error *e) {
     *entry = (SafetensorsEntry){.name = json->string};
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "dtype");
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(json, "shape");
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
-        return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: not exactly dtype, shape and data_offsets", path,
-                    entry->name);
-    if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
-        return FAIL(e, ERR_INPUT, "convert the tensor to F32, BF16 or F16", "%s: tensor %.200s: unknown dtype %.40s",
-                    path, entry->name, cJSON_IsString(type) ? type->valuestring : "(not a string)");
-    TRY(shape_parse(entry, shape, path, e));
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
-        !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
-        return FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s: data_offsets are not two ascending whole numbers", path,
-                    entry->name);
-    uint64_t bytes = entry->count * types[entry->type].bytes;
-    if (entry->end - entry->begin != bytes)
         return FAIL(e, ERR_INPUT, damaged,
-                    "%s: tensor %.200s: bytes %" PRIu64 " to %" PRIu64 " of the data are %" PRIu64
-                    ", but its shape and dtype make %" PRIu64,
-                    path, entry->name, entry->begin, entry->end, entry->end - entry->begin, bytes);
-    return 0;
+                    "%s: tensor %.200s at byte %" PRIu64 " has not exactly dtype, shape and data_offsets", h->path,
+                    entry->name, header_byte(h, json));
+    if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
+        return FAIL(e, ERR_INPUT, "convert the tensor to F32, BF16 or F16",
+                    "%s: tensor %.200s: unknown dtype %.40s at byte %" PRIu64, h->path, entry->name,
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)", header_byte(h, type));
+    TRY(shape_parse(entry, shape, h, e));
+    return offsets_parse(entry, offsets, h, e);
 }
 
 static int compare_entries(const void *pa, const void *pb) {
@@ -134,8 +158,16 @@ static int compare_names(const void *pa, const void *pb) {
     return strcmp(((const Name *)pa)->name, ((const Name *)pb)->name);
 }
 
+static int fail_twice(const Header *h, const char *name, Error *e) {
+    const cJSON *item, *last = NULL;
+    cJSON_ArrayForEach(item, h->json.root) if (strcmp(item->string, name) == 0) last = item;
+    bool metadata = strcmp(name, METADATA_NAME) == 0;
+    return FAIL(e, ERR_INPUT, damaged, "%s: %s%.200s is there twice, at byte %" PRIu64 " too", h->path,
+                metadata ? "" : "tensor ", name, header_byte(h, last));
+}
+
 // Fills reader->by_name. Two tensors of one name are an error.
-static int names_sort(SafetensorsReader *reader, Error *e) {
+static int names_sort(SafetensorsReader *reader, const Header *h, Error *e) {
     int code = 0;
     Name *names = NULL;
     TRY_GOTO(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, reader->path, e));
@@ -144,10 +176,7 @@ static int names_sort(SafetensorsReader *reader, Error *e) {
     qsort(names, (size_t)reader->count, sizeof *names, compare_names);
     for (int i = 0; i < reader->count; i++) {
         reader->by_name[i] = names[i].index;
-        if (i && strcmp(names[i].name, names[i - 1].name) == 0) {
-            code = FAIL(e, ERR_INPUT, damaged, "%s: tensor %.200s is there twice", reader->path, names[i].name);
-            goto done;
-        }
+        if (i && strcmp(names[i].name, names[i - 1].name) == 0) TRY_GOTO(fail_twice(h, names[i].name, e));
     }
 done:
     memory_free(names);
@@ -176,11 +205,14 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
     return 0;
 }
 
-static int metadata_check(const cJSON *metadata, const char *path, Error *e) {
-    if (!cJSON_IsObject(metadata)) return FAIL(e, ERR_INPUT, damaged, "%s: " METADATA_NAME " is not an object", path);
+static int metadata_check(const cJSON *metadata, const Header *h, Error *e) {
+    if (!cJSON_IsObject(metadata))
+        return FAIL(e, ERR_INPUT, damaged, "%s: " METADATA_NAME " at byte %" PRIu64 " is not an object", h->path,
+                    header_byte(h, metadata));
     const cJSON *item;
     cJSON_ArrayForEach(item, metadata) if (!cJSON_IsString(item)) {
-        return FAIL(e, ERR_INPUT, damaged, "%s: " METADATA_NAME ": %.200s is not a string", path, item->string);
+        return FAIL(e, ERR_INPUT, damaged, "%s: " METADATA_NAME ": %.200s at byte %" PRIu64 " is not a string", h->path,
+                    item->string, header_byte(h, item));
     }
     return 0;
 }
@@ -191,8 +223,10 @@ static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes,
     if (nul)
         return FAIL(e, ERR_INPUT, damaged, "%s: zero byte in the header, at byte %" PRIu64, reader->path,
                     prefix_bytes + (uint64_t)(nul - text));
-    if (!utf8_valid((const unsigned char *)text, bytes))
-        return FAIL(e, ERR_INPUT, damaged, "%s: the header is not UTF-8", reader->path);
+    size_t valid = utf8_length((const unsigned char *)text, bytes);
+    if (valid < bytes)
+        return FAIL(e, ERR_INPUT, damaged, "%s: the header is not UTF-8 at byte %" PRIu64, reader->path,
+                    prefix_bytes + valid);
     if (bytes == 0 || text[0] != '{')
         return FAIL(e, ERR_INPUT, "is this a safetensors file?", "%s: the header at byte %" PRIu64 " is not JSON",
                     reader->path, prefix_bytes);
@@ -208,18 +242,19 @@ static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes,
 // On failure the caller clears up.
 static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
     TRY(json_parse(reader, text, bytes, e));
+    const Header h = {reader->path, {text, bytes, reader->header}};
     size_t items = (size_t)cJSON_GetArraySize(reader->header);
     TRY(memory_alloc((void **)&reader->entries, items * sizeof *reader->entries, reader->path, e));
     int metadata = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, reader->header) {
         if (strcmp(item->string, METADATA_NAME) == 0) {
-            TRY(metadata_check(item, reader->path, e));
-            if (metadata++) return FAIL(e, ERR_INPUT, damaged, "%s: " METADATA_NAME " is there twice", reader->path);
-        } else TRY(entry_parse(&reader->entries[reader->count++], item, reader->path, e));
+            TRY(metadata_check(item, &h, e));
+            if (metadata++) return fail_twice(&h, METADATA_NAME, e);
+        } else TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
-    TRY(names_sort(reader, e)); // a doubled name says more than the overlap that it makes
+    TRY(names_sort(reader, &h, e)); // a doubled name says more than the overlap that it makes
     return offsets_check(reader, data_bytes, e);
 }
 
@@ -254,15 +289,16 @@ static int lengths_read(SafetensorsReader *reader, uint64_t *header_bytes, uint6
         return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", reader->path);
     uint64_t file_bytes = (uint64_t)st.st_size;
     if (file_bytes < prefix_bytes)
-        return FAIL(e, ERR_INPUT, damaged, "%s: %" PRIu64 " bytes are too few for a safetensors file", reader->path,
-                    file_bytes);
+        return FAIL(e, ERR_INPUT, damaged,
+                    "%s: the file ends at byte %" PRIu64 ", within the %" PRIu64 " that give its header's length",
+                    reader->path, file_bytes, prefix_bytes);
     TRY(read_at(reader, 0, header_bytes, sizeof *header_bytes, e));
     if (*header_bytes > max_header)
         return FAIL(e, ERR_INPUT, "is this a safetensors file?",
                     "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, more than the %" PRIu64 " it may have",
                     reader->path, *header_bytes, max_header);
     if (*header_bytes > file_bytes - prefix_bytes)
-        return FAIL(e, ERR_INPUT, damaged, "%s: the header is said to be %" PRIu64 " bytes, the file has %" PRIu64,
+        return FAIL(e, ERR_INPUT, damaged, "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, the file has %" PRIu64,
                     reader->path, *header_bytes, file_bytes);
     reader->data_offset = prefix_bytes + *header_bytes;
     *data_bytes = file_bytes - reader->data_offset;
@@ -330,7 +366,8 @@ int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry
     if (type == SAFETENSORS_F32) return safetensors_read(reader, entry, first, n, out, e);
     if (type != SAFETENSORS_BF16 && type != SAFETENSORS_F16)
         return FAIL(e, ERR_INPUT, "convert the tensor to F32, BF16 or F16",
-                    "%s: tensor %.200s is %s, not F32, BF16 or F16", reader->path, entry->name, types[type].name);
+                    "%s: tensor %.200s, whose data begins at byte %" PRIu64 ", is %s, not F32, BF16 or F16",
+                    reader->path, entry->name, reader->data_offset + entry->begin, types[type].name);
     // The 16-bit values go into the upper half of out, from where a float never overtakes the values yet to be read.
     const char *half = (const char *)out + n * sizeof(uint16_t);
     TRY(safetensors_read(reader, entry, first, n, (char *)out + n * sizeof(uint16_t), e));

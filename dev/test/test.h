@@ -53,6 +53,15 @@ static struct {
         return;                                                                                                        \
     } while (0)
 
+// Does a message say where in a file: "byte 12", "bytes 0 to 8"?
+static inline bool test_says_byte(const char *message) {
+    for (const char *at = message; (at = strstr(at, "byte")); at++) {
+        const char *number = at + strlen("byte") + (at[4] == 's');
+        if (number[0] == ' ' && number[1] >= '0' && number[1] <= '9') return true;
+    }
+    return false;
+}
+
 // As a whole word of GNS_ONLY, or everything is.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");

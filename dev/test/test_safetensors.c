@@ -301,34 +301,39 @@ static void test_bad_headers(void) {
         {"{", "malformed JSON at byte", 0},
         {"{}x", "malformed JSON at byte 10", 0},
         {"{\"a\":}", "malformed JSON", 0},
-        {"{\"\xff\":1}", "not UTF-8", 0},
-        {"{\"\xc0\x80\":1}", "not UTF-8", 0},
-        {"{\"\xed\xa0\x80\":1}", "not UTF-8", 0},
-        {"{\"a\":1}", "tensor a: not exactly", 0},
-        {"{\"a\":{}}", "tensor a: not exactly", 0},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "tensor a: not exactly", 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}", "tensor a: not exactly", 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", "tensor a: not exactly",
+        {"{\"\xff\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"\xc0\x80\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"\xed\xa0\x80\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"a\":1}", "tensor a at byte 9 has not exactly", 0},
+        {"{\"a\":{}}", "tensor a at byte 9 has not exactly", 0},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "tensor a at byte 9 has not exactly", 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}",
+         "tensor a at byte 9 has not exactly", 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+         "tensor a at byte 9 has not exactly", 4},
+        {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: unknown dtype (not a string) at byte 14",
          4},
-        {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: unknown dtype (not a string)", 4},
-        {"{" TENSOR("a", "F31", "[1]", "[0,4]") "}", "a: unknown dtype F31", 4},
-        {"{" TENSOR("a", "F32", "1", "[0,4]") "}", "a: shape is not a list", 4},
-        {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", "a: dimension 0 is not a whole number", 4},
-        {"{" TENSOR("a", "F32", "[1,1.5]", "[0,4]") "}", "a: dimension 1 is not a whole number", 4},
-        {"{" TENSOR("a", "F32", "[1e400]", "[0,4]") "}", "a: dimension 0 is not a whole number", 4},
-        {"{" TENSOR("a", "F32", "[1e16]", "[0,4]") "}", "a: dimension 0 is not a whole number", 4},
-        {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", "a: dimension 0 is not a whole number", 4},
-        {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", "a: more than 8 dimensions", 4},
-        {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", "a: the shape's product overflows", 0},
-        {"{" TENSOR("a", "F32", "[2147483648,2147483648]", "[0,0]") "}", "a: the shape's product overflows", 0},
-        {"{" TENSOR("a", "F32", "[1]", "4") "}", "a: data_offsets are not two", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0]") "}", "a: data_offsets are not two", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", "a: data_offsets are not two", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", "a: data_offsets are not two", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0,null]") "}", "a: data_offsets are not two", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[null,4]") "}", "a: data_offsets are not two", 4},
+        {"{" TENSOR("a", "F31", "[1]", "[0,4]") "}", "a: unknown dtype F31 at byte 14", 4},
+        {"{" TENSOR("a", "F32", "1", "[0,4]") "}", "a: its shape at byte 28 is not a list", 4},
+        {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", "a: dimension 0 at byte 37 is not a whole number", 4},
+        {"{" TENSOR("a", "F32", "[1,1.5]", "[0,4]") "}", "a: dimension 1 at byte 39 is not a whole number", 4},
+        {"{" TENSOR("a", "F32", "[1e400]", "[0,4]") "}", "a: dimension 0 at byte 37 is not a whole number", 4},
+        {"{" TENSOR("a", "F32", "[1e16]", "[0,4]") "}", "a: dimension 0 at byte 37 is not a whole number", 4},
+        {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", "a: dimension 0 at byte 37 is not a whole number", 4},
+        {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}",
+         "a: its shape at byte 28 has more than 8 dimensions", 4},
+        {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}",
+         "a: the product of its shape at byte 28 overflows", 0},
+        {"{" TENSOR("a", "F32", "[2147483648,2147483648]", "[0,0]") "}",
+         "a: the product of its shape at byte 28 overflows", 0},
+        {"{" TENSOR("a", "F32", "[1]", "4") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0,null]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[null,4]") "}", "a: its data_offsets at byte", 4},
         {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}",
-         "a: bytes 0 to 4 of the data are 4, but its shape and dtype make 8", 4},
+         "a: its data_offsets at byte 40, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
         {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}",
          "a begins at byte 4 of the data, the one before it ends at 0: a hole", 8},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}",
@@ -337,10 +342,11 @@ static void test_bad_headers(void) {
          "b begins at byte 8 of the data, the one before it ends at 4: a hole", 12},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "a ends at byte 8 of the data, the file holds 7", 7},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "the tensors end at byte 8 of the data, the file holds 9", 9},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", "a is there twice", 8},
-        {"{\"__metadata__\":1}", "__metadata__ is not an object", 0},
-        {"{\"__metadata__\":{\"k\":1}}", "__metadata__: k is not a string", 0},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", "__metadata__ is there twice", 0},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}",
+         "a is there twice, at byte 62 too", 8},
+        {"{\"__metadata__\":1}", "__metadata__ at byte 9 is not an object", 0},
+        {"{\"__metadata__\":{\"k\":1}}", "__metadata__: k at byte 25 is not a string", 0},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", "__metadata__ is there twice, at byte 27 too", 0},
     };
     SafetensorsReader reader;
     const char *path = scratch("bad.safetensors");
@@ -350,6 +356,7 @@ static void test_bad_headers(void) {
         file_of(path, bytes, cases[i].header, bytes, cases[i].data);
         CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, path) && e.hint[0], "case %d names no file or remedy: %s", (int)i, e.what);
+        CHECK(test_says_byte(e.what), "case %d names no byte: %s", (int)i, e.what);
         CHECK(reader.fd == -1 && !reader.entries && !reader.header, "case %d left something open", (int)i);
     }
 }
@@ -364,9 +371,10 @@ static void test_bad_files(void) {
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "not a regular file");
     path = scratch("bad.safetensors");
     fclose(fopen(path, "wb"));
-    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "0 bytes are too few");
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "ends at byte 0");
     file_of(path, 3, "{}", 2, 0);
-    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "said to be 3 bytes, the file has 10");
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT,
+                "bytes 0 to 8 give the header 3 bytes, the file has 10");
     file_of(path, UINT64_MAX, "{}", 2, 0);
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "more than the 100000000");
     file_of(path, 4, "{}\0 ", 4, 0);
