@@ -292,8 +292,8 @@ static int check_shares(const Run *r, Error *e) {
 static int setup_options(Run *r, Error *e) {
     Options *o = &r->options;
     if (o->help || o->version) return 0;
-    if (is_first(r)) fputs(o->notes, stderr);
     TRY(options_resolve(o, e));
+    if (is_first(r)) fputs(o->notes, stderr);
     if (*o->check) return 0;
     TRY(check_shares(r, e));
     return setup_model(r, e);
