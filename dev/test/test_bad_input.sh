@@ -71,7 +71,7 @@ cp -r first/step_00000002 model
 mv first out # an earlier run, where every case wants to write: a refusal must not touch it
 size=$(stat -c %s model/model.safetensors)
 
-damaged() { cp -r model "$1"; } # NAME: a copy of the model, to be damaged
+damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model, to be damaged, unsigned
 damaged no_config && rm no_config/config.json
 damaged no_weights && rm no_weights/model.safetensors
 damaged empty_config && : > empty_config/config.json
