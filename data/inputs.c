@@ -55,7 +55,8 @@ static int inputs_add_path(Inputs *in, const char *path, bool inside, Error *e) 
         if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0;
         return inputs_add_directory(in, path, e);
     }
-    if (inside && (!S_ISREG(st.st_mode) || !name_is_text(path))) return 0;
+    if (inside && !S_ISREG(st.st_mode)) return 0;
+    if (inside && !name_is_text(path)) return in->passed_over++, 0;
     if (access(path, R_OK) != 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     return inputs_push(in, path, &st, e);

@@ -15,6 +15,7 @@ typedef struct {
 typedef struct {
     Input *all;
     int count, capacity;
+    int passed_over; // files in directories whose names end in something else
 } Inputs;
 
 // A file, "-", or a directory: its .txt, .md, .jsonl and .ndjson files and those below it, without the hidden ones. What

@@ -173,6 +173,9 @@ static int inputs_gather(Run *run, char **names, int count, Error *e) {
     if (run->inputs.count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl and .ndjson files", "no text in %s",
                     count ? names[0] : o->files_from);
+    if (run->inputs.passed_over)
+        fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", run->inputs.passed_over,
+                run->inputs.passed_over == 1 ? "" : "s");
     for (int i = 0; i < run->inputs.count; i++) {
         Input *input = &run->inputs.all[i];
         if (strcmp(o->format, "auto")) input->jsonl = !strcmp(o->format, "jsonl");
@@ -322,6 +325,15 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     return 0;
 }
 
+// The directory that PREFIX is in, and its parents.
+static int output_create_directory(const char *prefix, Error *e) {
+    const char *slash = strrchr(prefix, '/');
+    char directory[PATH_MAX];
+    if (!slash || slash == prefix) return 0;
+    snprintf(directory, sizeof directory, "%.*s", (int)(slash - prefix), prefix);
+    return directory_create(directory, e);
+}
+
 static int run_prepare_output(Run *run, Error *e) {
     TokenizeOptions *o = &run->options;
     Reader *r = &run->reader;
@@ -330,6 +342,7 @@ static int run_prepare_output(Run *run, Error *e) {
     w->fingerprint = state_fingerprint(o, run->tokenizer, &run->inputs);
     r->resumed = !o->force && state_read(w, &r->place);
     if (!w->publishing) TRY(output_check(o, e));
+    TRY(output_create_directory(o->out, e));
     if (r->resumed) {
         TRY(writer_resume(w, e));
         fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);

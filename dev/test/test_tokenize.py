@@ -142,6 +142,14 @@ def test_split():
         check(read_bytes("out", "train") == b"first" and read_bytes("out", "val") == b"second", "--split")
 
 
+def test_directories():
+    """--out creates its directories, as the trainer's does."""
+    write("a.txt", "some text")
+    for out in ("one/two/out", "one/two/more", "./three/out", os.path.abspath("four/out")):
+        run("--tokenizer", "bytes", "--out", out, "a.txt")
+        check(read_raw(out + "_train_000000.bin") == b"some text", out)
+
+
 def test_exact_shards():
     text = random_text(30000).encode()
     write("a.txt", text)
@@ -216,8 +224,14 @@ def test_files():
     for name in ["tree/z.txt", "tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt"]:
         contents[name] = random_text(0 if "empty" in name else 1000).encode()
         write(name, contents[name])
-    write("tree/ignored.bin", "no")
-    write("tree/.hidden.txt", "no")
+    error = run(*BYTES, "tree")
+    check("passed over" not in error, f"nothing was passed over: {error}")
+    clean()
+    for name in ["tree/ignored.bin", "tree/.hidden.txt", "tree/.hidden.bin", "tree/b/c/program.py", "tree/b/README"]:
+        write(name, "no")
+    error = run(*BYTES, "tree", "tree/b/README")
+    check(error.count("passed over") == 1 and "3 files with other endings passed over" in error, f"passed over: {error}")
+    clean()
     run(*BYTES, "tree")
     want = join([contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt"]])
     check(read_bytes("out", "train") == want, "a directory")
@@ -448,7 +462,9 @@ def test_bad_input():
         write("secret.txt", "text")
         os.chmod("secret.txt", 0)
         refuse("secret.txt: cannot open", *BYTES, "secret.txt")
-    refuse("no/such/place/out", "--tokenizer", "bytes", "--out", "no/such/place/out", "a.txt", code=74)
+    refuse("a.txt: exists and is not a directory", "--tokenizer", "bytes", "--out", "a.txt/out", "a.txt", code=74)
+    refuse("absent.txt", "--tokenizer", "bytes", "--out", "new/out", "absent.txt")
+    check(not os.path.exists("new"), "a directory for nothing")
     refuse("nowhere", "--tokenizer", "nowhere", "--out", "out", "a.txt")
     refuse("void", "--tokenizer", "void", "--out", "out", "a.txt")
     for text, args in (("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
