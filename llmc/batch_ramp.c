@@ -128,7 +128,7 @@ static int ramp_check(const RampConfig *c, Error *e) {
 }
 
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e) {
-    *r = (Ramp){.config = *config};
+    *r = (Ramp){.config = *config, .replay_path = replay_path};
     TRY(ramp_check(config, e));
     if (config->mode == RAMP_GNS) r->state.batch = config->batch_min;
     if (config->mode != RAMP_REPLAY) return 0;
@@ -185,8 +185,36 @@ int64_t ramp_largest(const Ramp *r) {
     return most;
 }
 
-void ramp_settle(Ramp *r) {
+int64_t ramp_smallest(const Ramp *r) {
+    const RampConfig *c = &r->config;
+    if (c->mode == RAMP_FIXED) return c->batch_ref;
+    if (c->mode != RAMP_REPLAY) return c->batch_min;
+    int64_t fewest = r->replay[0];
+    double tokens = 0;
+    for (int64_t i = 0; i < r->replay_steps; i++) {
+        tokens += (double)r->replay[i] * (double)c->seq_len;
+        if (tokens >= c->train_tokens) break; // the last step, which a horizon may have cut in the file as well
+        if (r->replay[i] < fewest) fewest = r->replay[i];
+    }
+    return fewest;
+}
+
+// With nothing left to do there is nothing to be out of step with: the last step may have been cut short.
+static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
+    int64_t known = step < r->replay_steps ? step : r->replay_steps;
+    double replayed = 0;
+    if ((double)tokens >= r->config.train_tokens) return 0;
+    for (int64_t i = 0; i < known; i++) replayed += (double)r->replay[i] * (double)r->config.seq_len;
+    if (replayed == (double)tokens) return 0; // within the file, whose end lies at the horizon or behind it
+    return FAIL(
+        e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
+        "--ramp replay:%s: up to its step %lld it has %.0f tokens, but this run has done %lld steps of %lld tokens",
+        r->replay_path, (long long)known, replayed, (long long)step, (long long)tokens);
+}
+
+int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     if (r->config.mode == RAMP_GNS) r->state.batch = ramp_clamp(&r->config, (double)r->state.batch);
+    return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
 double ramp_target(const Ramp *r, double ratio, double gns_ln) { return r->config.kappa * ratio * gns_ln; }

@@ -51,17 +51,19 @@ typedef struct {
     RampState state;
     int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
     int64_t replay_steps;
+    const char *replay_path; // the caller's
 } Ramp;
 
 // Reads "fixed", "linear", "seesaw", "gns" or "replay:FILE"; *replay_path points into text, or is NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e);
 
-// replay_path is read in replay mode only; the file must cover the whole horizon.
+// replay_path is read in replay mode only, and kept; the file must cover the whole horizon.
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
 void ramp_destroy(Ramp *r);
 
-// After r->state came from a checkpoint: what the options of today do not allow is brought within them.
-void ramp_settle(Ramp *r);
+// After r->state came from a checkpoint, of so many steps and tokens: what the options of today do not allow is brought
+// within them. A replay that has not come to as many tokens by that step is refused.
+int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
@@ -69,8 +71,9 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 // The same, cut short where it would overrun the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
-// The most that any step can take.
+// The most that any step can take; and the fewest, but for a last step that the horizon cuts short.
 int64_t ramp_largest(const Ramp *r);
+int64_t ramp_smallest(const Ramp *r);
 
 // kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
 double ramp_target(const Ramp *r, double ratio, double gns_ln);

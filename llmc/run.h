@@ -85,7 +85,7 @@ int write_run_json(const Run *r, Error *e);
 int run_command_text(const Run *r, char **text, Error *e);
 
 // May a checkpoint be taken before the run's end, of a copy?
-bool may_save_aside(const Options *o);
+bool may_save_aside(const Run *r);
 
 // The program and the machine in one line, and what state.json says of this run, with that line in it.
 void describe_build(const Run *r, char *out, size_t bytes);

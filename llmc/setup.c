@@ -325,12 +325,12 @@ int setup_resume(Run *r, Error *e) {
     r->batch = state.batch;
     r->log_bytes = state.metrics_bytes;
     r->val_loss = state.val_loss;
-    ramp_settle(&r->ramp);
-    if (is_first(r))
-        printf("resuming from %s: %lld steps, %lld tokens done\n", r->saved, (long long)r->step, (long long)r->tokens);
-    if (is_first(r)) fputs(changes, stdout);
+    int code = ramp_settle(&r->ramp, r->step, r->tokens, e);
+    if (!code && is_first(r))
+        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->step, (long long)r->tokens,
+               changes);
     free(changes);
-    return 0;
+    return code;
 }
 
 // An earlier run in the same place is never overwritten: it is moved aside, and a new directory takes its place. Where
@@ -399,9 +399,10 @@ void describe_build(const Run *r, char *out, size_t bytes) {
 }
 
 // Can the run be long enough for a checkpoint before its end?
-bool may_save_aside(const Options *o) {
-    int64_t smallest = o->run.batch_min_rows * o->seq_len;
-    return o->checkpoint_every > 0 && (o->run.horizon_tokens - 1) / smallest >= o->checkpoint_every;
+bool may_save_aside(const Run *r) {
+    const Options *o = &r->options;
+    if (o->checkpoint_every == 0 || o->run.horizon_tokens == 0) return false;
+    return (o->run.horizon_tokens - 1) / (ramp_smallest(&r->ramp) * o->seq_len) >= o->checkpoint_every;
 }
 
 int setup_output(Run *r, Error *e) {
@@ -412,7 +413,7 @@ int setup_output(Run *r, Error *e) {
     if (o->tensorboard) TRY(setup_tensorboard(r, e));
     SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
-    if (may_save_aside(o)) TRY(saver_prepare(r->saver, e));
+    if (may_save_aside(r)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file

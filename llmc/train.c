@@ -219,11 +219,24 @@ static void say_complete(const Run *r) {
            r->options.steps ? "steps" : "train-tokens");
 }
 
+// Has every rank rows in every step? In the horizon's last one some may have none.
+static int check_shares(const Run *r, Error *e) {
+    const char *replayed = r->options.run.ramp_replay;
+    int64_t rows = ramp_smallest(&r->ramp);
+    if (rows >= r->comm->ranks) return 0;
+    FAIL(e, ERR_USAGE, NULL, "%s%sa batch of %lld rows has none for some of %d ranks", replayed ? replayed : "",
+         replayed ? ": " : "", (long long)rows, r->comm->ranks);
+    if (replayed) return error_hint(e, "use mpirun -np %lld, or replay a run of larger batches", (long long)rows);
+    return error_hint(e, "use a larger %s, or mpirun -np %lld",
+                      r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
+}
+
 // What this run is to go on from, on all ranks alike.
 static int setup_start(Run *r, Error *e) {
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
-    TRY(setup_data(r, e));
     TRY(setup_schedule(r, e));
+    TRY(check_shares(r, e));
+    TRY(setup_data(r, e));
     TRY(setup_resume(r, e));
     return 0;
 }
@@ -281,21 +294,12 @@ static int check_same_options(Run *r, Error *e) {
     return code ? code : comm_same_build(r->comm, e);
 }
 
-static int check_shares(const Run *r, Error *e) {
-    int64_t rows = r->options.run.batch_min_rows;
-    if (!options_train(&r->options) || rows >= r->comm->ranks) return 0;
-    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows has none for some of %d ranks", (long long)rows, r->comm->ranks);
-    return error_hint(e, "use a larger %s, or mpirun -np %lld",
-                      r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
-}
-
 static int setup_options(Run *r, Error *e) {
     Options *o = &r->options;
     if (o->help || o->version) return 0;
     TRY(options_resolve(o, e));
     if (is_first(r)) fputs(o->notes, stderr);
     if (*o->check) return 0;
-    TRY(check_shares(r, e));
     return setup_model(r, e);
 }
 

@@ -35,6 +35,21 @@ replay_repeats_the_batches() {
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
 }
+replay_goes_on_in_step() { # or not at all: another file's rows would be those of other tokens
+    local n=0 batch
+    sequence() { for batch in "$@"; do echo "{\"step\": $((++n)), \"batch\": $batch}"; done; }
+    sequence 2 2 2 2 2 2 2 2 8 8 > short_steps.jsonl
+    n=0 && sequence 8 8 8 8 8 8 > long_steps.jsonl # fewer steps than have been done, for as many tokens and more
+    n=0 && sequence 4 4 2 2 2 2 4 4 4 4 4 4 > other_steps.jsonl
+    run l --ramp replay:short_steps.jsonl --train-tokens 512 --threads 1 || return 1
+    run l --ramp replay:long_steps.jsonl --train-tokens 1024 --threads 1 && { echo "long_steps accepted"; return 1; }
+    grep -q '^error: --ramp replay:long_steps.jsonl: .* step 6 .* 1536 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    run l --ramp replay:other_steps.jsonl --train-tokens 1024 --threads 1 && { echo "other_steps accepted"; return 1; }
+    grep -q '^error: --ramp replay:other_steps.jsonl: .* step 8 .* 768 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, which the horizon cuts
+    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log
+}
 ends_on_the_horizon() {
     [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
 }
@@ -94,7 +109,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
+    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
     greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done

@@ -404,18 +404,19 @@ static void test_bad_config(void) {
 // A checkpoint's batch under today's options; and the most that a step can take by them.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
+    Error e = {0};
     Ramp r = ramp_make(&c);
     static const int64_t cases[][2] = {{1, 2}, {2, 2}, {8, 8}, {16, 16}, {64, 16}}; // 2 to 16 rows are allowed
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         r.state.batch = cases[i][0];
-        ramp_settle(&r);
+        CHECK_OK(ramp_settle(&r, 7, 7000, &e), &e);
         CHECK(r.state.batch == cases[i][1], "%lld rows become %lld", (long long)cases[i][0], (long long)r.state.batch);
     }
-    CHECK(ramp_largest(&r) == 16, "%lld", (long long)ramp_largest(&r));
+    CHECK(ramp_largest(&r) == 16 && ramp_smallest(&r) == 2, "gns: %lld", (long long)ramp_largest(&r));
     ramp_observe(&r, 100, INFINITY); // at the top nothing is counted that a larger --batch-max would inherit
     CHECK(r.state.batch == 16 && r.state.tokens_above == 0, "%g tokens above", r.state.tokens_above);
     r.config.mode = RAMP_FIXED;
-    CHECK(ramp_largest(&r) == 8, "%lld", (long long)ramp_largest(&r));
+    CHECK(ramp_largest(&r) == 8 && ramp_smallest(&r) == 8, "fixed: %lld", (long long)ramp_largest(&r));
     ramp_destroy(&r);
 }
 
@@ -468,6 +469,67 @@ static void test_replay(void) {
     c.train_tokens += 100; // one row more than the file holds
     CHECK_ERROR(ramp_create(&r, &c, file, &e), &e, ERR_INPUT, "ends at line");
     CHECK(strstr(e.what, file) != NULL, "'%s' does not name the file", e.what);
+}
+
+static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int steps) {
+    char text[1024];
+    int length = 0;
+    RampConfig c = config_make(RAMP_REPLAY);
+    Error e = {0};
+    c.train_tokens = train_tokens;
+    for (int i = 0; i < steps; i++)
+        length += snprintf(text + length, sizeof text - (size_t)length, "{\"step\": %d, \"batch\": %lld}\n", i + 1,
+                           (long long)rows[i]);
+    file_put(text, (size_t)length);
+    CHECK_OK(ramp_create(r, &c, file, &e), &e);
+}
+
+// A run goes on where the file's steps come to the tokens that it has done, or where nothing is left to do. 100 tokens
+// a row.
+static void test_replay_resumed(void) {
+    static const int64_t rows[] = {5, 3, 4, 8, 1, 1};
+    static const struct {
+        int64_t step, tokens;
+        double horizon;
+        bool fits;
+    } cases[] = {
+        {0, 0, 2000, true},     {1, 500, 2000, true},   {3, 1200, 2000, true},    {3, 1100, 2000, false},
+        {3, 1300, 2000, false}, {4, 2000, 2000, true},  {1, 300, 300, true},      {1, 300, 2000, false},
+        {5, 2100, 2200, true},  {6, 2100, 2200, false}, {700, 2100, 2200, false}, {700, 2200, 2200, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Ramp r;
+        Error e = {0};
+        replay_make(&r, cases[i].horizon, rows, 6);
+        int code = ramp_settle(&r, cases[i].step, cases[i].tokens, &e);
+        CHECK(code == (cases[i].fits ? 0 : ERR_INPUT), "case %d: exit code %d", (int)i, code);
+        if (code) CHECK(strstr(e.what, file) && e.hint[0], "'%s' (%s)", e.what, e.hint);
+        else if (cases[i].tokens < cases[i].horizon) // and the sequence goes on from there
+            CHECK(ramp_batch(&r, cases[i].step, 0) == rows[cases[i].step], "case %d", (int)i);
+        ramp_destroy(&r);
+    }
+    Ramp r;
+    Error e = {0};
+    replay_make(&r, 2000, (const int64_t[]){5, 3, 4, 8}, 4);
+    CHECK_ERROR(ramp_settle(&r, 9, 900, &e), &e, ERR_INPUT, "up to its step 4 it has 2000 tokens");
+    CHECK(strstr(e.what, "9 steps of 900 tokens"), "'%s'", e.what);
+    ramp_destroy(&r);
+}
+
+// The fewest rows of a step, but for the last, which may have been cut.
+static void test_replay_smallest(void) {
+    static const struct {
+        double horizon;
+        int64_t fewest;
+    } cases[] = {{500, 5},  {100, 5},  {501, 5},  {801, 3},  {1200, 3},
+                 {1900, 3}, {2000, 3}, {2001, 3}, {2050, 3}, {2101, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Ramp r;
+        replay_make(&r, cases[i].horizon, (const int64_t[]){5, 3, 4, 8, 1, 9}, 6);
+        CHECK(ramp_smallest(&r) == cases[i].fewest, "horizon %g: %lld rows, want %lld", cases[i].horizon,
+              (long long)ramp_smallest(&r), (long long)cases[i].fewest);
+        ramp_destroy(&r);
+    }
 }
 
 static void test_replay_bad_files(void) {
@@ -535,6 +597,8 @@ int main(void) {
     RUN(test_bad_config);
     RUN(test_settle);
     RUN(test_replay);
+    RUN(test_replay_resumed);
+    RUN(test_replay_smallest);
     RUN(test_replay_bad_files);
     unlink(file);
     rmdir(directory);

@@ -162,6 +162,24 @@ too_small_a_batch() {
     run 4 tiny --steps 1 --batch-tokens 48 > tiny.out && { echo "accepted"; return 1; }
     grep -q '^error.*a batch of 3 rows has none for some of 4 ranks' tiny.log
 }
+replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that speak of another batch
+    local code=$1 step=0 rows=0 batch
+    shift
+    for batch in "$@"; do
+        echo "{\"step\": $((++step)), \"batch\": $batch}"
+        rows=$((rows + batch))
+    done > replayed.jsonl
+    rm -rf replay
+    lr=0 micro=2 run 4 replay --ramp replay:replayed.jsonl --train-tokens $((16 * rows)) ${replay_more-} > replay.out
+    local got=$?
+    [ $got = "$code" ] || { echo "$*: exit code $got, not $code"; cat replay.out replay.log; return 1; }
+    [ "$code" != 0 ] || [ "$(grep -c '"batch"' replay/metrics.jsonl)" = $# ]
+}
+too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
+    replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1
+    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks.*-np 3, or replay' replay.log || { cat replay.log; return 1; }
+    replay_more="--batch-tokens 128" replays 1 3
+}
 alone_without_mpirun() { # and the same bits as mpirun -np 1
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out alone $exact_run --batch-tokens 192 > alone.log 2>&1 && same_weights e1_192 alone
@@ -171,7 +189,7 @@ for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_rank
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate samples_between_steps \
-    not_finite_while_weights_travel too_small_a_batch alone_without_mpirun; do
+    not_finite_while_weights_travel too_small_a_batch too_small_a_batch_to_replay alone_without_mpirun; do
     try $test
 done
 exit $failed
