@@ -1,34 +1,43 @@
 #!/usr/bin/env python3
-"""The text column of parquet files as jsonl on standard output: parquet_to_jsonl.py [--field NAME] FILE..."""
+"""The text column of parquet files as jsonl on standard output."""
 import json
+import os
 import sys
 
-import pyarrow
-import pyarrow.parquet
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../scripts"))
+from run_log import EXIT_INPUT, EXIT_WRITE, Fault, Parser, missing_package, run_main
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError as error:
+    pyarrow = missing_package("pyarrow", error)
 
 BATCH_ROWS = 1000  # a few megabytes of web pages
 
 
-def main(arguments):
-    field = "text"
-    if arguments[:1] == ["--field"]:
-        field, arguments = arguments[1], arguments[2:]
-    for path in arguments:
+def main():
+    parser = Parser(description=__doc__)
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--field", default="text", help="the column (default: %(default)s)")
+    args = parser.parse_args()
+    if isinstance(pyarrow, Fault):
+        raise pyarrow
+    for path in args.files:
         try:
             table = pyarrow.parquet.ParquetFile(path)
-            if field not in table.schema_arrow.names:
-                raise ValueError(f"it has no column '{field}', but {', '.join(table.schema_arrow.names)}")
-            for batch in table.iter_batches(BATCH_ROWS, columns=[field]):
+            if args.field not in table.schema_arrow.names:
+                raise ValueError(f"it has no column '{args.field}', but {', '.join(table.schema_arrow.names)}")
+            for batch in table.iter_batches(BATCH_ROWS, columns=[args.field]):
                 texts = (text for text in batch.column(0).to_pylist() if text)
                 lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
                 sys.stdout.buffer.write("".join(lines).encode())
         except BrokenPipeError:
-            return 74  # the reader has said why
+            sys.exit(EXIT_WRITE)  # the reader has said why
         except (OSError, ValueError, pyarrow.ArrowException) as error:
-            print(f"error: {path}: {str(error).splitlines()[0]}. Get the file again", file=sys.stderr)
-            return 65
-    return 0
+            raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0]}. Get the file again") from None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

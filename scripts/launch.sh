@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the launchers share; sourced by them, with NAME and the array OPTIONS set. An option of the trainer that is given
-# behind a launcher's name, as --name or as llm.c's, takes the place of the one in OPTIONS. From the environment:
+# behind a launcher's name, as --name or as llm.c's, takes the place of the one in OPTIONS; what a --config says does not.
+# From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    what made them, so that checkpoints hold it; data/gpt2 where that is there
@@ -18,6 +19,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
+[[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # or it would be looked for in PATH
 TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
 VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
 TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}

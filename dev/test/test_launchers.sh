@@ -220,7 +220,7 @@ from_elsewhere() {
     cp "$work/fake_cu" "$work/elsewhere/program_cu"
     cd "$work/elsewhere" || return
     echo 0 > codes
-    env PATH="$PATH:$work" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' OUT=here PROGRAM=./program_cu TOKENIZER=mine bash "$work/recipe.sh" > log 2>&1
+    env PATH="$PATH:$work" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' OUT=here PROGRAM=program_cu TOKENIZER=mine bash "$work/recipe.sh" > log 2>&1
     [ "$(cut -d ' ' -f 1-6 starts)" = "--train in/x_train_* --val in/x_val_* --out here" ] && grep -q -- '--tokenizer mine$' starts || { cat log starts; return 1; }
     env PATH="$PATH:$work" PROGRAM=./program_cu bash "$work/recipe.sh" > log 2>&1
     grep -qF "no training shards at $root/data/fineweb/" log || { cat log; return 1; }

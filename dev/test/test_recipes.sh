@@ -112,6 +112,10 @@ END
     PYTHON=$python returns 65 data/fineweb.sh --tokenizer bytes --from "$work/in" --out "$work/g"
     check "the file is not named" says "$work/log" "003_00000.parquet"
     check "shards of half the text are left" [ -z "$(ls "$work/g")" ]
+    mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/pyarrow.py"
+    PYTHONPATH=$work/hidden returns 65 "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet"
+    check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* build/venv/bin/pip install pyarrow$' "$work/log"
+    check "not one line" one_line "$work/log"
     end fineweb
 else
     echo "SKIP test_recipes/fineweb: no Python with pyarrow"
