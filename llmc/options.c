@@ -213,7 +213,7 @@ static int parse_config_line(Options *o, char *line, Error *e) {
         return FAIL(e, ERR_USAGE, "take it out of the file", "%s is for the command line", name);
     char *value;
     int code = config_value(equals + 1, &value, e);
-    if (code) return error_prefix(e, "%s", name), code;
+    if (code) return error_prefix(e, "%s", name);
     return option_set(o, id, name, value, OPTION_GIVEN_CONFIG, e);
 }
 

@@ -205,7 +205,10 @@ static int io_progress(StateIO *io, RunState *s, Error *e) {
     TRY(io_noise(io, s->noise, e));
     TRY(io_window(io, "loss_window", s->loss_window, e));
     TRY(io_window(io, "grad_window", s->grad_window, e));
-    if (!has_field(io, "tuning")) return s->tuning[0] = '\0', 0; // before there was --tune
+    if (!has_field(io, "tuning")) { // before there was --tune
+        s->tuning[0] = 0;
+        return 0;
+    }
     return io_text(io, "tuning", s->tuning, TUNING_BYTES, e);
 }
 

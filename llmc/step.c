@@ -79,7 +79,10 @@ static int observe_ranks(Run *r, int64_t B, double rank_sq, Error *e) {
     int64_t *rows, count = 0;
     bool by_share = r->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
-    if (r->comm->ranks == 1) return r->noise.tokens_since_ranks = 0, 0; // no step of theirs was left out
+    if (r->comm->ranks == 1) {
+        r->noise.tokens_since_ranks = 0; // no step of theirs was left out
+        return 0;
+    }
     TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + r->comm->ranks), "shares", e));
     for (int i = 0; i < r->comm->ranks; i++) {
         int64_t left = parallel_share(B, i, r->comm->ranks).count, most = by_share ? left : r->shape.micro_batch;

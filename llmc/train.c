@@ -128,7 +128,8 @@ static int save_now_first(Run *r, Error *e) {
     if (r->saved_step == r->step) return 0;
     TRY(state_text(r, &text, &bytes, e));
     saver_run(r->saver, &r->parallel, r->step, text, bytes, &report);
-    if (report.error.code) return *e = report.error, e->code;
+    *e = report.error;
+    if (e->code) return e->code;
     tell_save(r, &report);
     return 0;
 }
@@ -163,7 +164,10 @@ static int finish(Run *r, Error *e) {
     Error sampling = {0}; // is told when the model is safe
     int code = r->options.sample_every > 0 ? sample_during(r, &sampling) : 0;
     TRY(save_now(r, e));
-    if (code) return *e = sampling, code;
+    if (code) {
+        *e = sampling;
+        return code;
+    }
     if (isfinite(r->val_loss)) {
         printf("validation loss %.4f nats a token", r->val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
@@ -213,10 +217,13 @@ static int train_loop(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The things the program does
 
-static void say_complete(const Run *r) {
-    if (!is_first(r)) return;
+static bool is_complete(const Run *r) { return r->saved[0] && r->tokens >= r->options.run.horizon_tokens; }
+
+static int say_complete(const Run *r) {
+    if (!is_first(r)) return 0;
     printf("this run is complete: model in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
            r->options.steps ? "steps" : "train-tokens");
+    return 0;
 }
 
 // Has every rank rows in every step? In the horizon's last one some may have none.
@@ -262,7 +269,7 @@ static void end_save(Run *r) {
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
-    if (r->saved[0] && r->tokens >= r->options.run.horizon_tokens) return say_complete(r), 0;
+    if (is_complete(r)) return say_complete(r);
     TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
