@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint.h"
 
+#include "json_place.h"
 #include "llmc_bin.h"
 #include "safetensors.h"
 
@@ -28,12 +29,15 @@ static bool is_model_directory(const char *path) {
 
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_model_directory(path); }
 
-static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
-    if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
+static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
+    if (!item)
+        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
+                    json->bytes);
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1 && item->valuedouble <= INT_MAX) ||
         item->valuedouble != (int)item->valuedouble)
-        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one", path, name);
+        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
+                    name, json_place(json, item));
     *out = (int)item->valuedouble;
     return 0;
 }
@@ -59,22 +63,27 @@ static bool config_field_fits(const cJSON *item, const char *text, double number
     return value > number * (1 - 1e-6) - 1e-12 && value < number * (1 + 1e-6) + 1e-12;
 }
 
-static int config_parse(const cJSON *root, const char *path, ModelConfig *config, Error *e) {
-    if (!cJSON_IsObject(root)) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object", path);
+static int config_parse(const JsonText *json, const char *path, ModelConfig *config, Error *e) {
+    const cJSON *root = json->root;
+    if (!cJSON_IsObject(root))
+        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
+                    json_place(json, root));
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
             return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
-                        "%s: field \"%s\" describes another model than GPT-2", path, config_fixed[i].name);
+                        "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
+                        json_place(json, item));
     }
-    TRY(config_int(root, path, "n_layer", &config->layers, e));
-    TRY(config_int(root, path, "n_head", &config->heads, e));
-    TRY(config_int(root, path, "n_embd", &config->channels, e));
-    TRY(config_int(root, path, "vocab_size", &config->vocab, e));
-    TRY(config_int(root, path, "n_positions", &config->context, e));
+    TRY(config_int(json, path, "n_layer", &config->layers, e));
+    TRY(config_int(json, path, "n_head", &config->heads, e));
+    TRY(config_int(json, path, "n_embd", &config->channels, e));
+    TRY(config_int(json, path, "vocab_size", &config->vocab, e));
+    TRY(config_int(json, path, "n_positions", &config->context, e));
     const cJSON *inner = cJSON_GetObjectItemCaseSensitive(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
-        return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner is not 4 n_embd", path);
+        return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
+                    path, json_place(json, inner));
     return 0;
 }
 
@@ -86,8 +95,9 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
     const char *end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    const JsonText json = {text, bytes, root};
     int code =
-        root ? config_parse(root, path, config, e)
+        root ? config_parse(&json, path, config, e)
              : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
     cJSON_Delete(root);
     memory_free(text);
@@ -153,16 +163,19 @@ static bool files_have(const ModelFiles *files, const char *name) {
 }
 
 // {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
-static int files_add_indexed(ModelFiles *files, const cJSON *index, const char *directory, const char *path, Error *e) {
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *item;
+static int files_add_indexed(ModelFiles *files, const JsonText *index, const char *directory, const char *path,
+                             Error *e) {
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index->root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
-        return FAIL(e, ERR_INPUT, "fetch the file again", "%s: field \"weight_map\" is not an object", path);
+        return FAIL(e, ERR_INPUT, "fetch the file again", "%s: field \"weight_map\" at byte %zu is not an object", path,
+                    json_place(index, map));
     size_t most = (size_t)cJSON_GetArraySize(map);
     TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            return FAIL(e, ERR_INPUT, "fetch the file again", "%s: %.80s is not in a file of this directory", path,
-                        item->string);
+            return FAIL(e, ERR_INPUT, "fetch the file again",
+                        "%s: %.80s at byte %zu is not in a file of this directory", path, item->string,
+                        json_place(index, item));
         if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
     }
     return 0;
@@ -175,7 +188,8 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
     const char *end = NULL;
     TRY(file_read(path, most, &text, &bytes, e));
     cJSON *index = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    int code = index ? files_add_indexed(files, index, directory, path, e)
+    const JsonText json = {text, bytes, index};
+    int code = index ? files_add_indexed(files, &json, directory, path, e)
                      : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path,
                             end ? (size_t)(end - text) : 0);
     cJSON_Delete(index);
@@ -210,6 +224,11 @@ static Found find_tensor(const ModelFiles *files, const Tensor *t) {
     return (Found){0};
 }
 
+// Where in the file a tensor's data begins.
+static unsigned long long data_byte(const SafetensorsReader *reader, const SafetensorsEntry *entry) {
+    return reader->data_offset + entry->begin;
+}
+
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
     Found found = find_tensor(files, t);
     const SafetensorsEntry *entry = found.entry;
@@ -219,11 +238,13 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
     if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, hint, "%s: tensor %s has another shape than config.json says (%zu x %zu)",
-                    found.reader->path, t->name, t->rows, t->columns);
+        return FAIL(e, ERR_INPUT, hint,
+                    "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
+                    found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
     if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16", "%s: tensor %s is of type %s",
-                    found.reader->path, t->name, safetensors_type_name(entry->type));
+        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16",
+                    "%s: tensor %s from byte %llu on is of type %s", found.reader->path, t->name,
+                    data_byte(found.reader, entry), safetensors_type_name(entry->type));
     return 0;
 }
 
@@ -374,11 +395,13 @@ static int parse_piece(Piece *piece, const SafetensorsReader *reader, const Safe
     *piece = (Piece){.reader = reader, .entry = entry};
     if (sscanf(entry->name, "moment%d.%zu-%zu%n", &moment, &piece->range.begin, &piece->range.end, &used) != 3 ||
         entry->name[used] || moment < 1 || moment > 2 || piece->range.begin >= piece->range.end)
-        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: tensor %.80s is no range of a moment", reader->path,
-                    entry->name);
+        return FAIL(e, ERR_INPUT, "use another checkpoint",
+                    "%s: tensor %.80s from byte %llu on is no range of a moment", reader->path, entry->name,
+                    data_byte(reader, entry));
     if (entry->type != SAFETENSORS_F32 || entry->count != piece->range.end - piece->range.begin)
-        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: tensor %.80s does not hold its range in F32",
-                    reader->path, entry->name);
+        return FAIL(e, ERR_INPUT, "use another checkpoint",
+                    "%s: tensor %.80s from byte %llu on does not hold its range in F32", reader->path, entry->name,
+                    data_byte(reader, entry));
     piece->moment = moment - 1;
     return 0;
 }

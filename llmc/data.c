@@ -55,9 +55,13 @@ static int file_read_at(int fd, const char *path, void *out, size_t bytes, uint6
     for (size_t have = 0; have < bytes;) {
         ssize_t n = pread(fd, (char *)out + have, bytes - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", path, strerror(errno));
+        if (n < 0)
+            return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read at byte %llu: %s", path,
+                        (unsigned long long)(offset + have), strerror(errno));
         if (n == 0)
-            return FAIL(e, ERR_INPUT, "do not touch shards in use", "%s: the file got shorter while in use", path);
+            return FAIL(e, ERR_INPUT, "do not touch shards in use",
+                        "%s: the file got shorter while in use: it ends at byte %llu", path,
+                        (unsigned long long)(offset + have));
         have += (size_t)n;
     }
     return 0;
@@ -74,27 +78,27 @@ static int shard_check_header(Shard *shard, int fd, Error *e) {
     if (S_ISDIR(st.st_mode))
         return FAIL(e, ERR_INPUT, "name the shards in it, for example 'DIR/*_train_*.bin'", "%s: is a directory", path);
     if (!S_ISREG(st.st_mode)) return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a regular file", path);
-    if (st.st_size == 0) return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: the file is empty", path);
     int32_t header[SHARD_HEADER_INTS];
     if (st.st_size < SHARD_HEADER_BYTES)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: %lld bytes are too few for a shard's header of %d", path,
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: it ends at byte %lld: too few for a shard's header of %d", path,
                     (long long)st.st_size, SHARD_HEADER_BYTES);
     TRY(file_read_at(fd, path, header, sizeof header, 0, e));
     if (header[0] == LLAMA3_MAGIC)
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE " and a vocabulary of at most 65536 tokens",
-                    "%s: holds 32-bit tokens (Llama 3's vocabulary)", path);
+                    "%s: holds 32-bit tokens (Llama 3's vocabulary): magic %d at byte 0", path, header[0]);
     if (header[0] != SHARD_MAGIC)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d, want %d)", path, header[0],
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d at byte 0, want %d)", path, header[0],
                     SHARD_MAGIC);
     if (header[1] != SHARD_VERSION)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: shard version %d, only %d is known", path, header[1],
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: shard version %d at byte 4, only %d is known", path, header[1],
                     SHARD_VERSION);
-    if (header[2] <= 0) return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: its header counts %d tokens", path, header[2]);
+    if (header[2] <= 0)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: its header counts %d tokens, at byte 8", path, header[2]);
     long long want = SHARD_HEADER_BYTES + 2LL * header[2];
     if (st.st_size != want)
-        return FAIL(e, ERR_INPUT, "copy or make the shard again", "%s: %s: %lld bytes, but %d tokens make %lld", path,
-                    st.st_size < want ? "truncated" : "longer than its header says", (long long)st.st_size, header[2],
-                    want);
+        return FAIL(
+            e, ERR_INPUT, "copy or make the shard again", "%s: %s: it ends at byte %lld, but %d tokens make %lld", path,
+            st.st_size < want ? "truncated" : "longer than its header says", (long long)st.st_size, header[2], want);
     shard->tokens = (uint64_t)header[2];
     return 0;
 }
@@ -107,8 +111,9 @@ static int tokens_check(const DataSet *data, const Shard *shard, const uint16_t 
     if (largest < data->vocab_size) return 0;
     size_t i = 0;
     while (tokens[i] < data->vocab_size) i++;
-    FAIL(e, ERR_INPUT, NULL, "%s: token %d at position %llu is outside the vocabulary of %d", shard->path, tokens[i],
-         (unsigned long long)(at + i), data->vocab_size);
+    FAIL(e, ERR_INPUT, NULL, "%s: token %d at position %llu, byte %llu, is outside the vocabulary of %d", shard->path,
+         tokens[i], (unsigned long long)(at + i), (unsigned long long)(SHARD_HEADER_BYTES + 2 * (at + i)),
+         data->vocab_size);
     return error_hint(e,
                       "the shard was made with another tokenizer, or is damaged: see --vocab-size, or tokenize again");
 }

@@ -39,7 +39,9 @@ static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
 static int bin_header(Bin *bin, Error *e) {
     int32_t header[HEADER_INTS];
     TRY(bin_read(bin, header, sizeof header, e));
-    if (header[0] != MAGIC) return FAIL(e, ERR_INPUT, hint, "%s: not llm.c's model file", bin->path);
+    if (header[0] != MAGIC)
+        return FAIL(e, ERR_INPUT, hint, "%s: not llm.c's model file: %d at byte 0, want %d", bin->path, header[0],
+                    MAGIC);
     if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
         return FAIL(e, ERR_INPUT, hint, "%s: version %d at byte 4, only 3 (fp32) and 5 (bf16) are known", bin->path,
                     header[1]);
@@ -51,8 +53,8 @@ static int bin_header(Bin *bin, Error *e) {
         if (header[i] < 1 || header[i] > 1 << 20)
             return FAIL(e, ERR_INPUT, hint, "%s: %d at byte %d is no size of a model", bin->path, header[i], 4 * i);
     if (bin->vocab_padded < bin->config.vocab)
-        return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d padded to %d", bin->path, bin->config.vocab,
-                    bin->vocab_padded);
+        return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
+                    bin->config.vocab, bin->vocab_padded);
     return 0;
 }
 
@@ -81,8 +83,8 @@ static int bin_check_size(const Bin *bin, const Model *model, Error *e) {
     uint64_t want = bin->at + (model->parameters + padding) * bin->value_bytes;
     if (fstat(bin->fd, &st) != 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: %s", bin->path, strerror(errno));
     if ((uint64_t)st.st_size == want) return 0;
-    return FAIL(e, ERR_INPUT, hint, "%s: %lld bytes, but its header makes %llu", bin->path, (long long)st.st_size,
-                (unsigned long long)want);
+    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %lld, but its header makes %llu", bin->path,
+                (long long)st.st_size, (unsigned long long)want);
 }
 
 // A header that is not the file's could name any size: better known before memory is taken for it.
@@ -91,7 +93,7 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     Model model;
     TRY(bin_open(&bin, path, e));
     int code = model_create(&model, &bin.config, e);
-    if (code == ERR_USAGE) e->code = ERR_INPUT, code = error_prefix(e, "%s", path);
+    if (code == ERR_USAGE) e->code = ERR_INPUT, code = error_prefix(e, "%s: sizes at bytes 8 to 28", path);
     if (!code) {
         code = bin_check_size(&bin, &model, e);
         model_destroy(&model);

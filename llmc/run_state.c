@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "run_state.h"
 
+#include "json_place.h"
+
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -49,6 +51,7 @@ typedef struct {
     cJSON *object; // the present one
     bool writing;
     const char *path;  // of the file
+    JsonText json;     // that is read: for messages
     const char *build; // that wrote it
     char where[80];    // "noise.ln.": in front of a field's name in messages
 } StateIO;
@@ -60,11 +63,13 @@ static bool has_field(const StateIO *io, const char *name) {
 }
 
 static int malformed(const StateIO *io, const char *name, const char *want, Error *e) {
-    if (!has_field(io, name))
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(io->object, name);
+    if (!item)
         return FAIL(e, ERR_INPUT, "go on with the program that wrote it, or --fresh to start over",
-                    "%s: no field \"%s%s\", which this build needs; it was written by %.200s", io->path, io->where,
-                    name, io->build);
-    return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" is not %s", io->path, io->where, name, want);
+                    "%s: no field \"%s%s\" in the object at byte %zu, which this build needs; it was written by %.200s",
+                    io->path, io->where, name, json_place(&io->json, io->object), io->build);
+    return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" at byte %zu is not %s", io->path, io->where, name,
+                json_place(&io->json, item), want);
 }
 
 static int io_raw(const StateIO *io, const char *name, const char *text, Error *e) {
@@ -346,7 +351,12 @@ int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e)
     return 0;
 }
 
-// Opens the file as far as any reader needs it. The caller deletes io->object where this succeeds.
+static void state_close(StateIO *io) {
+    cJSON_Delete(io->object);
+    memory_free((char *)io->json.text);
+}
+
+// Opens the file as far as any reader needs it. Where this succeeds, state_close must follow.
 static int state_open(StateIO *io, char *path, size_t path_bytes, const char *directory, Error *e) {
     char *text;
     size_t bytes;
@@ -355,19 +365,22 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
     TRY(path_join(path, path_bytes, directory, STATE_NAME, e));
     TRY(file_read(path, STATE_MAX_BYTES, &text, &bytes, e));
     *io = (StateIO){.object = cJSON_ParseWithLengthOpts(text, bytes, &end, false), .path = path};
+    io->json = (JsonText){text, bytes, io->object};
     io->build = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(io->object, "build"));
     if (!io->build) io->build = "an unknown build";
     int code = 0;
     if (!io->object)
         code = FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
-    memory_free(text);
-    if (!code && !cJSON_IsObject(io->object)) code = FAIL(e, ERR_INPUT, damaged, "%s: not a JSON object", path);
+    if (!code && !cJSON_IsObject(io->object))
+        code =
+            FAIL(e, ERR_INPUT, damaged, "%s: not a JSON object at byte %zu", path, json_place(&io->json, io->object));
     if (!code) code = io_int(io, "format", &format, e);
     if (!code && format != STATE_FORMAT)
         code = FAIL(e, ERR_INPUT, "go on with the program that wrote it, or --fresh to start over",
-                    "%s: format %" PRId64 ", only %d is known; it was written by %.200s", path, format, STATE_FORMAT,
+                    "%s: format %" PRId64 " at byte %zu, only %d is known; it was written by %.200s", path, format,
+                    json_place(&io->json, cJSON_GetObjectItemCaseSensitive(io->object, "format")), STATE_FORMAT,
                     io->build);
-    if (code) cJSON_Delete(io->object);
+    if (code) state_close(io);
     return code;
 }
 
@@ -461,8 +474,8 @@ static int check_unnamed_batch(const StateIO *io, const RunState *s, Error *e) {
     const Options *now = s->options;
     if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
     FAIL(e, ERR_USAGE, NULL,
-         "%s: --micro-batch was %.0f and is %lld; without --batch-tokens that is the batch, and the run another", io->path,
-         rows, (long long)now->micro_batch);
+         "%s: --micro-batch was %.0f and is %lld; without --batch-tokens that is the batch, and the run another",
+         io->path, rows, (long long)now->micro_batch);
     return error_hint(e, "add --batch-tokens %.0f to go on with the same batch", rows * (double)s->seq_len);
 }
 
@@ -483,7 +496,7 @@ int run_state_read(RunState *state, const char *directory, char **changes, Error
     if (!code) code = check_counts(&io, state, e);
     if (!code) code = check_unnamed_batch(&io, state, e);
     if (!code) code = list_changes(&io, state, changes, e);
-    cJSON_Delete(io.object);
+    state_close(&io);
     return code;
 }
 
@@ -496,6 +509,6 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     if (!code) code = io_int(&io, "examples", &summary->examples, e);
     if (!code) code = io_int(&io, "batch", &summary->batch, e);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
-    cJSON_Delete(io.object);
+    state_close(&io);
     return code;
 }

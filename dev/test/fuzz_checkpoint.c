@@ -1,7 +1,7 @@
 // Fuzzes the readers of what a checkpoint is made of, of tokenizers, of shards and of llm.c's .bin: fuzz_checkpoint
 // [seconds] [seed]. Mutates files of a real run (the format of the weights and that of the shards have fuzzers of their
 // own besides). To be built with ASan and UBSan; beyond what they find, every rejection must be ERR_INPUT with a message
-// that names the file, and a remedy. GNS_LONG=1: ten thousand mutations of each file at least. With GNS_LIBFUZZER it is
+// that names the file and where in it, and a remedy. GNS_LONG=1: ten thousand mutations of each file at least. With GNS_LIBFUZZER it is
 // a libFuzzer target instead (make fuzz-coverage), where the environment's GNS_FUZZ_TARGET picks the reader.
 #define _DEFAULT_SOURCE
 #include "../../llmc/archive.h"
@@ -187,7 +187,7 @@ static int read_shard(const char *path, Error *e) {
 
 static int read_bin(const char *path, Error *e) {
     ModelConfig config;
-    if (!checkpoint_is_model(path)) return FAIL(e, ERR_INPUT, "none", "%s: no magic", path);
+    if (!checkpoint_is_model(path)) return FAIL(e, ERR_INPUT, "none", "%s: no magic at byte 0", path);
     TRY(checkpoint_read_config(path, &config, e));
     return memcmp(&config, &model.config, sizeof config) == 0
                ? checkpoint_load_model(path, &model, ignore_values, NULL, e)
@@ -216,22 +216,32 @@ typedef struct {
     const char *path;  // what the reader is given
     int (*reader)(const char *path, Error *e);
     size_t first_bytes; // mutations begin within these
+    bool byte;          // must a message say where in the file? A vocabulary's speaks of tokens, merges and lines
 } Target;
 
 static const Target targets[] = {
-    {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES},
-    {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES},
-    {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES},
-    {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES},
-    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, MAX_BYTES},
-    {"step/optimizer.safetensors", "step", "step", read_optimizer, 400}, // nearly all of it is values
-    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, MAX_BYTES},
-    {"words/merges.txt", "words/", "words", read_tokenizer, MAX_BYTES},
-    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, MAX_BYTES},
-    {"shard.bin", "shard.bin", "shard.bin", read_shard, 1100},
-    {"model.bin", "model.bin", "model.bin", read_bin, 40}, // the header is what can be wrong
+    {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES, false},
+    {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES, true},
+    {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES, true},
+    {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES, false},
+    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, MAX_BYTES, true},
+    {"step/optimizer.safetensors", "step", "step", read_optimizer, 400, true}, // nearly all of it is values
+    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, MAX_BYTES, false},
+    {"words/merges.txt", "words/", "words", read_tokenizer, MAX_BYTES, false},
+    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, MAX_BYTES, false},
+    {"shard.bin", "shard.bin", "shard.bin", read_shard, 1100, true},
+    {"model.bin", "model.bin", "model.bin", read_bin, 40, true}, // the header is what can be wrong
 };
 enum { TARGETS = sizeof targets / sizeof *targets };
+
+// Does a message say where? Of what is sound in itself, and does not fit the rest or is not all there is, it says what.
+static bool says_where(const char *message) {
+    static const char *const whole[] = {"this run was begun with ", "train_data differs", ": no tensor ",
+                                        "the optimizer's files hold ", "too few for one window"};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        if (strstr(message, whole[i])) return true;
+    return test_says_byte(message);
+}
 
 // Puts the bytes where the reader finds them, and holds it to the contract. Returns its code.
 static int try_reader(const Target *t, const Sample *s) {
@@ -243,6 +253,7 @@ static int try_reader(const Target *t, const Sample *s) {
     int code = t->reader(t->path, &e);
     CHECK(code == 0 || (code == ERR_INPUT && e.hint[0]), "code %d: %s (%s)", code, e.what, e.hint);
     CHECK(code == 0 || strstr(e.what, t->named), "'%s' does not name %s", e.what, t->named);
+    CHECK(code == 0 || !t->byte || says_where(e.what), "'%s' does not say where", e.what);
     return code;
 }
 

@@ -221,9 +221,9 @@ static void test_bad_shards(void) {
     refuse("no/such/dir/*.bin", 4, 256, "no such file");
     refuse("", 4, 256, "is a directory");
     write_file(path_of("empty.bin"), "", 0);
-    refuse("empty.bin", 4, 256, "empty");
+    refuse("empty.bin", 4, 256, "ends at byte 0");
     write_file(path_of("tiny.bin"), "hello\n", 6);
-    refuse("tiny.bin", 4, 256, "too few for a shard's header");
+    refuse("tiny.bin", 4, 256, "ends at byte 6: too few for a shard's header");
     write_raw(path_of("cut_header.bin"), M, 1, 0, 0, 0, -1);
     refuse("cut_header.bin", 4, 256, "too few for a shard's header");
     write_raw(path_of("magic.bin"), M + 1, 1, 100, 100, 0, 0);
@@ -235,13 +235,13 @@ static void test_bad_shards(void) {
     write_raw(path_of("llama.bin"), 20240801, 7, 100, 200, 0, 0);
     refuse("llama.bin", 4, 256, "32-bit tokens");
     write_raw(path_of("version.bin"), M, 2, 100, 100, 0, 0);
-    refuse("version.bin", 4, 256, "version 2");
+    refuse("version.bin", 4, 256, "version 2 at byte 4");
     write_raw(path_of("none.bin"), M, 1, 0, 0, 0, 0);
     refuse("none.bin", 4, 256, "counts 0 tokens");
     write_raw(path_of("negative.bin"), M, 1, -5, 100, 0, 0);
-    refuse("negative.bin", 4, 256, "counts -5 tokens");
+    refuse("negative.bin", 4, 256, "counts -5 tokens, at byte 8");
     write_raw(path_of("truncated.bin"), M, 1, 100, 99, 0, 0);
-    refuse("truncated.bin", 4, 256, "truncated");
+    refuse("truncated.bin", 4, 256, "truncated: it ends at byte 1222");
     write_raw(path_of("half_token.bin"), M, 1, 100, 100, 0, -1);
     refuse("half_token.bin", 4, 256, "truncated");
     write_raw(path_of("huge_count.bin"), M, 1, INT32_MAX, 100, 0, 0);
@@ -251,7 +251,7 @@ static void test_bad_shards(void) {
     write_raw(path_of("short.bin"), M, 1, 4, 4, 0, 0);
     refuse("short.bin", 4, 256, "too few for one window of 4 + 1");
     write_raw(path_of("vocab.bin"), M, 1, 100, 100, 256, 0);
-    refuse("vocab.bin", 4, 256, "token 256 at position 0");
+    refuse("vocab.bin", 4, 256, "token 256 at position 0, byte 1024,");
     if (mkfifo(path_of("pipe.bin"), 0600) == 0) refuse("pipe.bin", 4, 256, "not a regular file");
     if (symlink("nowhere", path_of("dangling.bin")) == 0) refuse("dangling.bin", 4, 256, "cannot open");
     write_raw(path_of("unreadable.bin"), M, 1, 100, 100, 0, 0);
@@ -280,8 +280,8 @@ static void test_large_shard(void) {
     uint16_t row[1001];
     CHECK_OK(data_open(&data, path, T, 512, 0, &e), &e);
     CHECK_OK(data_rows_sequential(data, 31414, 1, row, &e), &e);
-    CHECK_ERROR(data_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "token 512 at position 31415926");
-    CHECK_ERROR(data_check(data, &e), &e, ERR_INPUT, "token 512 at position 31415926");
+    CHECK_ERROR(data_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_ERROR(data_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     uint64_t k = 0;
     while (data_window_at(data, k) != 31415) k++;
     CHECK_ERROR(data_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");

@@ -208,21 +208,28 @@ static void test_bad_bin(void) {
     static const struct {
         int index, value;
         const char *said;
-    } cases[] = {{1, 4, "version 4"},     {1, 1, "version 1"},         {1, 5, "its header makes"},
-                 {2, 0, "byte 8"},        {3, -1, "byte 12"},          {4, 4, "its header makes"},
-                 {5, 5, "heads"},         {6, 1 << 30, "byte 24"},     {6, 1 << 20, "makes"},
-                 {7, 12, "padded to 12"}, {7, 256, "its header makes"}};
+    } cases[] = {{1, 4, "version 4"},
+                 {1, 1, "version 1"},
+                 {1, 5, "its header makes"},
+                 {2, 0, "byte 8"},
+                 {3, -1, "byte 12"},
+                 {4, 4, "its header makes"},
+                 {5, 5, "heads"},
+                 {6, 1 << 30, "byte 24"},
+                 {6, 1 << 20, "makes"},
+                 {7, 12, "padded to 12 at byte 28"},
+                 {7, 256, "its header makes"}};
     Error e = {0};
     ModelConfig config;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bin("bad.bin", 3);
         patch("bad.bin", 4 * cases[i].index, cases[i].value);
         CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, cases[i].said);
-        CHECK(strstr(e.what, "bad.bin"), "'%s' does not name the file", e.what);
+        CHECK(strstr(e.what, "bad.bin") && test_says_byte(e.what), "'%s' does not name the file and the byte", e.what);
     }
     write_bin("bad.bin", 3);
     CHECK(truncate("bad.bin", 2000) == 0, "truncate");
-    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "2000 bytes");
+    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "ends at byte 2000");
     CHECK(truncate("bad.bin", 700) == 0, "truncate");
     CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "byte 700");
     CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are no model");
