@@ -36,7 +36,7 @@ def main():
         except BrokenPipeError:
             sys.exit(EXIT_WRITE)  # the reader has said why
         except (OSError, ValueError, pyarrow.ArrowException) as error:
-            raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0]}. Get the file again") from None
+            raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0].rstrip('.')}. Get the file again") from None
 
 
 if __name__ == "__main__":
