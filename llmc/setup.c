@@ -30,11 +30,23 @@ static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
     return 0;
 }
 
+// Elsewhere such a name stands for OpenAI's weights, here a preset for a shape: say how to get the former.
+static int hint_presets(const char *model, Error *e) {
+    static const char owner[] = "openai-community/", *const published[] = {"gpt2-medium", "gpt2-large", "gpt2-xl"};
+    const char *name = strncmp(model, owner, strlen(owner)) == 0 ? model + strlen(owner) : model, *wanted = "gpt2";
+    for (size_t i = 0; i < sizeof published / sizeof *published; i++)
+        if (strcmp(name, published[i]) == 0) wanted = published[i];
+    return error_hint(e,
+                      "presets, which start from scratch: %s; for OpenAI's weights: hf download %s%s config.json "
+                      "model.safetensors vocab.json merges.txt --local-dir models/%s, then --model models/%s",
+                      model_preset_help, owner, wanted, wanted, wanted);
+}
+
 static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
              "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
-        return error_hint(e, "presets: %s", model_preset_help);
+        return hint_presets(o->model, e);
     }
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
     if (options_given(o, "--heads")) config->heads = (int)o->heads;
@@ -450,14 +462,30 @@ static void say_hellaswag(const Run *r) {
     printf("\n");
 }
 
+// Of a new run, for the name of a preset may be taken for a trained model's.
+static void say_weights(const Run *r) {
+    if (!r->train || r->saved[0]) return;
+    if (checkpoint_is_model(r->options.model)) printf("; weights from %s", r->options.model);
+    else printf("; from scratch, seed %lld", (long long)r->options.seed);
+}
+
+// A vocabulary that is larger than bytes stands for text.
+static void say_tokenizer(const Run *r) {
+    if (!r->train || r->tokenizer || r->model.config.vocab <= 256) return;
+    printf(
+        "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer DIRECTORY\n");
+}
+
 void say_setup(const Run *r) {
     char engine[256];
     MemoryPlan plan;
     const ModelConfig *c = &r->model.config;
     engine_describe(r->engine, engine, sizeof engine);
     engine_plan_memory(&r->shape, &plan);
-    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
+    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
            1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
+    say_weights(r);
+    printf("\n");
     if (r->train) say_data(r->train);
     if (r->hellaswag) say_hellaswag(r);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
@@ -468,6 +496,7 @@ void say_setup(const Run *r) {
         printf(
             "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce micro-step "
             "shards them, in sums of another order\n");
+    say_tokenizer(r);
     fflush(stdout);
 }
 

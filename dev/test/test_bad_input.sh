@@ -234,6 +234,8 @@ bad config_huge           $input huge.cfg           --config huge.cfg
 
 # Models
 bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125M
+bad model_of_hugging_face $usage "hf download openai-community/gpt2 "    "${model[@]}" gpt2
+bad model_of_openai       $usage "hf download openai-community/gpt2-xl " "${model[@]}" openai-community/gpt2-xl
 bad model_is_a_file       $input good.bin           "${model[@]}" good.bin
 bad model_and_layers      $usage --layers           "${model[@]}" model --layers 2
 bad model_and_vocabulary  $usage --vocab-size       "${model[@]}" model --vocab-size 300

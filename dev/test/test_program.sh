@@ -72,6 +72,23 @@ a_model_is_read_back() { # the loss at the first step of a run from a model is t
     after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
     [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
 }
+says_where_the_weights_are_from() {
+    run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log || { cat n.log; return 1; }
+    run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # goes on
+    small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
+        run o --model n/step_00000002 --steps 1 --threads 1 &&
+        grep -q '^model   .*, T 32; weights from n/step_00000002$' o.log || { cat o.log; return 1; }
+    "$train" --eval-only --model n/step_00000003 --val 'code_val_*.bin' > o.log && grep -q '^model   .*, T 32$' o.log || { cat o.log; return 1; }
+}
+says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
+    local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
+    grep -q "$note" n.log && { cat n.log; return 1; } # of bytes
+    small=${small/--vocab-size 256/} run p --steps 1 --threads 1 && [ "$(grep -c "$note" p.log)" = 1 ] || { cat p.log; return 1; }
+    small=${small/--vocab-size 256/} run q --steps 1 --threads 1 --tokenizer bytes || return 1
+    grep -q "$note" q.log && { cat q.log; return 1; }
+    small="--train code_train_*.bin --seq-len 32" run u --model q/step_00000001 --steps 1 --threads 1 || return 1
+    ! grep -q "$note" u.log || { cat u.log; return 1; }
+}
 samples_from_a_model() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
@@ -109,7 +126,8 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back samples_from_a_model \
+    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
+    says_that_there_is_no_tokenizer samples_from_a_model \
     greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
