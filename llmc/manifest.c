@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "manifest.h"
 
+#include "json_place.h"
+
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -59,7 +61,7 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-static int parse_file(Manifest *manifest, const cJSON *item, const char *path, Error *e) {
+static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
     const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(item, "bytes");
     const cJSON *hash = cJSON_GetObjectItemCaseSensitive(item, "xxh3_128");
@@ -67,20 +69,23 @@ static int parse_file(Manifest *manifest, const cJSON *item, const char *path, E
                 strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
                 strlen(hash->valuestring) == HASH_TEXT - 1 && bytes->valuedouble >= 0 && bytes->valuedouble < 9e15;
     if (!good || manifest->count == MANIFEST_FILES)
-        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
+        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
+                    json_place(json, item));
     FileDigest digest = {.bytes = (uint64_t)bytes->valuedouble};
     strcpy(digest.hash, hash->valuestring);
     manifest_add(manifest, name->valuestring, digest);
     return 0;
 }
 
-static int parse_manifest(Manifest *manifest, const cJSON *root, const char *path, Error *e) {
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(root, "format"), *item;
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
+static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
+    const cJSON *format = cJSON_GetObjectItemCaseSensitive(json->root, "format"), *item;
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json->root, "files");
     if (!cJSON_IsNumber(format) || format->valuedouble != 1)
-        return FAIL(e, ERR_INPUT, "was it written by a newer version?", "%s: \"format\" is not 1", path);
-    if (!cJSON_IsArray(files)) return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" is not a list", path);
-    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, item, path, e));
+        return FAIL(e, ERR_INPUT, "was it written by a newer version?", "%s: \"format\" at byte %zu is not 1", path,
+                    json_place(json, format));
+    if (!cJSON_IsArray(files))
+        return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_place(json, files));
+    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, json, item, path, e));
     return 0;
 }
 
@@ -103,13 +108,15 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
     int code = 0;
     if (!check_last_lines(text, bytes)) {
-        code = FAIL(e, ERR_INPUT, damaged, "%s: damaged: its last line is not the hash of the %zu bytes it has", path,
-                    bytes);
+        code =
+            FAIL(e, ERR_INPUT, damaged,
+                 "%s: damaged: its last line is not the hash of what stands above it in bytes 0 to %zu", path, bytes);
         goto done;
     }
     const char *end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    code = root ? parse_manifest(manifest, root, path, e)
+    const JsonText json = {text, bytes, root};
+    code = root ? parse_manifest(manifest, &json, path, e)
                 : FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
     cJSON_Delete(root);
 done:

@@ -220,7 +220,7 @@ typedef struct {
 } Target;
 
 static const Target targets[] = {
-    {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES, false},
+    {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES, true},
     {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES, true},
     {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES, true},
     {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES, false},
@@ -236,8 +236,9 @@ enum { TARGETS = sizeof targets / sizeof *targets };
 
 // Does a message say where? Of what is sound in itself, and does not fit the rest or is not all there is, it says what.
 static bool says_where(const char *message) {
-    static const char *const whole[] = {"this run was begun with ", "train_data differs", ": no tensor ",
-                                        "the optimizer's files hold ", "too few for one window"};
+    static const char *const whole[] = {
+        "this run was begun with ", "train_data differs",       ": no tensor ",           "the optimizer's files hold ",
+        "too few for one window",   "and it was written with ", "the manifest lists it, "};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         if (strstr(message, whole[i])) return true;
     return test_says_byte(message);
