@@ -55,7 +55,7 @@ static struct {
 
 // Does a message say where in a file: "byte 12", "bytes 0 to 8"?
 static inline bool test_says_byte(const char *message) {
-    for (const char *at = message; (at = strstr(at, "byte")); at++) {
+    for (const char *at = message; (at = strstr(at, "byte")) != NULL; at++) {
         const char *number = at + strlen("byte") + (at[4] == 's');
         if (number[0] == ' ' && number[1] >= '0' && number[1] <= '9') return true;
     }
