@@ -240,9 +240,21 @@ static int fixed_text(const StateIO *io, const char *name, const char *flag, con
                 io->path, io->where, name, item->valuestring, flag, now);
 }
 
+// "a/model/" of a build that took the slash for a part of the name: its last part without it.
+static void name_start(cJSON *model) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(model, "start");
+    char *path = cJSON_GetStringValue(item);
+    size_t n = path ? strlen(path) : 0;
+    if (n < 2 || path[n - 1] != '/') return;
+    while (n > 1 && path[n - 1] == '/') path[--n] = 0;
+    char *slash = strrchr(path, '/');
+    if (slash && slash[1]) memmove(path, slash + 1, strlen(slash + 1) + 1);
+}
+
 static int fixed_model(const StateIO *io, const RunState *s, Error *e) {
     StateIO in;
     TRY(io_object(io, "model", &in, e));
+    if (!io->writing) name_start(in.object);
     TRY(fixed_text(&in, "start", "--model", s->start, e));
     TRY(fixed_int(&in, "layers", "--model, --layers", s->model.layers, e));
     TRY(fixed_int(&in, "heads", "--model, --heads", s->model.heads, e));
@@ -474,9 +486,9 @@ static int check_unnamed_batch(const StateIO *io, const RunState *s, Error *e) {
     const Options *now = s->options;
     if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
     FAIL(e, ERR_USAGE, NULL,
-         "%s: --micro-batch was %.0f and is %lld; without --batch-tokens that is the batch, and the run another",
+         "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it settles the batch that --lr is meant for",
          io->path, rows, (long long)now->micro_batch);
-    return error_hint(e, "add --batch-tokens %.0f to go on with the same batch", rows * (double)s->seq_len);
+    return error_hint(e, "add --batch-tokens %.0f to go on with the same one", rows * (double)s->seq_len);
 }
 
 // What no run could have written, in a file whose JSON is sound.

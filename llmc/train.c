@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -339,8 +340,15 @@ void train_spin_briefly(char **argv) {
     execv(program, argv); // on failure: go on as we are
 }
 
+// What does not get into a file is missing there; a terminal or a reader that is gone misses nothing.
+static bool output_is_file(void) {
+    struct stat st;
+    return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 int train_main(int argc, char **argv) {
     Error e = {0}, closing = {0};
+    bool nobody_listens = false; // should writing to standard output fail
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
@@ -357,10 +365,11 @@ int train_main(int argc, char **argv) {
         // come first; and a save may still be under way.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
         if (metrics_close(r->metrics, &closing) && !code) code = (e = closing).code;
+        nobody_listens = options_train(&r->options) && !output_is_file();
         run_destroy(r);
         memory_free(r);
     }
-    if (!code && (fflush(stdout) != 0 || ferror(stdout)))
+    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !nobody_listens)
         code = FAIL(&e, ERR_WRITE, "where does standard output go?", "standard output: %s", strerror(errno));
     e.code = code;
     return comm_finish(&comm, &e);

@@ -62,6 +62,7 @@ has_children() {
 
 end_when_alone() {
     local alone=0
+    trap '' HUP # a terminal's end is not its own
     until has_ranks; do sleep 1 > /dev/null 2>&1; done
     while [ $alone -lt $patience ]; do
         sleep 1 > /dev/null 2>&1

@@ -4,7 +4,7 @@
 #     dev/test/test_faults.sh          each fault once or twice: what make test runs
 #     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of five (make test-faults)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). Deadlines are 2 s where one is what must end the run, and otherwise long
+# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline is 2 s where it is what must end the run, and otherwise long
 # enough for a slow disk and busy cores; a run may take 15 s more to end.
 set -u
 rounds=${1:-0}
@@ -16,7 +16,7 @@ cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || 
 cd "$work" || exit 70
 mpi_here
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
-deadline=30 # seconds; for set-up, step and checkpoint
+setup=30 step=30 checkpoint=30 # deadlines, seconds
 
 # A shard of 400 tokens below 127: 100 are enough for a window of 16.
 le32() { printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
@@ -30,13 +30,14 @@ shard 20240520 400 > t.bin
 options() {
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 \
-        --deadline-setup $deadline --deadline-step "${step_deadline:-$deadline}" --deadline-checkpoint $deadline
+        --deadline-setup $setup --deadline-step $step --deadline-checkpoint $checkpoint
 }
 
 launch() { # RANKS COMMAND...: into `log`; the exit code
     local ranks=$1
     shift
-    timeout -k 3 $((deadline + 15)) "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
+    begun=$EPOCHREALTIME
+    timeout -k 3 60 "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
 }
 
 # How it ended: CODES (a pattern) and what some line must say.
@@ -44,10 +45,15 @@ ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
     $2) ;;
-    124 | 137) echo "did not end within $((deadline + 15)) s" && return 1 ;;
+    124 | 137) echo "did not end within 60 s" && return 1 ;;
     *) echo "exit code $1, not $2:" && own_words && return 1 ;;
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 1; }
+}
+soon() { # AFTER: within the deadline that ended it and 15 s of a harm that came so many seconds after the start
+    awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
+        match($0, /nothing has got on for [0-9]+ s/) { deadline = substr($0, RSTART + 23, RLENGTH - 25) + 0 }
+        END { late = now - begun - after - deadline - 15; if (late > 0) { print late " s too late"; exit 1 } }' log
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
@@ -56,24 +62,27 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     # shellcheck disable=SC2046
     launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
         "$train" $(options) --steps 100000000 --out "run$RANDOM" "${@:7}"
-    ended $? "$5" "$6"
+    ended $? "$5" "$6" && soon "$4"
 }
 # 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
 killed() { harm "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
 # What only a deadline ends.
-stopped() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone"; }
+stopped() {
+    step=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
+        --checkpoint-every 0
+}
 # Its watchdog runs on, and so do those of the others: who is behind is told from what each has begun, whatever checkpoints
 # had ranks do that others did not. The one that hangs has nobody to name.
 hangs() {
-    deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) has not come to it\. " "${@:4}" || return 1
+    step=2 checkpoint=8 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) has not come to it\. " "${@:4}" || return 1
     [ "$(grep -c '^error.*has not come to it' log)" = "$(grep -c "^error [^;]*; [^;]*; rank $2 [^;]*has not come to it" log)" ] ||
         { echo "others are blamed:" && own_words; return 1; }
 }
 # before it is a rank that MPI knows, or in the midst of becoming one
-never_came() { deadline=2 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
-stopped_early() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
+never_came() { setup=2 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
+stopped_early() { setup=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
 # What is wrong with one rank before the first step: rank 1 runs in a directory of its own.
 apart() { # CODE TEXT PREPARATION: of the directory of rank 1
@@ -130,7 +139,7 @@ not_finite() { # known to all: one of them says it
 slow_disk="-x LD_PRELOAD=$work/fault.so -x FAULT_FSYNC=0.5"
 not_finite_while_saving() { # known to all, who wait for the save: a checkpoint's patience
     # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk "$train" $(step_deadline=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
+    launch 2 $slow_disk "$train" $(step=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
         --checkpoint-every 3
     ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
@@ -142,7 +151,7 @@ shard_that_shrinks_while_saving() { # known to rank 0, which cannot have the oth
         sleep 0.01
     done; : > d0/t.bin) &
     # shellcheck disable=SC2016,SC2046,SC2086
-    launch 2 $slow_disk sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(step_deadline=3 options) \
+    launch 2 $slow_disk sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(step=3 options) \
         --steps 100000000 --out out --checkpoint-every 400
     ended $? 65 '^error \(rank 0\): t.bin' && one_error
 }

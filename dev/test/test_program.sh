@@ -107,12 +107,15 @@ config_file_is_the_command_line() {
 a_reader_that_leaves_does_not_end_it() { # Ctrl-C ends the tee of `... | tee log` as well
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
+    [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
     [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
 }
 says_what_it_was_built_from() { # the commit, here and in every run's run.json
     local commit
-    commit=$(git -C "$root" describe --always --abbrev=10) || skip "no git, or not a clone" || return
-    "$train" --version | tee version | grep -qE "^gns\.c [0-9.]+ \($commit\+?\)$" || { cat version; return 1; }
+    commit=$(cat "$root/$build/commit")
+    [ -n "$commit" ] || skip "no git, or not a clone" || return
+    "$train" --version | tee version | grep -qE '^gns\.c [0-9.]+ \([0-9a-z.-]+\+?\)$' && grep -qF "($commit)" version ||
+        { cat version; return 1; }
     grep -qF "\"program\": \"$(cat version)\"" a/run.json
 }
 dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
