@@ -35,8 +35,10 @@ recipe_options() {
     done
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    # With a state beside them, they are not all there yet.
-    if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
+    UNFINISHED=$OUT/$NAME.unfinished # for a recipe of several steps: while it is there, not all of them are done
+    # With a state beside them, they are not all there yet either.
+    if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && [ ! -e "$UNFINISHED" ] &&
+        compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
         echo "$OUT has shards already (--force makes them again)"
         exit 0
     fi

@@ -10,10 +10,11 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# The validation first: the training shards are what says that all is done. With both a state and validation shards, it is
-# the training shards that were interrupted.
-if [ ! -f "$OUT/$NAME.state" ] || ! compgen -G "$OUT/${NAME}_val_*.bin" > /dev/null; then
-    rm -f "$OUT/$NAME"_val_*.bin
-    tokenize --separator '<|endoftext|>' --split val "$val"
-fi
+# The validation is made in a directory of its own, which is there until all is done. Every time anew, for it is small:
+# what an interrupted command left may be half of it, or of another vocabulary.
+said=$(OUT=$UNFINISHED FORCE=--force tokenize --separator '<|endoftext|>' --split val "$val")
 tokenize --separator '<|endoftext|>' --split train "$INPUT"
+rm -f "$OUT/$NAME"_val_*.bin
+mv "$UNFINISHED/$NAME"_val_*.bin "$OUT"
+rm -r "$UNFINISHED"
+echo "${said/"$UNFINISHED"/"$OUT"}"
