@@ -108,20 +108,6 @@ static bool typed(const Options *o, OptionId id) {
     return (o->given[id] & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_ALIAS)) == OPTION_GIVEN_COMMAND_LINE;
 }
 
-static int check_need(Options *o, size_t row, Error *e) {
-    OptionId id = needs[row].option;
-    Condition condition = needs[row].needs;
-    char flag[FLAG_BYTES];
-    if (!o->given[id] || option_number(o, id) == needs[row].nothing || condition_holds(o, condition)) return 0;
-    option_flag(flag, id);
-    if (needs[row].answer == REMARK || !typed(o, id)) {
-        option_note(o, "%s is of no use without %s: ignored", flag, conditions[condition].text);
-        return 0;
-    }
-    FAIL(e, ERR_USAGE, NULL, "%s is of no use without %s", flag, conditions[condition].text);
-    return error_hint(e, "%s, or leave %s out", conditions[condition].remedy, flag);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Runs that do not train
 
@@ -165,11 +151,38 @@ static void note_unused(Options *o, OptionId mode, int by) {
     if (used) option_note(o, "%s makes no use of %s", mode_flag, list);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// What each option needs
+
+static bool is_of_planning(size_t row) {
+    return needs[row].needs == NEEDS_PLAN || needs[row].needs == NEEDS_PLANNED_RANKS;
+}
+
+// Options of a training run do no harm where none is trained; those of planning were meant for a plan.
+static int check_need(Options *o, size_t row, Error *e) {
+    OptionId id = needs[row].option;
+    Condition condition = needs[row].needs;
+    bool meant = needs[row].answer == REFUSE && typed(o, id);
+    char flag[FLAG_BYTES];
+    if (!o->given[id] || option_number(o, id) == needs[row].nothing || condition_holds(o, condition)) return 0;
+    option_flag(flag, id);
+    if (!meant || !(options_train(o) || is_of_planning(row))) {
+        option_note(o, "%s is of no use without %s: %s", flag, conditions[condition].text,
+                    meant && o->dry_run ? "the run would be refused" : "ignored");
+        return 0;
+    }
+    FAIL(e, ERR_USAGE, NULL, "%s is of no use without %s", flag, conditions[condition].text);
+    return error_hint(e, "%s, or leave %s out", conditions[condition].remedy, flag);
+}
+
 int options_check_needs(Options *o, Error *e) {
-    for (size_t row = 0; row < sizeof needs / sizeof *needs; row++) TRY(check_need(o, row, e));
-    if (*o->check) note_unused(o, OPTION_check, BY_CHECK);
-    else if (o->dry_run) return 0; // plans whatever is said
-    else if (o->sample_only) note_unused(o, OPTION_sample_only, BY_SAMPLE);
-    else if (o->eval_only) note_unused(o, OPTION_eval_only, BY_EVAL);
+    OptionId mode = OPTION_COUNT; // training, or planning that: all that is said is said to it
+    int by = 0;
+    if (*o->check) mode = OPTION_check, by = BY_CHECK;
+    else if (o->sample_only && !o->dry_run) mode = OPTION_sample_only, by = BY_SAMPLE;
+    else if (o->eval_only && !o->dry_run) mode = OPTION_eval_only, by = BY_EVAL;
+    for (size_t row = 0; row < sizeof needs / sizeof *needs; row++)
+        if (mode == OPTION_COUNT || is_of_planning(row) || is_used(needs[row].option, by)) TRY(check_need(o, row, e));
+    if (mode != OPTION_COUNT) note_unused(o, mode, by);
     return 0;
 }

@@ -458,6 +458,37 @@ static void test_of_no_use_is_noted(void) {
     CHECK(!*o.notes, "%s", o.notes);
 }
 
+// Where nothing is trained, what a training run would be refused for is remarked upon, and once; what is for planning
+// only is refused still.
+static void test_of_no_use_without_training(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option, *says;
+    } cases[] = {
+        {"--check dir --val-every 5", "--val-every", "--check makes no use of --val-every\n"},
+        {"--check dir --gns-ratio 2 --prompt x", "--prompt", "--check makes no use of --prompt, --gns-ratio\n"},
+        {"--sample-only --model dir --hellaswag x", "--hellaswag", "--sample-only makes no use of --hellaswag\n"},
+        {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "makes no use of"},
+        {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only makes no use of --gns-ratio\n"},
+        {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens", "no use without --val: ignored\n"},
+        {"--dry-run --val-every 250 --train a --steps 5", "--val-every", "no use without --val: the run would be refused\n"},
+        {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max", "no use without a --ramp: the run would be refused\n"},
+        {"--dry-run -v 250 --train a --steps 5", "--val-every", "no use without --val: ignored\n"},
+        {"--dry-run --val b --val-every 0 --val-tokens 512", "--val-tokens", "--val-every above 0: ignored\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(resolve(&o, cases[i].words, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].says) &&
+                  strstr(o.notes, cases[i].option) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", cases[i].words, o.notes);
+    }
+    static const char *const planning[] = {"--check dir --price 3", "--sample-only --model dir --ranks 8",
+                                           "--eval-only --model dir --val b --device H200"};
+    for (size_t i = 0; i < sizeof planning / sizeof *planning; i++)
+        CHECK_ERROR(resolve(&o, planning[i], &e), &e, ERR_USAGE, "is of no use without --dry-run");
+}
+
 // What is used, and what asks for nothing.
 static void test_of_use(void) {
     Options o;
@@ -579,6 +610,7 @@ int main(void) {
     RUN(test_contradictions);
     RUN(test_of_no_use);
     RUN(test_of_no_use_is_noted);
+    RUN(test_of_no_use_without_training);
     RUN(test_of_use);
     RUN(test_help);
     RUN(test_json);
