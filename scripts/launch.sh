@@ -25,9 +25,9 @@ VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
 TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}
 OUT=${OUT:-${top}runs/$NAME}
 
-# llm.c's names of what the recipes say; the trainer's --help has them all.
+# llm.c's names of what the recipes say, or what decides about it; the trainer's --help has them all.
 declare -A ALIASES=([-i]=--train [-j]=--val [-o]=--out [-e]=--model [-b]=--micro-batch [-t]=--seq-len [-d]=--batch-tokens
-    [-x]=--steps [-z]=--zero [-l]=--lr [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay [-v]=--val-every
+    [-x]=--steps [-z]=--zero [-l]=--lr [-k]=--lr-schedule [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay [-v]=--val-every
     [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every)
 
 # The options that the user gives, with their values: --name value, --name=value, --name or llm.c's -x value.
@@ -47,13 +47,32 @@ read_given() { # ARGUMENTS...
     done
 }
 
-# Takes out of OPTIONS what is given; --steps and --train-tokens both say how long the run is.
+config_value() { # NAME: what the file of --config that is given says of it
+    [ ! -f "${given[--config]:-}" ] || sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
+}
+
+# What the recipe says in vain because of what is given. The trainer refuses such options, and nobody typed these.
+of_no_use() {
+    case ${given[--lr-schedule]:-$(config_value lr-schedule)} in
+    constant | inverse-sqrt) printf '%s ' --final-lr-frac ;;
+    esac
+    case ${given[--ramp]:-} in
+    fixed | replay:*) printf '%s ' --batch-min --batch-max ;;
+    esac
+    [ "${given[--val-every]:-}" != 0 ] || printf '%s ' --val-tokens
+}
+
+# Takes out of OPTIONS what is given, and what is of no use then; --steps and --train-tokens both say how long the run is.
 drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1} useless
+    useless=" $(of_no_use)"
     for word in "${OPTIONS[@]}"; do
         case $word in
         --steps | --train-tokens) drop=$length ;;
-        --*) drop=${given[$word]+1} ;;
+        --*)
+            drop=${given[$word]+1}
+            [[ $useless != *" $word "* ]] || drop=1
+            ;;
         esac
         [ -n "$drop" ] || kept+=("$word")
     done

@@ -166,10 +166,10 @@ OPTIONS=(--micro-batch 64 --steps 9 --tensorboard --lr 6e-4)
 . "$root/scripts/launch.sh"
 launch "\$@"
 END
-recipe() { # ARGUMENTS...: runs it; what the program is started with is in the file starts then
+recipe() { # ARGUMENTS...: runs it, or $recipe; what the program is started with is in the file starts then
     rm -rf "$work/starts"
     echo 0 > "$work/codes"
-    env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER= bash "$work/recipe.sh" "$@" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER= bash "${recipe:-$work/recipe.sh}" "$@" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
 }
 becomes() { # OPTIONS ARGUMENTS...: what follows --out
     recipe "${@:2}" && [ "$(sed "s|^--train .* --out $work/out ||" "$work/starts")" = "$1" ] && return
@@ -187,6 +187,32 @@ given_options() {
         becomes "--micro-batch 64 --steps 9 --tensorboard --lr 6e-4 --prompt a --steps b [x]" --prompt 'a --steps b [x]' &&
         sed -i 's/--steps 9/--train-tokens 9e9/' "$work/recipe.sh" &&
         becomes "--micro-batch 64 --tensorboard --lr 6e-4 --steps 5" --steps 5
+}
+# What the user gives takes the recipe's options away that are of no use then: nobody typed them.
+nothing_left_over() { # LAUNCHER ARGUMENTS...
+    plans "$1" '^run|^FLOPs' "${@:2}" && ! grep 'of no use' "$work/log"
+}
+given_of_no_use() {
+    local script
+    printf 'lr-schedule = "constant" # as it was\n' > "$work/constant.cfg"
+    for script in scripts/run_gpt2_*.sh; do
+        script=${script##*/}
+        nothing_left_over "$script" --device H200 -k constant --ramp fixed --steps 10 || { echo "$script"; return 1; }
+    done
+    script=run_gpt2_124M_gns.sh
+    nothing_left_over "$script" --device H200 --lr-schedule=inverse-sqrt -v 0 &&
+        nothing_left_over "$script" --device H200 --config "$work/constant.cfg" || return 1
+    plans "$script" 'final-lr-frac is of no use' --final-lr-frac 0.1 -k constant && # what was typed is looked at
+        plans "$script" 'batch-min is of no use' --ramp fixed --batch-min 8 || return 1
+    script="$work/ramp.sh"
+    sed 's/^OPTIONS=.*/OPTIONS=(--batch-tokens 64 --ramp gns --batch-min 2 --batch-max 4 --final-lr-frac 0 --val-every 5 --val-tokens 9)/' "$work/recipe.sh" > "$script"
+    local all="--batch-tokens 64 --ramp gns --batch-min 2 --batch-max 4 --final-lr-frac 0 --val-every 5 --val-tokens 9"
+    recipe=$script becomes "$all --keep 3" --keep 3 &&
+        recipe=$script becomes "$all --lr-schedule wsd" --lr-schedule wsd &&
+        recipe=$script becomes "${all/--ramp gns /} --ramp linear" --ramp linear &&
+        recipe=$script becomes "${all/--ramp gns --batch-min 2 --batch-max 4 /} --ramp replay:f" --ramp replay:f &&
+        recipe=$script becomes "${all/--final-lr-frac 0 /} -k constant" -k constant &&
+        recipe=$script becomes "${all/ --val-every 5 --val-tokens 9/} -v 0" -v 0
 }
 given_places() { # go before the environment's, and are where a run is looked for that starts again
     local train_text="$work/data/y_train_*.bin" val_text="$work/data/y_val_*.bin"
@@ -345,7 +371,7 @@ END
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_starts_over_once slurm_gives_up slurm_without_pmix recipes given_options \
-    given_places given_recipes from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
+    given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
     not_without_getting_on not_if_nothing_is_there not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
