@@ -62,10 +62,10 @@ void writer_close(Writer *w) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The state: PREFIX.state, one line of numbers
 
-#define STATE_FORMAT                                                                                                   \
-    "gns tokenize %d %" SCNx64 " %d %d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %d %d %" SCNu64 " %32s"         \
-    " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64 " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64 "\n"
-enum { STATE_FIELDS = 22 };
+#define STATE_VERSION_FORMAT "gns tokenize %d %" SCNx64
+#define STATE_PLACE_FORMAT   " %d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %d %d"
+#define STATE_PIPED_FORMAT   " %" SCNu64 " %32s"
+#define STATE_SPLIT_FORMAT   " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64
 
 uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
     uint64_t hash = HASH_START;
@@ -100,10 +100,12 @@ int state_save(Writer *w, const Place *p, Error *e) {
         in_shard[i] = shard ? shard_writer_count(shard) : 0;
     }
     const Split *t = &w->splits[TRAIN], *v = &w->splits[VAL];
-    int bytes = snprintf(line, sizeof line, STATE_FORMAT, STATE_VERSION, w->fingerprint, w->publishing, p->file,
-                         p->offset, p->line, p->document, p->taken, p->inside, p->skip_newline, p->piped.bytes,
-                         p->piped.hash, t->shards, in_shard[TRAIN], t->tokens, t->last, t->documents, v->shards,
-                         in_shard[VAL], v->tokens, v->last, v->documents);
+    int bytes = snprintf(
+        line, sizeof line,
+        STATE_VERSION_FORMAT " %d" STATE_PLACE_FORMAT STATE_PIPED_FORMAT STATE_SPLIT_FORMAT STATE_SPLIT_FORMAT "\n",
+        STATE_VERSION, w->fingerprint, w->publishing, p->file, p->offset, p->line, p->document, p->taken, p->inside,
+        p->skip_newline, p->piped.bytes, p->piped.hash, t->shards, in_shard[TRAIN], t->tokens, t->last, t->documents,
+        v->shards, in_shard[VAL], v->tokens, v->last, v->documents);
     state_path(w->o, path);
     TRY(file_replace(path, line, (size_t)bytes, e));
     parent_sync(path);
@@ -124,23 +126,45 @@ void state_remove(const TokenizeOptions *o) {
     unlink(path);
 }
 
-bool state_read(Writer *w, Place *place) {
+static bool has_pipe(const Inputs *inputs) {
+    for (int i = 0; i < inputs->count; i++)
+        if (inputs->all[i].pipe) return true;
+    return false;
+}
+
+// What comes behind the version and the fingerprint. Version 1 had no `publishing`, and of pipes it had no digest.
+static bool state_read_numbers(FILE *f, int version, Place *p, Split splits[SPLITS], int *publishing) {
+    *publishing = 0;
+    p->piped = digest_of("", 0);
+    bool ok = version == 1 || fscanf(f, " %d", publishing) == 1;
+    ok = ok && fscanf(f, STATE_PLACE_FORMAT, &p->file, &p->offset, &p->line, &p->document, &p->taken, &p->inside,
+                      &p->skip_newline) == 7;
+    ok = ok && (version == 1 || fscanf(f, STATE_PIPED_FORMAT, &p->piped.bytes, p->piped.hash) == 2);
+    for (int i = 0; i < SPLITS; i++) {
+        Split *s = &splits[i];
+        ok = ok && fscanf(f, STATE_SPLIT_FORMAT, &s->shards, &s->in_shard, &s->tokens, &s->last, &s->documents) == 5;
+    }
+    return ok;
+}
+
+bool state_read(Writer *w, const Inputs *inputs, Place *place, const char **unfit) {
     char path[PATH_MAX];
     Place p = {0};
-    Split t = {0}, v = {0};
+    Split splits[SPLITS] = {0};
     uint64_t print;
     int version, publishing;
+    *unfit = NULL;
     state_path(w->o, path);
     FILE *f = fopen(path, "r");
     if (!f) return false;
-    int fields = fscanf(f, STATE_FORMAT, &version, &print, &publishing, &p.file, &p.offset, &p.line, &p.document,
-                        &p.taken, &p.inside, &p.skip_newline, &p.piped.bytes, p.piped.hash, &t.shards, &t.in_shard,
-                        &t.tokens, &t.last, &t.documents, &v.shards, &v.in_shard, &v.tokens, &v.last, &v.documents);
+    if (fscanf(f, STATE_VERSION_FORMAT, &version, &print) != 2) *unfit = "is damaged";
+    else if (version != STATE_VERSION && (version != 1 || has_pipe(inputs))) *unfit = "was written by another version";
+    else if (print != w->fingerprint) *unfit = "is of another command or other inputs";
+    else if (!state_read_numbers(f, version, &p, splits, &publishing)) *unfit = "is damaged";
     fclose(f);
-    if (fields != STATE_FIELDS || version != STATE_VERSION || print != w->fingerprint) return false;
+    if (*unfit) return false;
     *place = p;
-    w->splits[TRAIN] = t;
-    w->splits[VAL] = v;
+    memcpy(w->splits, splits, sizeof splits);
     w->publishing = publishing;
     return true;
 }

@@ -49,7 +49,8 @@ int state_save(Writer *w, const Place *p, Error *e); // when all before p has be
 bool state_exists(const TokenizeOptions *o);
 void state_remove(const TokenizeOptions *o);
 
-// Where the same command stopped: true, with the place in the input, the counts and in_shard of every split.
-bool state_read(Writer *w, Place *place);
+// Where the same command stopped: true, with the place in the input, the counts and in_shard of every split. Otherwise
+// *unfit is what is wrong with the state that is there, or NULL where there is none.
+bool state_read(Writer *w, const Inputs *inputs, Place *place, const char **unfit);
 
 #endif

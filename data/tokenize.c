@@ -340,15 +340,15 @@ static int run_prepare_output(Run *run, Error *e) {
     Writer *w = &run->writer;
     *w = (Writer){.o = o, .eot = tokenizer_eot(run->tokenizer)};
     w->fingerprint = state_fingerprint(o, run->tokenizer, &run->inputs);
-    r->resumed = !o->force && state_read(w, &r->place);
+    const char *unfit = NULL;
+    r->resumed = !o->force && state_read(w, &run->inputs, &r->place, &unfit);
     if (!w->publishing) TRY(output_check(o, e));
     TRY(output_create_directory(o->out, e));
     if (r->resumed) {
         TRY(writer_resume(w, e));
         fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);
     } else {
-        if (!o->force && state_exists(o))
-            fprintf(stderr, "%s.state is of another command or other inputs: starting over\n", o->out);
+        if (unfit) fprintf(stderr, "%s.state %s: starting over\n", o->out, unfit);
         state_remove(o); // first: a state without its shards would mislead
         writer_remove_partial(o);
     }

@@ -600,6 +600,45 @@ def test_other_first_pipe():
     check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
 
 
+def test_state_of_earlier_version():
+    """Version 1 had no digest of what came through pipes, and did not say that only names were to be given: of files it
+    is gone on from, of pipes it is not. What cannot be read is not said to be another command's."""
+    compile_fault()
+    text = random_text(3500).encode().ljust(3500, b".")[:3500]
+    write("a.txt", text)
+    cut, per_shard = 2300, 1000
+    for name, stdin, why in (("a.txt", None, None), ("-", text, "was written by another version")):
+        clean()
+        args = [*BYTES, "--shard-tokens", per_shard, "--invalid", "bytes", "--format", "text", name]
+        run_with_fault(args, stdin, name="out_train_000000.bin", at=1)
+        fields = open("out.state").read().split()
+        check(fields[2] == "2", f"a state of version {fields[2]}")
+        lines = text[:cut].count(b"\n") + 1
+        v1 = f"gns tokenize 1 {fields[3]} 0 {cut} {lines} 0 {cut} 1 0 2 {cut - 2 * per_shard} {cut} {text[cut - 1]} 1 0 0 0 0 0\n"
+        write("out.state", v1.encode())
+        os.unlink("out_train_000003.bin.partial")
+        with open("out_train_000002.bin.partial", "r+b") as shard:
+            shard.truncate(1024 + 2 * (cut - 2 * per_shard))
+            shard.write(b"\0" * 4)  # tokens, should the header be believed
+        error = run(*args, stdin=stdin)
+        check((f"out.state {why}: starting over" if why else "going on after 0.0 MB") in error, f"{name}: says {error}")
+        check("another command" not in error, f"{name}: says {error}")
+        check(read_bytes("out", "train") == text and not leftovers(), f"{name}: not the text")
+    args[-1] = "a.txt"
+    clean()
+    run_with_fault(args, name="out_train_000000.bin", at=1)
+    whole = open("out.state", "rb").read()
+    fields = whole.split()
+    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:60], "is damaged"), (whole[:-3], "is damaged"),
+                       (whole.replace(b"tokenize 2", b"tokenize 3"), "was written by another version"),
+                       (whole.replace(fields[3], b"1234"), "is of another command or other inputs")):
+        clean()
+        write("out.state", state)
+        error = run(*args)
+        check(f"out.state {why}: starting over" in error, f"{state}: says {error}")
+        check(read_bytes("out", "train") == text and not leftovers(), f"{state}: not the text")
+
+
 def compile_fault():
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
 
