@@ -166,7 +166,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
         return ramp_clamp(c, (double)c->batch_min + grown);
     }
     case RAMP_SEESAW: return ramp_seesaw(c, tokens);
-    case RAMP_REPLAY: assert(step >= 0 && step < r->replay_steps); return r->replay[step];
+    case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : ramp_largest(r);
     case RAMP_GNS: return r->state.batch;
     default: return c->batch_ref;
     }
@@ -199,13 +199,20 @@ int64_t ramp_smallest(const Ramp *r) {
     return fewest;
 }
 
-// With nothing left to do there is nothing to be out of step with: the last step may have been cut short.
+// With nothing left to do there is nothing to be out of step with. Otherwise the run may lack tokens of one step, which
+// the horizon of its time cut: the steps behind that are the file's of the same number all the same, only so many tokens
+// earlier, and what lacks at the end of the file, less than a step, comes as one step more.
 static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
     int64_t known = step < r->replay_steps ? step : r->replay_steps;
-    double replayed = 0;
+    double replayed = 0, longest = 0;
     if ((double)tokens >= r->config.train_tokens) return 0;
-    for (int64_t i = 0; i < known; i++) replayed += (double)r->replay[i] * (double)r->config.seq_len;
-    if (replayed == (double)tokens) return 0; // within the file, whose end lies at the horizon or behind it
+    for (int64_t i = 0; i < known; i++) {
+        double step_tokens = (double)r->replay[i] * (double)r->config.seq_len;
+        replayed += step_tokens;
+        longest = fmax(longest, step_tokens);
+    }
+    double lacking = replayed - (double)tokens;
+    if (lacking == 0 || (lacking > 0 && lacking < longest && step == known)) return 0;
     return FAIL(
         e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
         "--ramp replay:%s: up to its step %lld it has %.0f tokens, but this run has done %lld steps of %lld tokens",

@@ -8,7 +8,8 @@
 //                stages. The rate's half is lr_power = 0.5: schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule), when
 //                batch_ref = batch_min. lr0 is the schedule's peak; the batch is batch_min during warm-up. Once
 //                batch_max is reached the rate falls with the schedule again.
-//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; behind its last step, in a run that has been
+//                cut short before, what is left
 //   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B over
 //                two half-lives of its average without a break; never goes down by itself
 //
@@ -62,7 +63,7 @@ int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Erro
 void ramp_destroy(Ramp *r);
 
 // After r->state came from a checkpoint, of so many steps and tokens: what the options of today do not allow is brought
-// within them. A replay that has not come to as many tokens by that step is refused.
+// within them. A replay that has not come to as many tokens by that step is refused, unless a horizon cut a step then.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.

@@ -48,7 +48,9 @@ replay_goes_on_in_step() { # or not at all: another file's rows would be those o
     grep -q '^error: --ramp replay:other_steps.jsonl: .* step 8 .* 768 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, which the horizon cuts
     [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
-    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
+    run l --ramp replay:short_steps.jsonl --train-tokens 1024 --threads 1 || return 1 # to the file's end: what the cut step lacks
+    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 2 | tr -dc '0-9\n' | tr '\n' ' ')" = "4 4 " ] || { cat l/metrics.jsonl; return 1; }
 }
 ends_on_the_horizon() {
     [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
