@@ -13,8 +13,9 @@
 # Paths are the caller's; what nobody names lies below the root of this repository.
 #
 # The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
-# as long as each start leaves a newer checkpoint than the last; --fresh is for the first start only. Ctrl-C, TERM, USR1
-# or HUP to the launcher let the run finish its step, save and end; the same command goes on from there.
+# as long as each start leaves a newer checkpoint than the last. --fresh is for the first start only, also where Slurm
+# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and end; the same
+# command goes on from there.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -27,8 +28,8 @@ OUT=${OUT:-${top}runs/$NAME}
 
 # llm.c's names of what the recipes say, or what decides about it; the trainer's --help has them all.
 declare -A ALIASES=([-i]=--train [-j]=--val [-o]=--out [-e]=--model [-b]=--micro-batch [-t]=--seq-len [-d]=--batch-tokens
-    [-x]=--steps [-z]=--zero [-l]=--lr [-k]=--lr-schedule [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay [-v]=--val-every
-    [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every)
+    [-x]=--steps [-z]=--zero [-l]=--lr [-k]=--lr-schedule [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay
+    [-v]=--val-every [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every [-y]=--fresh)
 
 # The options that the user gives, with their values: --name value, --name=value, --name or llm.c's -x value.
 declare -A given=()
@@ -48,7 +49,8 @@ read_given() { # ARGUMENTS...
 }
 
 config_value() { # NAME: what the file of --config that is given says of it
-    [ ! -f "${given[--config]:-}" ] || sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
+    [ ! -f "${given[--config]:-}" ] ||
+        sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
 }
 
 # What the recipe says in vain because of what is given. The trainer refuses such options, and nobody typed these.
@@ -164,9 +166,29 @@ command_to_go_on() { # COMMAND...: into the array `command`
     command+=(-y 1)
 }
 
+# A job that Slurm queues again may have ended before it came to do what --fresh asks for. So it is noted beside OUT what
+# lay there before the first start: once something else does, the run is this job's own. `note` is the note's path; a file
+# of --config may say fresh as well.
+what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint)"; }
+has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
+
+fresh_once() { # COMMAND...: into the array `command`, without its --fresh where the job has begun before
+    command=("$@")
+    [ -n "${SLURM_JOB_ID:-}" ] && [ -n "${given[--fresh]+1}${given[--config]+1}" ] || return 0
+    note=${OUT%/}.fresh.$SLURM_JOB_ID
+    if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && has_begun; then
+        command_to_go_on "${command[@]}"
+    else
+        mkdir -p "$(dirname "$note")" && what_is_there > "$note"
+    fi
+}
+
+forget_start() { # CODE: of the run's end; a job that has begun and is not done may be queued again
+    [ -z "$note" ] || { [ "$1" != 0 ] && has_begun; } || rm -f "$note"
+}
+
 train_until_done() { # COMMAND...
     local command=("$@") code before newest
-    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_go_on "${command[@]}" # the job was queued again
     while :; do
         before=$(newest_checkpoint)
         run_and_listen "${command[@]}"
@@ -196,7 +218,7 @@ launch() { # more options, which go behind OPTIONS
     [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
     [ "${given[--hellaswag-every]:-0}" = 0 ] || OPTIONS+=(--hellaswag "${top}data/hellaswag/hellaswag_val.jsonl")
     drop_given
-    local command=("$PROGRAM" "${OPTIONS[@]}" "$@")
+    local note='' code command=("$PROGRAM" "${OPTIONS[@]}" "$@")
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
@@ -206,6 +228,9 @@ launch() { # more options, which go behind OPTIONS
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")
     fi
+    fresh_once "${command[@]}"
     train_until_done "${command[@]}"
-    exit $?
+    code=$?
+    forget_start $code
+    exit $code
 }

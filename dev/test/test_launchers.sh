@@ -6,7 +6,8 @@ set -u
 mpi_here
 
 # A launcher of our own, and a program that stands for the trainer: it ends with the codes in the file `codes`, one a
-# start, and leaves a checkpoint where the code has a + behind it.
+# start. It leaves a checkpoint where the code has a + behind it, moves the run aside first where it has an m before it, and
+# kills the launcher of a Slurm job where it has a k at its end.
 mkdir "$work/bin" "$work/data"
 for tool in bash cat dirname env grep head id mkdir printf sed setsid sort tail; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
@@ -25,8 +26,10 @@ cd "$(dirname "$0")"
 echo "$*" >> starts
 code=$(head -n 1 codes)
 sed -i 1d codes
-case $code in *+) mkdir -p "out/step_$(printf %08d "$(grep -c . starts)")" ;; esac
-exit "${code%+}"
+case $code in m*) mv out "out.$(grep -c . starts)" && mkdir out ;; esac
+case $code in *+*) mkdir -p "out/step_$(printf %08d "$(grep -c . starts)")" ;; esac
+case $code in *k) kill -KILL "$(ps -o ppid= $PPID | tr -d ' ')" ;; esac
+exit "${code//[mk+]/}"
 END
 printf '#!/usr/bin/env bash\necho "GPU 0: none"\necho "GPU 1: none"\n' > "$work/nvidia-smi"
 chmod +x "$work"/launcher.sh "$work"/fake_cu "$work"/nvidia-smi
@@ -83,7 +86,8 @@ submits() { # MODEL CODE STARTS CODES... [--OPTIONS...]: of the job with these, 
     shift 3
     local codes=()
     while [[ ${1:--} != -* ]]; do codes+=("$1") && shift; done
-    rm -rf "$work/out" "$work/starts" "$work"/slurm/*.log
+    [ -n "${again:-}" ] || rm -rf "$work"/out* "$work/starts"
+    rm -f "$work"/slurm/*.log
     touch "$work/slurm/scontrol.log"
     printf '%s\n' "${codes[@]}" > "$work/codes"
     env PATH="$work/slurm:$PATH" "${data[@]}" sbatch "scripts/slurm/run_gpt2_$model.sbatch" "$@" > "$work/log" 2>&1
@@ -96,9 +100,34 @@ submits() { # MODEL CODE STARTS CODES... [--OPTIONS...]: of the job with these, 
 slurm_runs() { for model in 124M 350M 774M 1558M; do submits $model 0 1 0 || return 1; done; }
 slurm_queues_again() { submits 350M 75 1 75+ && [ "$(cat "$work/slurm/scontrol.log")" = "requeue 42" ]; }
 slurm_goes_on_after_a_lost_rank() { submits 774M 0 3 137+ 78+ 0 && [ ! -s "$work/slurm/scontrol.log" ]; }
-slurm_starts_over_once() { # what sbatch was given comes to the trainer, but --fresh only when the job is not queued again
-    submits 350M 75 1 75+ --fresh && grep -q -- ' --fresh$' "$work/starts" || { cat "$work/starts"; return 1; }
-    SLURM_RESTART_COUNT=1 submits 350M 0 2 78+ 0 --fresh --seed 3 && [ "$(grep -c -- ' --seed 3 -y 1$' "$work/starts")" = 2 ] || { cat "$work/starts"; return 1; }
+# What sbatch was given comes to the trainer, but --fresh only until a start has done as it says, in this queueing or in an
+# earlier one, and however that ended.
+marked() { compgen -G "$work/out.fresh*" > /dev/null; }
+starts_say() { # OPTIONS...: the last ones of each start
+    local ends="substr(\$2, length(\$2) - length(\$1) + 1) == \$1"
+    [ "$(paste -d '|' <(printf '%s\n' "$@") "$work/starts" | awk -F '|' "$ends" | wc -l)" = $# ] &&
+        [ "$(wc -l < "$work/starts")" = $# ] || { cat "$work/log" "$work/starts"; return 1; }
+}
+slurm_starts_over_once() { # CODE CODES: of a first start over an old run, which does as --fresh says
+    old_run && again=1 submits 350M "$1" 1 "$2" --fresh --seed 3 && marked || { cat "$work/log"; return 1; }
+    SLURM_RESTART_COUNT=1 again=1 submits 350M 0 3 78+ 0 --fresh --seed 3 || return 1
+    starts_say '--fresh --seed 3' ' --seed 3 -y 1' ' --seed 3 -y 1' && ! grep -q -- '--fresh.*-y' "$work/starts" && ! marked
+}
+slurm_starts_over_at_last() { # CODE CODES: of a first start over an old run, which does not come so far
+    old_run && again=1 submits 350M "$1" 1 "$2" --fresh --seed 3 || return 1
+    SLURM_RESTART_COUNT=1 again=1 submits 350M 75 2 m75+ --fresh --seed 3 || return 1
+    SLURM_RESTART_COUNT=2 again=1 submits 350M 0 3 0 --fresh --seed 3 || return 1
+    starts_say '--fresh --seed 3' '--fresh --seed 3' ' --seed 3 -y 1' && ! marked
+}
+old_run() { rm -rf "$work"/out* "$work/starts" && mkdir -p "$work/out/step_00099999"; }
+slurm_starts_over_here() { # where nothing lay, where a file asks for it, and where nobody does
+    goes_on_as() { # LAST LATER OPTIONS...: last ones of the first start with OPTIONS, and when the job is queued again
+        submits 350M 75 1 75+ "${@:3}" && SLURM_RESTART_COUNT=1 again=1 submits 350M 0 2 0 "${@:3}" &&
+            starts_say "$1" "$2" && ! marked
+    }
+    echo 'fresh = true' > "$work/fresh.cfg"
+    goes_on_as '--fresh' ' -y 1' --fresh && goes_on_as fresh.cfg ' -y 1' --config "$work/fresh.cfg" &&
+        goes_on_as '--seed 3' '--seed 3' --seed 3 && submits 350M 75 1 75+ --seed 3 && ! marked
 }
 slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; }
 slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
@@ -204,9 +233,9 @@ given_of_no_use() {
         nothing_left_over "$script" --device H200 --config "$work/constant.cfg" || return 1
     plans "$script" 'final-lr-frac is of no use' --final-lr-frac 0.1 -k constant && # what was typed is looked at
         plans "$script" 'batch-min is of no use' --ramp fixed --batch-min 8 || return 1
-    script="$work/ramp.sh"
-    sed 's/^OPTIONS=.*/OPTIONS=(--batch-tokens 64 --ramp gns --batch-min 2 --batch-max 4 --final-lr-frac 0 --val-every 5 --val-tokens 9)/' "$work/recipe.sh" > "$script"
     local all="--batch-tokens 64 --ramp gns --batch-min 2 --batch-max 4 --final-lr-frac 0 --val-every 5 --val-tokens 9"
+    script="$work/ramp.sh"
+    sed "s/^OPTIONS=.*/OPTIONS=($all)/" "$work/recipe.sh" > "$script"
     recipe=$script becomes "$all --keep 3" --keep 3 &&
         recipe=$script becomes "$all --lr-schedule wsd" --lr-schedule wsd &&
         recipe=$script becomes "${all/--ramp gns /} --ramp linear" --ramp linear &&
@@ -370,12 +399,18 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_starts_over_once slurm_gives_up slurm_without_pmix recipes given_options \
+    slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix recipes given_options \
     given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
     not_without_getting_on not_if_nothing_is_there not_what_will_fail_again mpirun_hears stops_and_goes_on \
     goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
+try slurm_starts_over_once 75 m75+
+try slurm_starts_over_once 75 m75
+try slurm_starts_over_once 137 m0k
+try slurm_starts_over_once 137 m0+k
+try slurm_starts_over_at_last 75 75
+try slurm_starts_over_at_last 137 0k
 try starts_over_once --fresh
 try starts_over_once -y 0
 exit $failed
