@@ -325,15 +325,6 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     return 0;
 }
 
-// The directory that PREFIX is in, and its parents.
-static int output_create_directory(const char *prefix, Error *e) {
-    const char *slash = strrchr(prefix, '/');
-    char directory[PATH_MAX];
-    if (!slash || slash == prefix) return 0;
-    snprintf(directory, sizeof directory, "%.*s", (int)(slash - prefix), prefix);
-    return directory_create(directory, e);
-}
-
 static int run_prepare_output(Run *run, Error *e) {
     TokenizeOptions *o = &run->options;
     Reader *r = &run->reader;
@@ -341,9 +332,11 @@ static int run_prepare_output(Run *run, Error *e) {
     *w = (Writer){.o = o, .eot = tokenizer_eot(run->tokenizer)};
     w->fingerprint = state_fingerprint(o, run->tokenizer, &run->inputs);
     const char *unfit = NULL;
+    char directory[PATH_MAX];
     r->resumed = !o->force && state_read(w, &run->inputs, &r->place, &unfit);
     if (!w->publishing) TRY(output_check(o, e));
-    TRY(output_create_directory(o->out, e));
+    path_parent(o->out, directory);
+    TRY(directory_create(directory, e));
     if (r->resumed) {
         TRY(writer_resume(w, e));
         fprintf(stderr, "going on after %.1f MB\n", (double)r->place.taken / 1e6);

@@ -298,13 +298,17 @@ int directory_sync(const char *path, Error *e) {
     return code;
 }
 
+void path_parent(const char *path, char out[PATH_MAX]) {
+    snprintf(out, PATH_MAX, "%s", path);
+    char *slash = strrchr(out, '/');
+    if (!slash) strcpy(out, ".");
+    else slash[slash == out] = 0; // "/x": the root itself
+}
+
 void parent_sync(const char *path) {
     char directory[PATH_MAX];
     Error ignored;
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (!slash) strcpy(directory, ".");
-    else slash[slash == directory] = 0; // "/x": the root itself
+    path_parent(path, directory);
     directory_sync(directory, &ignored);
 }
 

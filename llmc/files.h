@@ -5,6 +5,8 @@
 
 #include "common.h"
 
+#include <limits.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -70,7 +72,10 @@ bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
-void parent_sync(const char *path); // the directory that holds it, if its file system allows that
+
+// The directory that holds a path: ".", where it names none.
+void path_parent(const char *path, char out[PATH_MAX]);
+void parent_sync(const char *path); // if its file system allows that
 
 // Renames and syncs the parent, which both share. The new name must be free.
 int path_rename(const char *from, const char *to, const char *parent, Error *e);

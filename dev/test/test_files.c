@@ -263,6 +263,20 @@ static void test_replace(void) {
     CHECK(!file_exists("replaced.partial"), "the failed one is left");
 }
 
+static void test_parent(void) {
+    static const char *const cases[][2] = {{"x", "."},     {"/x", "/"},      {"a/x", "a"}, {"/a/x", "/a"}, {"./x", "."},
+                                           {"../x", ".."}, {"a/b/x", "a/b"}, {"a/", "a"},  {"/", "/"},     {"", "."}};
+    char parent[PATH_MAX];
+    Error e = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memset(parent, 'p', sizeof parent);
+        path_parent(cases[i][0], parent);
+        CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
+    }
+    CHECK_OK(directory_create(".", &e), &e); // what may come out of it is there
+    CHECK_OK(directory_create("/", &e), &e);
+}
+
 int main(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
     char scratch[4096];
@@ -280,6 +294,7 @@ int main(void) {
     RUN(test_calls_that_fail);
     RUN(test_interrupted_and_short_calls);
     RUN(test_replace);
+    RUN(test_parent);
     free(data);
     if (chdir("/") == 0) directory_remove(scratch, &e);
     return test_summary();
