@@ -1,5 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "blocks.h"
+#include "../llmc/hash.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -53,17 +54,6 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which documents are validation
-
-uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
-    for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
-    return hash;
-}
-
-uint64_t hash_finish(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 enum { HASH_BITS = 53 }; // what a double holds
 

@@ -55,11 +55,6 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which documents are validation
 
-// FNV-1a (Fowler, Noll, Vo), 64 bits, from HASH_START on, and SplitMix64's finaliser, because FNV's upper bits mix badly.
-#define HASH_START 0xcbf29ce484222325u
-uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count);
-uint64_t hash_finish(uint64_t hash);
-
 // The split of document number `document` (by line, in jsonl) of input number `file`, where whole documents are drawn.
 int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document);
 

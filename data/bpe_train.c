@@ -1,4 +1,5 @@
 #include "bpe_train.h"
+#include "../llmc/hash.h"
 #include "../llmc/tokenizer_impl.h"
 
 #include <stdlib.h>
@@ -83,9 +84,8 @@ uint32_t bpe_word_count(const BpeTrainer *b) { return b->word_count; }
 // ---------------------------------------------------------------------------------------------------------------------
 // Counting words
 
-static uint32_t bpe_word_hash(const char *bytes, size_t length) { // FNV-1a
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)bytes[i]) * 0x100000001b3u;
+static uint32_t bpe_word_hash(const char *bytes, size_t length) {
+    uint64_t hash = hash_bytes(HASH_START, bytes, length);
     return (uint32_t)(hash ^ hash >> 32);
 }
 

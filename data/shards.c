@@ -1,5 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "shards.h"
+#include "../llmc/hash.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE // sched_getaffinity
 #include "comm.h"
+#include "hash.h"
 
 #include <assert.h>
 #include <fcntl.h>
@@ -283,19 +284,13 @@ int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char 
     return failed;
 }
 
-uint64_t comm_hash(const void *data, size_t bytes) {
-    uint64_t hash = 0xcbf29ce484222325;
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * 0x100000001b3;
-    return hash;
-}
-
 int comm_same_build(Comm *comm, Error *e) {
     const size_t max_bytes = (size_t)1 << 32;
     char *program;
     size_t bytes;
     if (comm->ranks == 1) return 0;
     int code = file_read("/proc/self/exe", max_bytes, &program, &bytes, e);
-    uint64_t hash = code ? 0 : comm_hash(program, bytes);
+    uint64_t hash = code ? 0 : hash_bytes(HASH_START, program, bytes);
     memory_free(program);
     TRY(comm_agree(comm, code, e));
     return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);

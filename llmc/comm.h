@@ -56,11 +56,8 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
 // Did all ranks get here with code 0? Otherwise the error becomes settled: the lowest rank that has one tells it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// Have all ranks the same hash? Otherwise a settled error that names the first rank that differs from rank 0.
+// Have all ranks the same hash (hash_bytes)? Otherwise a settled error that names the first rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
-
-// For comm_same: FNV-1a, 64 bits (Fowler, Noll and Vo).
-uint64_t comm_hash(const void *data, size_t bytes);
 
 // Do all ranks run the same program, byte for byte?
 int comm_same_build(Comm *comm, Error *e);

@@ -3,6 +3,7 @@
 
 #include "checkpoint.h"
 #include "files.h"
+#include "hash.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -232,7 +233,8 @@ int setup_same_data(const Run *r, Error *e) {
         memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
     }
     if (r->hellaswag) counts[7] = (uint64_t)hellaswag_describe(r->hellaswag).rows;
-    return comm_same(r->comm, comm_hash(counts, sizeof counts), ERR_INPUT, "other data or another checkpoint",
+    return comm_same(r->comm, hash_bytes(HASH_START, counts, sizeof counts), ERR_INPUT,
+                     "other data or another checkpoint",
                      "all ranks must find the same files under --train, --val, --hellaswag and --out", e);
 }
 

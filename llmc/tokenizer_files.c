@@ -7,6 +7,7 @@
 // In these files a byte is written as a character of "GPT-2's alphabet": bytes that print stand for themselves (in
 // Latin-1), the others, in order, for U+0100, U+0101, ...
 #define _POSIX_C_SOURCE 200809L
+#include "hash.h"
 #include "tokenizer_impl.h"
 
 #include <cjson/cJSON.h>
@@ -154,11 +155,9 @@ static int read_vocab(Loader *l, bool one_file, Error *e) {
     return 0;
 }
 
-// FNV-1a, over a name in two parts.
+// Of a name in two parts.
 static uint32_t name_hash(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < a_bytes; i++) hash = (hash ^ (uint8_t)a[i]) * 0x100000001b3u;
-    for (size_t i = 0; i < b_bytes; i++) hash = (hash ^ (uint8_t)b[i]) * 0x100000001b3u;
+    uint64_t hash = hash_bytes(hash_bytes(HASH_START, a, a_bytes), b, b_bytes);
     return (uint32_t)(hash ^ hash >> 32);
 }
 

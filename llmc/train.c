@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include "checkpoint.h"
+#include "hash.h"
 #include "inspect.h"
 #include "run.h"
 #include "sample.h"
@@ -296,7 +297,7 @@ static int check_same_options(Run *r, Error *e) {
     if (!f) return FAIL(e, ERR_MEMORY, NULL, "out of memory: options as text");
     options_write_json(f, &r->options, 0);
     fclose(f);
-    int code = comm_same(r->comm, comm_hash(text, bytes), ERR_USAGE, "other options",
+    int code = comm_same(r->comm, hash_bytes(HASH_START, text, bytes), ERR_USAGE, "other options",
                          "start all ranks with one command line, and the same --config file", e);
     free(text);
     return code ? code : comm_same_build(r->comm, e);

@@ -1,4 +1,5 @@
-// The hash that replicas compare: against splitmix64's published numbers, and the engine's against a loop.
+// The hashes: against the published numbers of splitmix64 and FNV-1a, and the engine's, which replicas compare, against
+// a loop.
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/hash.h"
 #include "small_model.h"
@@ -14,6 +15,25 @@ static void test_known_answers(void) {
     for (uint64_t i = 0; i < 5; i++)
         CHECK(hash_element(i, 0) == known[i], "place %d: %016llx", (int)i, (unsigned long long)hash_element(i, 0));
     CHECK(hash_element(3, 1) != hash_element(3, 0) && hash_element(3, 1) != hash_element(4, 1), "no hash");
+}
+
+// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c); and in two pieces.
+static void test_known_answers_of_bytes(void) {
+    static const struct {
+        const char *text;
+        uint64_t hash;
+    } known[] = {{"", 0xcbf29ce484222325},
+                 {"a", 0xaf63dc4c8601ec8c},
+                 {"b", 0xaf63df4c8601f1a5},
+                 {"foo", 0xdcb27518fed9d577},
+                 {"foobar", 0x85944171f73967e8}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *text = known[i].text;
+        for (size_t cut = 0, bytes = strlen(text); cut <= bytes; cut++) {
+            uint64_t hash = hash_bytes(hash_bytes(HASH_START, text, cut), text + cut, bytes - cut);
+            CHECK(hash == known[i].hash, "'%s' cut at %zu: %016llx", text, cut, (unsigned long long)hash);
+        }
+    }
 }
 
 static uint64_t sum_of(const uint32_t *bits, size_t begin, size_t end) {
@@ -63,6 +83,7 @@ static void test_engine(void) {
 
 int main(void) {
     RUN(test_known_answers);
+    RUN(test_known_answers_of_bytes);
     RUN(test_engine);
     return test_summary();
 }

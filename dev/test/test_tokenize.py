@@ -73,7 +73,7 @@ def read_bytes(prefix, split):
     return bytes(read_split(prefix, split))
 
 
-# What data/blocks.c says about the hash, written again.
+# What llmc/hash.h says about the hash of bytes, written again.
 def fnv(data, h=0xCBF29CE484222325):
     for byte in data:
         h = ((h ^ byte) * 0x100000001B3) & MASK
