@@ -7,30 +7,31 @@
 set -eu
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
-cd "$(dirname "$0")/.."
-root=$PWD
+. "$(dirname "$0")/common.sh"
+cd "$root"
 mkdir -p build/demo
 cd build/demo
 rm -f corpus_*.bin* corpus.state
 
 if [ -n "$text" ]; then
-    [ -e "$text" ] || { echo "error: TEXT=$text: no such file or directory" >&2; exit 65; }
+    [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that is there"
     echo "== the text: $text; its last tenth is for validation"
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-fraction 0.1 "$text"
 else
     echo "== the text: the C headers under /usr/include; one file in ten, by hash of its path, is for validation"
     find /usr/include -name '*.h' -type f | LC_ALL=C sort > headers.txt
-    [ -s headers.txt ] || { echo "error: no headers under /usr/include. Install libc6-dev, or use make demo TEXT=path" >&2; exit 65; }
+    [ -s headers.txt ] || fail 65 "no headers under /usr/include" "Install libc6-dev, or use make demo TEXT=path"
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-every-file 10 --max-bytes 8000000 \
         --files-from headers.txt
 fi
 
-# A run goes on with its own text only, and nothing is deleted.
+# A run goes on with its own text only, and nothing is deleted. Not every run says what its text was.
 text_sum=$(cksum corpus_*.bin)
 if [ -e run ] && [ "$(cat run/text.cksum 2> /dev/null)" != "$text_sum" ]; then
+    [ -e run/text.cksum ] && is="is not" || is="is not known to be"
     aside=1
     while [ -e run.$aside ]; do aside=$((aside + 1)); done
-    echo "== the run that is there is not of this text: it is moved to $PWD/run.$aside"
+    echo "== the run that is there $is of this text: it is moved to $PWD/run.$aside"
     mv run run.$aside
 fi
 mkdir -p run

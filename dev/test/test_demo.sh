@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/checks.sh" demo
 case $build in *-san*) skip_suite "not under the sanitizers: it is scripts/demo.sh that is tested" ;; esac
 mkdir -p "$work/tree/scripts" "$work/tree/data" "$work/mine"
-cp "$root/scripts/demo.sh" "$work/tree/scripts"
+cp "$root"/scripts/{common,demo}.sh "$work/tree/scripts"
 ln -s "$tokenize" "$work/tree/data/tokenize"
 cat > "$work/tree/train_gpt2" << END
 #!/usr/bin/env bash
@@ -54,7 +54,7 @@ the_text_has_changed() { # under the same name; and a run that does not say what
     demo 0 "$work/mine" && grep -q 'moved to .*run.2$' "$work/log" || return 1
     rm "$demo/run/text.cksum"
     cd "$work" || return # from where a path may be relative
-    demo 0 mine && grep -q 'moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
+    demo 0 mine && grep -q 'not known to be of this text: it is moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
 }
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
 
