@@ -144,11 +144,7 @@ run_and_listen() {
     wait $job # again: the trap may have ended that one as well, and then its code is the trap's
     code=$?
     trap - INT TERM USR1 HUP
-    [ $code -le 128 ] || { # as srun gives it, or a process alone
-        echo "error: a rank was lost (exit code $code: signal $((code - 128)))" >&2
-        code=78
-    }
-    return $code
+    code_of_ranks $code
 }
 
 # The same for a start that goes on from another: --fresh and llm.c's -y are left out, and -y 1 (do resume) overrules a

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by mpirun.sh and launch.sh: that a request to stop is heard.
+# Sourced by mpirun.sh and launch.sh: that a request to stop is heard, and that a lost rank is told.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before anyone goes elsewhere
 usr1_bit=$((1 << ($(kill -l USR1) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
@@ -18,4 +18,12 @@ listens() { # PID: does it catch USR1?
     local caught
     caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null)
     ((16#${caught:-0} & usr1_bit))
+}
+
+# Returns the code that ranks ended with. Where one was killed, mpirun and srun say 128 and the signal's number, as the
+# shell does of a single process: that becomes 78.
+code_of_ranks() { # CODE
+    [ "$1" -gt 128 ] || return "$1"
+    echo "error: a rank was lost (exit code $1: signal $(($1 - 128))). Start the same command again" >&2
+    return 78
 }

@@ -84,8 +84,4 @@ done
 wait "$job" # again: the trap may have ended that one as well, and then its code is the trap's
 code=$?
 kill $guard 2> /dev/null
-if [ "$code" -gt 128 ]; then
-    echo "error: a rank was lost (exit code $code of mpirun: signal $((code - 128))). Start the same command again" >&2
-    code=78
-fi
-exit "$code"
+code_of_ranks $code

@@ -69,6 +69,7 @@ job=$1
 shift
 grep -q '^#SBATCH --requeue$' "$job" && [ "$(option signal)" = USR1@300 ] || exit 90
 export SLURM_JOB_ID=42 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(($(option nodes) * $(option ntasks-per-node)))
+[ -z "${FAKE_NO_TASKS:-}" ] || unset SLURM_NTASKS
 bash "$job" "$@"
 END
 cat > "$work/slurm/srun" <<'END'
@@ -131,6 +132,7 @@ slurm_starts_over_here() { # where nothing lay, where a file asks for it, and wh
 }
 slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; }
 slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
+slurm_without_tasks() { FAKE_NO_TASKS=1 submits 124M 64 0 && grep -q '^error: Slurm does not say how many' "$work/log"; }
 
 # The lengths of llm.c's scripts of the same names: their -x (an epoch, 18,865 steps, for 124M) times -d.
 plans() { # LAUNCHER LINE OPTIONS...
@@ -162,7 +164,7 @@ one_tokenizer() { # the one that is given goes before the one that is found
     env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER=found bash "$work/launcher.sh" --tokenizer given > "$work/log" 2>&1
     [ "$(grep -o -- '--tokenizer [a-z]*' "$work/starts")" = "--tokenizer given" ] || { cat "$work/starts" "$work/log"; return 1; }
 }
-lost() { goes 78 1 137; }
+lost() { goes 78 1 137 && says "$work/log" "error: a rank was lost (exit code 137: signal 9). Start the same command again"; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
 not_if_nothing_is_there() { # the earlier run was moved aside, and the new one died before its first checkpoint
     rm -rf "$work/out" "$work/starts"
@@ -399,10 +401,10 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix recipes given_options \
-    given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once one_tokenizer lost again_until_done \
-    not_without_getting_on not_if_nothing_is_there not_what_will_fail_again mpirun_hears stops_and_goes_on \
-    goes_on_when_a_rank_is_killed mpirun_that_hangs; do
+    slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
+    given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once \
+    one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
+    mpirun_hears stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+

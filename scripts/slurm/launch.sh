@@ -4,18 +4,13 @@
 # Options behind the job's name go to the launcher: sbatch scripts/slurm/NAME.sbatch --seed 2.
 set -uo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 70
-if [ -z "${SLURM_JOB_ID:-}" ]; then
-    echo "error: no Slurm job here. Say sbatch scripts/slurm/NAME.sbatch, or $LAUNCHER on one machine" >&2
-    exit 64
-fi
-if [[ $(srun --mpi=list 2>&1) != *pmix* ]]; then
-    echo "error: this Slurm has no PMIx (srun --mpi=list). Ask for it, or use mpirun within salloc" >&2
-    exit 64
-fi
-if [ -z "${SLURM_NTASKS:-}" ]; then
-    echo "error: Slurm does not say how many tasks this job has. Give it --nodes and --ntasks-per-node" >&2
-    exit 64
-fi
+. "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+[ -n "${SLURM_JOB_ID:-}" ] ||
+    fail 64 "no Slurm job here" "Say sbatch scripts/slurm/NAME.sbatch, or $LAUNCHER on one machine"
+[[ $(srun --mpi=list 2>&1) == *pmix* ]] ||
+    fail 64 "this Slurm has no PMIx (srun --mpi=list)" "Ask for it, or use mpirun within salloc"
+[ -n "${SLURM_NTASKS:-}" ] ||
+    fail 64 "Slurm does not say how many tasks this job has" "Give it --nodes and --ntasks-per-node"
 export RANKS=$SLURM_NTASKS
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which newer srun do not take from sbatch by themselves
 # Ranks that stop with 75 do not leave together, for each has a GPU to give back: --kill-on-bad-exit would kill the later
