@@ -472,8 +472,10 @@ static void test_of_no_use_without_training(void) {
         {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "makes no use of"},
         {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only makes no use of --gns-ratio\n"},
         {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens", "no use without --val: ignored\n"},
-        {"--dry-run --val-every 250 --train a --steps 5", "--val-every", "no use without --val: the run would be refused\n"},
-        {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max", "no use without a --ramp: the run would be refused\n"},
+        {"--dry-run --val-every 250 --train a --steps 5", "--val-every",
+         "no use without --val: the run would be refused\n"},
+        {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max",
+         "no use without a --ramp: the run would be refused\n"},
         {"--dry-run -v 250 --train a --steps 5", "--val-every", "no use without --val: ignored\n"},
         {"--dry-run --val b --val-every 0 --val-tokens 512", "--val-tokens", "--val-every above 0: ignored\n"},
     };
