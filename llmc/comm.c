@@ -125,6 +125,12 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     return join_machine(comm, e);
 }
 
+static int meet_and_part(Error *e) {
+    MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
+    MPI_TRY(MPI_Finalize(), e);
+    return 0;
+}
+
 int comm_finish(Comm *comm, const Error *e) {
     bool tells = e->code && (!comm->settled || comm->speaker == comm->rank);
     if (tells) error_print(e, comm->rank, comm->ranks);
@@ -132,9 +138,11 @@ int comm_finish(Comm *comm, const Error *e) {
     if (e->code && !comm->settled) end_job(e->code);
     // The line is out before any rank ends: mpirun ends the others as soon as one returns a code.
     watchdog_begin(comm->watchdog, "the end");
-    int bad = MPI_Barrier(MPI_COMM_WORLD) != MPI_SUCCESS || MPI_Finalize() != MPI_SUCCESS;
+    Error ending = {0};
+    int bad = meet_and_part(&ending);
+    if (bad && !e->code) error_print(&ending, comm->rank, comm->ranks);
     watchdog_destroy(comm->watchdog);
-    return e->code ? e->code : bad ? ERR_RANK : 0;
+    return e->code ? e->code : bad;
 }
 
 // MPI counts in int.

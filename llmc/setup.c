@@ -166,7 +166,7 @@ int setup_shards(Run *r, Comm *comm, Error *e) {
     };
     TRY(parallel_create(&r->parallel, comm, &r->model, &config, e));
     parallel_shard(&r->parallel, &r->shape);
-    if (comm->ranks > 1)
+    if (comm->ranks > 1 && !r->shape.inference) // where nothing is exchanged there is no NCCL
         r->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes((WireType)o->comm_dtype, model_bucket_largest(&r->model));
     return 0;

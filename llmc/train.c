@@ -126,7 +126,6 @@ static int save_now_first(Run *r, Error *e) {
     SaveReport report;
     char *text;
     size_t bytes;
-    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
     if (r->saved_step == r->step) return 0;
     TRY(state_text(r, &text, &bytes, e));
     saver_run(r->saver, &r->parallel, r->step, text, bytes, &report);
@@ -139,8 +138,11 @@ static int save_now_first(Run *r, Error *e) {
 // Before the end.
 static int save_now(Run *r, Error *e) {
     Error ending = {0};
+    SaveReport report;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
     TRY(compare_ranks(r, e));
+    if (is_first(r) && saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    TRY(comm_barrier(r->comm, e)); // a deadline for each of two saves
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
     int code = save_now_first(r, e), ended = parallel_served(&r->parallel, &ending);
     if (!code && ended) *e = ending;
@@ -263,8 +265,9 @@ static void end_save(Run *r) {
     SaveReport report;
     bool known = r->comm->settled || r->comm->ranks == 1;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
-    if (known) (void)parallel_come_to_rest(&r->parallel, &ignored);
-    if (!r->saver || !saver_wait(r->saver, known ? INFINITY : 0.5 * r->options.deadline_step)) return;
+    if (known && parallel_come_to_rest(&r->parallel, &ignored)) known = r->comm->settled = false; // ends the job
+    double patience = 0.5 * fmin(r->options.deadline_step, r->options.deadline_checkpoint); // the others', and our own
+    if (!r->saver || !saver_wait(r->saver, known ? INFINITY : patience)) return;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
 }
 
