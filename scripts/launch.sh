@@ -129,21 +129,15 @@ ask_to_stop() { # PID: as soon as it listens
 }
 
 # Runs a command to its end; a request to stop, given to this script, is handed on to it as SIGUSR1.
-asked=
 run_and_listen() {
-    local job='' code
-    trap 'asked=1; [ -z "$job" ] || ask_to_stop $job' INT TERM USR1
-    trap '[ -n "$asked" ] || { asked=1; [ -z "$job" ] || ask_to_stop $job; }' HUP # of which a terminal sends several
+    local code
+    [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to go on"
     setsid "$@" & # out of the terminal's reach: Ctrl-C would have mpirun kill its ranks
     job=$!
-    [ -z "$asked" ] || ask_to_stop $job
-    while :; do
-        wait $job
-        kill -0 $job 2> /dev/null || break # otherwise it was the trap that ended the wait
-    done
-    wait $job # again: the trap may have ended that one as well, and then its code is the trap's
+    hand_on
+    wait_for_job
     code=$?
-    trap - INT TERM USR1 HUP
+    job=''
     code_of_ranks $code
 }
 
@@ -192,7 +186,7 @@ train_until_done() { # COMMAND...
         case $code in
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or what starting again does not mend
         esac
-        [ -z "$asked" ] || return $code
+        [ $asked = 0 ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
         newest=$(newest_checkpoint)
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
@@ -205,6 +199,7 @@ launch() { # more options, which go behind OPTIONS
     read_given "$@"
     [ -z "${given[--help]+1}" ] || { print_help && exit; }
     hear_signals "$@"
+    hear_requests
     TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
     need_program
     need_data

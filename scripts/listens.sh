@@ -13,6 +13,31 @@ hear_signals() {
     GNS_HEARS=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$self" "$@"
 }
 
+# A request to stop that comes to this script is handed on once, to the `job` there is or as soon as there is one, by the
+# script's own ask_to_stop; a second request is a second signal. A terminal that goes sends several. Nor are words that
+# nobody reads any more a reason to end.
+job='' asked=0 sent=0
+hear_requests() {
+    trap 'asked=$((asked + 1)); hand_on' INT TERM USR1
+    trap '[ $asked -gt 0 ] || { asked=1; hand_on; }' HUP
+    trap '' PIPE
+}
+hand_on() {
+    while [ -n "$job" ] && [ $sent -lt $asked ]; do
+        sent=$((sent + 1))
+        ask_to_stop "$job"
+    done
+}
+
+# Waits for the job; the code is its own, whatever comes in between.
+wait_for_job() {
+    while :; do
+        wait "$job"
+        kill -0 "$job" 2> /dev/null || break # otherwise it was a trap that ended the wait
+    done
+    wait "$job" # again: a trap may have ended that one as well, and then its code is the trap's
+}
+
 # A process that is being started dies of SIGUSR1 until it has said what to do then.
 listens() { # PID: does it catch USR1?
     local caught

@@ -10,12 +10,12 @@
 #     --enable-recovery or --continuous it does not, and mpirun returns 0.) It becomes 78: a rank was lost.
 #   - Where a rank died while it was joining the others, mpirun may wait for ever for a lock of its own, in
 #     PMIx_server_finalize. It is killed when its ranks have been gone for 10 s, and that is 78 as well.
+#   - Where nobody reads any more what it says, mpirun kills its ranks after some ten lines; and Ctrl-C of
+#     `... | tee log` ends the tee first. So it speaks to a process that outlives the reader.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
-job='' asked=''
-trap 'asked=1; [ -z "$job" ] || ask_to_stop' INT TERM USR1
-trap '[ -n "$asked" ] || { asked=1; [ -z "$job" ] || ask_to_stop; }' HUP # of which a terminal sends several
+hear_requests
 patience=10 # seconds
 
 # Of mpirun; /proc/PID/task/PID/children is not in every kernel.
@@ -61,9 +61,12 @@ has_children() {
 }
 
 end_when_alone() {
-    local alone=0
+    local alone=0 looks=0
     trap '' HUP # a terminal's end is not its own
-    until has_ranks; do sleep 1 > /dev/null 2>&1; done
+    until has_ranks; do
+        sleep $([ $((looks += 1)) -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
+    done
+    kill -URG $$ # they have come
     while [ $alone -lt $patience ]; do
         sleep 1 > /dev/null 2>&1
         if has_children; then alone=0; else alone=$((alone + 1)); fi
@@ -72,16 +75,40 @@ end_when_alone() {
     kill -KILL "$job"
 }
 
-setsid mpirun "$@" & # out of the terminal's reach, that is of its Ctrl-C
+# Copies until nobody takes it any more, and then goes on reading.
+pass_on() {
+    trap '' INT HUP TERM USR1
+    cat 2> /dev/null
+    exec cat > /dev/null
+}
+
+exec {out}> >(pass_on)
+readers=$!
+if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader, so that lines stay in their order
+    exec {err}>&"$out"
+else
+    exec {err}> >(pass_on >&2)
+    readers+=" $!"
+fi
+# Out of the terminal's reach, that is of its Ctrl-C.
+(exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
-[ -z "$asked" ] || ask_to_stop
+exec {out}>&- {err}>&-
+hand_on
+started=
+trap 'started=1' URG
 end_when_alone &
 guard=$!
-while :; do
-    wait "$job"
-    kill -0 "$job" 2> /dev/null || break # otherwise it was the trap that ended the wait
-done
-wait "$job" # again: the trap may have ended that one as well, and then its code is the trap's
+wait_for_job
 code=$?
 kill $guard 2> /dev/null
-code_of_ranks $code
+# shellcheck disable=SC2086
+for ((i = 0; i < 50; i++)); do # what was said last; a process that mpirun left behind may hold the other end
+    kill -0 $readers 2> /dev/null || break
+    sleep 0.02
+done
+[ "$code" -le 128 ] || [ -n "$started" ] || {
+    echo "error: mpirun did not start the ranks (exit code $code): it says why" >&2
+    exit 64
+}
+code_of_ranks "$code"

@@ -350,6 +350,50 @@ mpirun_hears() {
     done
 }
 
+# Ctrl-C of `... | tee log` ends the tee as well; of ten lines that nobody takes mpirun would make an end.
+mpirun_outlives_its_reader() {
+    has_mpi || skip "no Open MPI here, or a build without it" || return
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$train" --train "$work/data/y_train_*.bin" \
+        --vocab-size 256 --model d1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 300 --sample-every 10 \
+        --sample-tokens 40 --threads 1 --out "$work/unread" 2>&1 | head -n 1 > /dev/null
+    [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
+}
+
+mpirun_keeps_words_apart() {
+    mkdir -p "$work/speaks"
+    printf '#!/bin/sh\necho out; echo err >&2; exit 3\n' > "$work/speaks/mpirun"
+    chmod +x "$work/speaks/mpirun"
+    PATH="$work/speaks:$PATH" scripts/mpirun.sh -np 1 program > "$work/words" 2> "$work/errors"
+    [ $? = 3 ] && [ "$(cat "$work/words")" = out ] && [ "$(cat "$work/errors")" = err ]
+}
+
+mpirun_that_cannot_start() {
+    has_mpi || skip "no Open MPI here, or a build without it" || return
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$work/nowhere" > "$work/log" 2>&1
+    local code=$?
+    [ $code = 64 ] && grep -q '^error: mpirun did not start the ranks' "$work/log" && ! grep -q 'rank was lost' "$work/log" ||
+        { echo "code $code"; cat "$work/log"; return 1; }
+}
+
+asked_before_it_began() { # while nvidia-smi is asked how many GPUs there are
+    mkdir -p "$work/slow"
+    printf '#!/bin/sh\nsleep 1\necho GPU 0: x\n' > "$work/slow/nvidia-smi"
+    printf '#!/bin/sh\ntouch %s\n' "$work/slow/ran" > "$work/slow/train_cu"
+    chmod +x "$work/slow/nvidia-smi" "$work/slow/train_cu"
+    local signal launcher code
+    for signal in TERM USR1 HUP; do
+        TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/slow/out" PROGRAM="$work/slow/train_cu" \
+            PATH="$work/slow:$PATH" scripts/run_gpt2_124M.sh > "$work/log" 2>&1 &
+        launcher=$!
+        sleep 0.5
+        kill -$signal $launcher
+        wait $launcher
+        code=$?
+        [ $code = 75 ] && grep -q '^error: asked to stop before it began' "$work/log" && [ ! -e "$work/slow/ran" ] ||
+            { echo "$signal: code $code"; cat "$work/log"; return 1; }
+    done
+}
+
 stops_and_goes_on() { # the real trainer with two ranks: USR1 to the launcher
     has_mpi || skip "no Open MPI here, or a build without it" || return
     cat > "$work/small.sh" <<END
@@ -404,7 +448,7 @@ for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_s
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
-    mpirun_hears stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+
