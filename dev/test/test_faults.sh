@@ -143,24 +143,18 @@ not_finite_while_saving() { # known to all, who wait for the save: a checkpoint'
         --checkpoint-every 3
     ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
-save_begins() { for ((i = 0; i < 1000; i++)); do compgen -G "$1/.step_*" > /dev/null && break || sleep 0.01; done; } # OUT
 asked_to_stop_while_saving() { # two saves, each of which may take as long as the deadline
-    local checkpoint=8
+    local checkpoint=16
     # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk "$train" $(options) --steps 100000000 --out stop --checkpoint-every 400 &
-    local job=$!
-    save_begins stop
-    kill -USR1 "$(pgrep -P "$(pgrep -P $job timeout)")"
-    wait $job
-    ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && one_error
+    launch 2 ${slow_disk/0.5/0.8} -x FAULT_SAVING=ask "$train" $(options) --steps 100000000 --out stop --checkpoint-every 400
+    ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && one_error
 }
 shard_that_shrinks_while_saving() { # STEP CHECKPOINT, deadlines: known to rank 0, which cannot have the others wait
     local step=$1 checkpoint=$2
     mkdir d0 d1
     shard 20240520 400 | tee d0/t.bin > d1/t.bin
-    (save_begins d0/out; : > d0/t.bin) &
     # shellcheck disable=SC2016,SC2046,SC2086
-    launch 2 $slow_disk sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(options) \
+    launch 2 $slow_disk -x FAULT_SAVING=t.bin sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(options) \
         --steps 100000000 --out out --checkpoint-every 400
     ended $? 65 '^error \(rank 0\): t.bin' && one_error
 }

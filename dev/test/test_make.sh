@@ -2,6 +2,7 @@
 # What `make clean` takes and what it leaves, in a directory made up for it.
 set -u
 . "$(dirname "$0")/checks.sh" make
+unset MAKEFLAGS MFLAGS # of the make that runs the tests, which is silent
 
 begin
 mkdir -p "$work"/tree/{data,build/{cpu/llmc,cpu-nompi-generic-san,cuda-BF16,demo/run/step_00000008,ramp_study,venv/bin,cpustudy}}

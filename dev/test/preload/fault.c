@@ -1,11 +1,13 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
 // (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
 // FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
-// besides, in seconds. For test_faults.sh.
+// besides, in seconds, and FAULT_SAVING what happens when a checkpoint is first being written: "ask", or a file to empty.
+// For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -39,8 +41,20 @@ void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned 
     next(body, data, threads, flags);
 }
 
+static void strike_saving(int fd) {
+    static int struck;
+    char link[64], path[4096] = "";
+    const char *action = getenv("FAULT_SAVING");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (struck || !action || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/.step_")) return;
+    struck = 1;
+    if (strcmp(action, "ask") == 0) kill(getpid(), SIGUSR1);
+    else if (truncate(action, 0) != 0) abort();
+}
+
 int fsync(int fd) {
     int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    strike_saving(fd);
     if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
     return next(fd);
 }
