@@ -335,7 +335,7 @@ static int run_prepare_output(Run *run, Error *e) {
     char directory[PATH_MAX];
     r->resumed = !o->force && state_read(w, &run->inputs, &r->place, &unfit);
     if (!w->publishing) TRY(output_check(o, e));
-    path_parent(o->out, directory);
+    path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
     if (r->resumed) {
         TRY(writer_resume(w, e));

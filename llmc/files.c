@@ -298,8 +298,8 @@ int directory_sync(const char *path, Error *e) {
     return code;
 }
 
-void path_parent(const char *path, char out[PATH_MAX]) {
-    snprintf(out, PATH_MAX, "%s", path);
+void path_parent(const char *path, char *out, size_t bytes) {
+    snprintf(out, bytes, "%s", path);
     char *slash = strrchr(out, '/');
     if (!slash) strcpy(out, ".");
     else slash[slash == out] = 0; // "/x": the root itself
@@ -308,7 +308,7 @@ void path_parent(const char *path, char out[PATH_MAX]) {
 void parent_sync(const char *path) {
     char directory[PATH_MAX];
     Error ignored;
-    path_parent(path, directory);
+    path_parent(path, directory, sizeof directory);
     directory_sync(directory, &ignored);
 }
 

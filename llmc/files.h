@@ -74,7 +74,7 @@ int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
 
 // The directory that holds a path: ".", where it names none.
-void path_parent(const char *path, char out[PATH_MAX]);
+void path_parent(const char *path, char *out, size_t bytes);
 void parent_sync(const char *path); // if its file system allows that
 
 // Renames and syncs the parent, which both share. The new name must be free.

@@ -270,7 +270,7 @@ static void test_parent(void) {
     Error e = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         memset(parent, 'p', sizeof parent);
-        path_parent(cases[i][0], parent);
+        path_parent(cases[i][0], parent, sizeof parent);
         CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
     }
     CHECK_OK(directory_create(".", &e), &e); // what may come out of it is there
