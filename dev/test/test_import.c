@@ -208,8 +208,8 @@ static void test_bad_bin(void) {
     static const struct {
         int index, value;
         const char *said;
-    } cases[] = {{1, 4, "version 4"},
-                 {1, 1, "version 1"},
+    } cases[] = {{1, 4, "version 4 at byte 4,"},
+                 {1, 1, "version 1 at byte 4,"},
                  {1, 5, "its header makes"},
                  {2, 0, "byte 8"},
                  {3, -1, "byte 12"},
