@@ -18,6 +18,7 @@ cd "$root" || exit 70
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-200}
 STEPS=${STEPS:-200} # of parity: 105 million tokens
+tolerance=0.01      # nats between the curves of ours and the twin
 source_bytes=0
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 [ "$gpus" -gt 0 ] || gpus=1
@@ -150,19 +151,20 @@ recipe() { # MICRO_BATCH MICRO_STEPS STEPS
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 
-# Ours on one GPU, the twin on the next, at once where there are two.
-beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS [FIRST_GPU]
-    local name=$1 first=${9:-0} data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin")
+# Ours on one GPU and the twin on another at once; on the same one, one after the other.
+beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS OUR_GPU TWIN_GPU
+    local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin") ours
     # shellcheck disable=SC2046
-    CUDA_VISIBLE_DEVICES=$((first % gpus)) check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" \
+    CUDA_VISIBLE_DEVICES=$9 check "$name-ours" 400 "$BUILD/cuda-BF16/train_gpt2cu" "${data[@]}" \
         --out "$work/$name" --model "$2" --checkpoint-every 0 $(recipe "$6" "$7" "$8") &
-    [ "$gpus" -gt 1 ] || wait
+    ours=$!
+    [ "$9" != "${10}" ] || wait $ours
     # shellcheck disable=SC2046
-    CUDA_VISIBLE_DEVICES=$(((first + 1) % gpus)) check "$name-torch" 500 python3 dev/bench/torch_twin.py train \
+    CUDA_VISIBLE_DEVICES=${10} check "$name-torch" 500 python3 dev/bench/torch_twin.py train \
         "${data[@]}" --out "$OUT/$name-torch.jsonl" --layers "$3" --heads "$4" --channels "$5" $(recipe "$6" "$7" "$8")
-    wait
+    wait $ours
     cp "$work/$name/metrics.jsonl" "$OUT/$name-ours.jsonl"
-    compare_curves "$name" "$name-ours" "$name-torch" 0.01
+    compare_curves "$name" "$name-ours" "$name-torch" "$tolerance"
 }
 
 compare_curves() { # NAME A B TOLERANCE
@@ -174,18 +176,22 @@ compare_curves() { # NAME A B TOLERANCE
 # With four GPUs also both programs with another micro-batch: how far rounding alone carries each from itself.
 parity() {
     source_text 450000000
-    [ "$gpus" -lt 4 ] || beside_twin rounding-d12 d12 12 12 768 32 16 "$STEPS" 2 > "$OUT/rounding.txt" &
-    beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS"
+    [ "$gpus" -lt 4 ] || beside_twin rounding-d12 d12 12 12 768 32 16 "$STEPS" 2 3 > "$OUT/rounding.txt" &
+    beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS" 0 $((1 % gpus))
     wait
     [ "$gpus" -ge 4 ] || return 0
     compare_curves ours-with-itself parity-d12-ours rounding-d12-ours 1
     compare_curves torch-with-itself parity-d12-torch rounding-d12-torch 1
 }
 
-twin() { # speed only; the curves of so few steps agree or not as they will
+# Speed: the curves of so few steps agree or not as they will. Each size has a GPU to itself, where there are two.
+twin() {
+    local tolerance=0.1
     source_text 60000000
-    beside_twin twin-d24 d24 24 16 1024 32 1 30
-    beside_twin twin-d48 d48 48 25 1600 16 1 20
+    beside_twin twin-d24 d24 24 16 1024 32 1 30 0 0 &
+    [ "$gpus" -gt 1 ] || wait
+    beside_twin twin-d48 d48 48 25 1600 16 1 20 $((1 % gpus)) $((1 % gpus))
+    wait
 }
 
 programs

@@ -1,12 +1,14 @@
 // Times attention forward and backward at training shapes, on random data. Prints microseconds (median) and TFLOP/s.
+// And how many times as long they take while something else, as NCCL does, keeps 24 of the multiprocessors to itself.
 //
 // FLOPs are counted as usual: the half of the T x T matrix under the causal mask, 2 products forward and 5 backward
 // (whatever the kernels do), 2 FLOP a multiply-add. Correctness is test_attention_cuda's business.
 #include "../../llmc/cuda/attention_paths.cuh"
+#include "../test/hold.cuh"
 #include <algorithm>
 #include <stdlib.h>
 
-enum { WARM_UP = 3, REPEATS = 15 };
+enum { WARM_UP = 3, REPEATS = 15, HELD = 24 };
 
 // Uniform in [-1.7, 1.7), deviation 1; a hash of the index.
 __global__ static void fill(real *x, size_t n, unsigned seed) {
@@ -19,6 +21,7 @@ __global__ static void fill(real *x, size_t n, unsigned seed) {
 }
 
 struct Bench {
+    Hold hold;
     AttentionShape s;
     real *qkv, *dout, *out, *dqkv;
     float *lse;
@@ -50,33 +53,47 @@ static int mma_backward(Bench *b, Error *e) {
 }
 #endif
 
-static int time_launch(Bench *b, const char *name, Launch launch, double products, Error *e) {
+// Milliseconds: the median, and in *best the least. Meanwhile HELD multiprocessors are held for `hold` milliseconds.
+static int time_repeats(Bench *b, Launch launch, double hold, float *median, float *best, Error *e) {
     cudaEvent_t start, stop;
     CUDA_TRY(cudaEventCreate(&start), e);
     CUDA_TRY(cudaEventCreate(&stop), e);
     float ms[REPEATS];
     for (int i = -WARM_UP; i < REPEATS; i++) {
+        if (hold > 0) TRY(hold_begin(&b->hold, HELD, hold, e));
         CUDA_TRY(cudaEventRecord(start), e);
         TRY(launch(b, e));
         CUDA_TRY(cudaEventRecord(stop), e);
         CUDA_TRY(cudaEventSynchronize(stop), e);
+        TRY(hold_end(&b->hold, e));
         if (i >= 0) CUDA_TRY(cudaEventElapsedTime(&ms[i], start, stop), e);
     }
     std::sort(ms, ms + REPEATS);
-    double pairs = 0.5 * b->s.T * b->s.T * b->s.heads(), flop = products * 2 * pairs * b->s.D;
-    double best = ms[0], median = ms[REPEATS / 2];
-    printf("%-16s B %2d NH %2d T %4d D %3d  %9.1f us (best %9.1f)", name, b->s.B, b->s.NH, b->s.T, b->s.D, median * 1e3,
-           best * 1e3);
-    if (products > 0) printf("  %6.1f TFLOP/s", flop / median * 1e-9);
-    printf("\n");
+    *median = ms[REPEATS / 2];
+    *best = ms[0];
     CUDA_TRY(cudaEventDestroy(start), e);
     CUDA_TRY(cudaEventDestroy(stop), e);
     return 0;
 }
 
-static int bench_shape(AttentionShape s, bool simple_too, Error *e) {
+static int time_launch(Bench *b, const char *name, Launch launch, double products, Error *e) {
+    float median, best, beside, beside_best;
+    TRY(time_repeats(b, launch, 0, &median, &best, e));
+    TRY(time_repeats(b, launch, 3.0 * median + 0.1, &beside, &beside_best, e));
+    double pairs = 0.5 * b->s.T * b->s.T * b->s.heads(), flop = products * 2 * pairs * b->s.D;
+    printf("%-16s B %2d NH %2d T %4d D %3d  %9.1f us (best %9.1f)", name, b->s.B, b->s.NH, b->s.T, b->s.D, median * 1e3,
+           best * 1e3);
+    if (products > 0)
+        printf("  %6.1f TFLOP/s; with %d multiprocessors held %.2f times that", flop / median * 1e-9, HELD,
+               beside / median);
+    printf("\n");
+    return 0;
+}
+
+static int bench_shape(AttentionShape s, Hold hold, bool simple_too, Error *e) {
     Bench b = {};
     b.s = s;
+    b.hold = hold;
     size_t n = (size_t)s.B * s.T * s.C();
     CUDA_TRY(cudaMalloc((void **)&b.qkv, 3 * n * sizeof(real)), e);
     CUDA_TRY(cudaMalloc((void **)&b.dqkv, 3 * n * sizeof(real)), e);
@@ -101,15 +118,21 @@ static int bench_shape(AttentionShape s, bool simple_too, Error *e) {
     return 0;
 }
 
-int main(void) {
+static int bench(Error *e) {
     static const AttentionShape shapes[] = {
         {64, 1024, 12, 64}, {32, 1024, 16, 64}, {16, 1024, 25, 64}, {32, 1024, 12, 128}};
+    Hold hold = {};
+    TRY(hold_create(&hold, e));
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        TRY(bench_shape(shapes[i], hold, i == 0 || shapes[i].D == 128, e));
+    hold_destroy(&hold);
+    return 0;
+}
+
+int main(void) {
     Error e = {};
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (bench_shape(shapes[i], i == 0 || shapes[i].D == 128, &e)) {
-            error_print(&e, 0, 1);
-            return e.code;
-        }
-    return 0;
+    if (bench(&e) == 0) return 0;
+    error_print(&e, 0, 1);
+    return e.code;
 }

@@ -7,7 +7,8 @@
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
-// Every result is written once, by one thread block, in a fixed order: two runs give the same bits.
+// Every result is written once, by one thread block, in a fixed order: two runs give the same bits. Blocks draw work
+// from a counter, of which a device has one: calls on one device must follow one another, as on one stream.
 #ifndef GNS_ATTENTION_CUH
 #define GNS_ATTENTION_CUH
 

@@ -2,10 +2,10 @@
 //
 // The numbers, at B 64, NH 12, T 1024, D 64: 103 GFLOP under the mask, 0.13 ms at 790 TFLOP/s; 0.4 GB, 0.1 ms; and
 // 4.0e8 exponentials, at 16 a clock and multiprocessor another 0.1 ms. All three units must work at once. So: blocks
-// are persistent, one a multiprocessor, of one or two teams; a team's feeder warp brings tiles to shared memory
-// through the copy engine, its two warpgroups own 64 queries each; all drift against each other, one in its softmax
-// while another multiplies, and one team works while the other begins or ends a tile of queries. Inside a warpgroup
-// the scores of the next tile are on their way while the last product runs under this tile's softmax.
+// are persistent, one a multiprocessor, of one or two teams; a team's feeder warp draws work and brings its tiles to
+// shared memory through the copy engine, its two warpgroups own 64 queries each; all drift against each other, one in
+// its softmax while another multiplies, and one team works while the other begins or ends a tile of queries. Inside a
+// warpgroup the scores of the next tile are on their way while the last product runs under this tile's softmax.
 #include "attention_sm90.cuh"
 #ifndef GNS_FP32
 
@@ -35,18 +35,18 @@ template <int D_> struct AttentionForward {
 
 namespace {
 
+__device__ unsigned forward_tickets; // see work_draw
+
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Number of key tiles that queries up to `last` see.
 template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
 
-template <class F>
-__device__ void forward_feed(typename F::Team &shared, int team, const CUtensorMap *qkv, AttentionShape s) {
+template <class F> __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, AttentionShape s) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
-    for (int round = 0;; round++) {
-        Work work =
-            work_item(round, blockIdx.x + team * gridDim.x, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
+    for (;;) {
+        Work work = work_draw(&forward_tickets, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
         int row = work.tile * F::QUERIES;
         uint64_t *q_full = &shared.q_full[q_ring.stage];
         barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
@@ -241,7 +241,7 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], team, &qkv, s);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, s);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));

@@ -58,6 +58,8 @@ template <int D_> struct AttentionKeyGradient {
 
 namespace {
 
+__device__ unsigned dq_tickets, dkdv_tickets; // see work_draw
+
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <class F> __device__ void barriers_init(typename F::Shared &shared) {
@@ -77,8 +79,9 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
 
 // The feeder's next piece of work, handed to the workers with its stage of own rows; the caller must add `bytes`.
 template <class F>
-__device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, int round, int bytes, AttentionShape s) {
-    Work work = work_item(round, blockIdx.x, gridDim.x, gridDim.x, s.tiles(ROWS), s);
+__device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, unsigned *tickets, int bytes,
+                          AttentionShape s) {
+    Work work = work_draw(tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
     barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
     shared.work[own.stage] = work;
     if (work.tile < 0) barrier_arrive(&shared.own_full[own.stage]);
@@ -115,8 +118,8 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
                         AttentionShape s) {
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    for (int round = 0;; round++) {
-        Work work = work_next<F>(shared, own, round, 2 * GROUPS * F::OWN_BYTES + 2 * ROWS_BYTES, s);
+    for (;;) {
+        Work work = work_next<F>(shared, own, &dq_tickets, 2 * GROUPS * F::OWN_BYTES + 2 * ROWS_BYTES, s);
         if (work.tile < 0) return;
         int row = work.tile * ROWS;
         uint64_t *own_full = &shared.own_full[own.stage];
@@ -224,8 +227,8 @@ __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, co
                           AttentionRows rows, AttentionShape s) {
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
-    for (int round = 0;; round++) {
-        Work work = work_next<F>(shared, own, round, 2 * GROUPS * F::OWN_BYTES, s);
+    for (;;) {
+        Work work = work_next<F>(shared, own, &dkdv_tickets, 2 * GROUPS * F::OWN_BYTES, s);
         if (work.tile < 0) return;
         int row = (s.tiles(ROWS) - 1 - work.tile) * ROWS; // the first keys are seen by the most queries
         uint64_t *own_full = &shared.own_full[own.stage];
