@@ -150,7 +150,7 @@ static void block_forward(Engine *e, Block *k, const float *residual, float *out
 static int forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T, Error *error) {
     const Model *model = e->config.model;
     int C = model->config.channels, L = model->config.layers;
-    if (e->weights_watch.soon) // the CPU has no kernels that a journey could slow down: all at once
+    if (e->weights_watch.soon) // the CPU has no kernels that a transfer could slow down: all at once
         TRY(e->weights_watch.soon(e->weights_watch.context, (Range){0, model->flat_count}, error));
     TRY(engine_await(e, model_bucket(model, 0), error));
     embedding_forward(e->block[0].x, tokens, stride, param(e, WTE, 0), param(e, WPE, 0), B, T, C);

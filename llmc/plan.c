@@ -225,17 +225,17 @@ double plan_critical_tokens(const Plan *p, Sharding sharding, int ranks) {
     return plan_ring_bytes(p, sharding, ranks) / bandwidth * p->device.peak / flops;
 }
 
-// A journey of all of the model's values between the ranks, bucket by bucket, s: the blocks', and the embeddings'.
+// A transfer of all of the model's values between the ranks, bucket by bucket, s: the blocks', and the embeddings'.
 typedef struct {
     double blocks, embeddings;
-} Journey;
+} Transfer;
 
-static Journey journey(const Plan *p, double value_bytes) {
+static Transfer transfer(const Plan *p, double value_bytes) {
     const Model *model = p->model;
     double L = model->config.layers, embeddings = (double)model_tensor(model, LN1_W, 0)->offset;
     double block = ((double)model->flat_count - embeddings) / L;
-    return (Journey){L * plan_ring_seconds(&p->device, p->ranks, value_bytes * block),
-                     plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
+    return (Transfer){L * plan_ring_seconds(&p->device, p->ranks, value_bytes * block),
+                      plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
 // Gradients are scattered behind the backward pass that makes them, but the embeddings', which come last: these hide
@@ -244,7 +244,7 @@ static Journey journey(const Plan *p, double value_bytes) {
 // embeddings first.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
-    Journey scatter = journey(p, p->wire), gather = journey(p, p->zero ? p->device.value : sizeof(float));
+    Transfer scatter = transfer(p, p->wire), gather = transfer(p, p->zero ? p->device.value : sizeof(float));
     double exposed = fmax(0, scatter.blocks - s->last_backward) + scatter.embeddings;
     if (p->every_micro_step && s->micro_steps > 1) {
         double others = (double)(s->micro_steps - 1);

@@ -82,7 +82,7 @@ static void add_libraries(const Plan *plan, MemoryPlan *memory) {
     WireType wire = plan->wire < sizeof(float) ? WIRE_BF16 : WIRE_FP32;
     size_t rounded = transport_buffer_bytes(wire, model_bucket_largest(plan->model));
     add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
-    if (rounded) add_item(memory, "rounded gradients on their journey", (double)rounded);
+    if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
 }
 
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {

@@ -192,7 +192,7 @@ static Plan plan_with(const Plan *plan, int ranks) {
     return p;
 }
 
-// The sharding of the gradients' and weights' journey that --zero makes.
+// How --zero shards the transfer of gradients and weights.
 static Sharding sharding_of(const Plan *p) { return p->zero ? SHARDING_STATE : SHARDING_NONE; }
 
 static bool is_compute_bound(const PlanReport *r, int ranks) {

@@ -19,7 +19,7 @@ typedef struct Transport Transport;
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // what the watchdog calls it
 
-typedef enum { WIRE_FP32, WIRE_BF16 } WireType; // what gradients are rounded to for the journey (--comm-dtype)
+typedef enum { WIRE_FP32, WIRE_BF16 } WireType; // what gradients are rounded to for the transfer (--comm-dtype)
 
 enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
 
@@ -38,7 +38,7 @@ int transport_device(const Comm *comm, Error *e);
 int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
 
 // Device memory, bytes: what NCCL takes for itself, some of it with the first work only (plan_memory.c says how that was
-// measured), and what this takes for gradients on their journey.
+// measured), and what this takes for the gradients in transfer.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;

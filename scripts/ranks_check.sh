@@ -229,7 +229,7 @@ agree_by_micro_step() {
     agree_run "$name" "$RANKS" --zero 2 --reduce micro-step && same_run "$name" "b$agree_batch-r1"
 }
 
-# Rounding every gradient to 8 bits for the journey moves a loss less than a bf16 engine's own rounding may.
+# Rounding every gradient to bf16 for the transfer moves a loss less than a bf16 engine's own rounding may.
 agree_in_bf16() {
     local name=b$agree_batch-r$RANKS-wire-bf16 loss_tolerance=$wire_tolerance gns_tolerance=0.02
     agree_run "$name" "$RANKS" --comm-dtype bf16 && same_run "$name" "b$agree_batch-r1"

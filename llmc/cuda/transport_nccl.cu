@@ -101,7 +101,7 @@ static int reserve_rounded(Transport *t, Error *e) {
     if (status == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); // the failed allocation is dealt with here
         return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
-                    "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for gradients on their journey",
+                    "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
                     (double)bytes / (1 << 20));
     }
     CUDA_TRY(status, e);
@@ -111,7 +111,7 @@ static int reserve_rounded(Transport *t, Error *e) {
 int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities: the journey goes first where both have work, since it needs few multiprocessors
+    int least, most; // priorities: the transfer goes first where both have work, since it needs few multiprocessors
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
