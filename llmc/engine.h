@@ -9,26 +9,13 @@
 #define GNS_ENGINE_H
 
 #include "model.h"
+#include "modes.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct Engine Engine;
-
-// Which per-example gradient norms a step measures.
-typedef enum {
-    GNS_OFF,
-    GNS_LN,   // LayerNorm parameters: they fall out of the LayerNorm backward
-    GNS_EXACT // every tensor
-} GnsMode;
-
-// What the backward computes again instead of keeping. The choice moves memory and time, never a bit of any result.
-typedef enum {
-    RECOMPUTE_NONE,
-    RECOMPUTE_GELU, // GELU's output
-    RECOMPUTE_BLOCK // everything inside a block but its input
-} Recompute;
 
 typedef struct {
     const Model *model; // outlives the engine

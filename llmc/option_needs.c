@@ -19,7 +19,7 @@
     C(CHANCE,        o->temperature > 0,                      "--temperature above 0", "raise it")                     \
     C(FALLING_LR,    o->lr_schedule != SCHEDULE_CONSTANT && o->lr_schedule != SCHEDULE_INVERSE_SQRT,                   \
       "--lr-schedule linear, cosine or wsd", "use one of them")                                                        \
-    C(NOISE_SCALE,   o->gns != 0 /* off */,                   "--gns ln or exact",   "use one of them")                \
+    C(NOISE_SCALE,   o->gns != GNS_OFF,                       "--gns ln or exact",   "use one of them")                \
     C(RAMP,          o->run.ramp_mode != RAMP_FIXED,          "a --ramp",                                              \
       "use --ramp linear, seesaw or gns, or --batch-tokens for a constant batch")                                      \
     C(RAMP_GNS,      o->run.ramp_mode == RAMP_GNS,            "--ramp gns",          "use that")                       \

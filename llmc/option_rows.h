@@ -1,5 +1,6 @@
 // option_rows: the rows of the option table as data, and their values as text: what parsing, resolving and printing
-// stand on. For the options' own modules; everybody else includes options.h.
+// stand on. For the options' own modules, and for run_state.c, which compares two runs' options one by one; everybody
+// else includes options.h.
 #ifndef GNS_OPTION_ROWS_H
 #define GNS_OPTION_ROWS_H
 

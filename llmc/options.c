@@ -114,7 +114,7 @@ static int parse_alias(Options *o, OptionId id, const char *alias, const char *v
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's way of saying "the default"
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
     if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c counts them
-        value = (const char *const[]){"none", "gelu", "block"}[*value - '0'];
+        value = recompute_names[*value - '0'];
     if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
     char said[2 * FLAG_BYTES], flag[FLAG_BYTES];

@@ -1,5 +1,10 @@
 // options: THE OPTION TABLE. One row an option; the struct's fields, the parser, --help, the config file and run.json
-// all come from it. Adding an option is adding a row.
+// all come from it. What a row does not say stands in a few lists, which a new option may belong to:
+//
+//   option_needs.c       needs[]: what an option is of no use without; uses[]: what runs look at that do not train
+//   run_state.c          passing[]: what may change without a word when a run goes on
+//   modes.h, schedule.h  the enum of a CHOICE, in the order of its names, as dev/test/test_options.c checks
+//   scripts/launch.sh    ALIASES: the flags of llm.c that the recipes' launchers must know
 //
 // Given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config, at most once,
 // where the command line wins. llm.c's short flags are accepted as aliases, with llm.c's meaning.
@@ -8,6 +13,7 @@
 
 #include "batch_ramp.h"
 #include "common.h"
+#include "modes.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -91,19 +91,17 @@ static int resolve_horizon(Options *o, Error *e) {
     return 0;
 }
 
-enum { GNS_IS_OFF, GNS_IS_LN, GNS_IS_EXACT }; // indices into the choices of --gns, in the order of engine.h's GnsMode
-
 static int resolve_gns(Options *o, Error *e) {
     const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
     bool ramp = o->run.ramp_mode == RAMP_GNS;
     bool ratio_open = ramp && o->gns_ratio == 0;
-    if (o->gns == GNS_IS_OFF && ramp)
+    if (o->gns == GNS_OFF && ramp)
         return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
-    if (ratio_open && o->gns == GNS_IS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
+    if (ratio_open && o->gns == GNS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
         return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
                     "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
-    int64_t unsaid = o->gns == GNS_IS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
-    o->run.gns_exact_interval = o->gns == GNS_IS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : unsaid;
+    int64_t unsaid = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : unsaid;
     const double horizon_share = 0.005; // of the run, where --gns-half-life says nothing
     o->run.gns_half_life_tokens =
         o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
@@ -127,8 +125,7 @@ bool options_train(const Options *o) {
 }
 
 static int resolve_ranks(const Options *o, Error *e) {
-    enum { REDUCE_IS_STEP }; // in the order of parallel.h's ReduceCadence, as --zero is in that of ZeroStage
-    if (o->reduce == REDUCE_IS_STEP || o->zero == 2) return 0;
+    if (o->reduce == REDUCE_STEP || o->zero == ZERO_2) return 0;
     return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
                 "--reduce micro-step saves memory for --zero 2, and costs --zero %d time", o->zero);
 }

@@ -35,9 +35,6 @@ typedef struct {
 } Share;
 Share parallel_share(int64_t rows, int rank, int ranks);
 
-typedef enum { ZERO_0, ZERO_1, ZERO_2 } ZeroStage;             // --zero
-typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence; // --reduce, the latter with ZERO_2 only
-
 typedef struct {
     ZeroStage zero;
     ReduceCadence reduce;

@@ -2,6 +2,7 @@
 #include "run_state.h"
 
 #include "json_place.h"
+#include "option_rows.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -396,18 +397,12 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
     return code;
 }
 
-// Options that say what this invocation does rather than what the run is.
-static bool is_of_the_run(const char *field) {
-    static const char *const passing[] = {"config", "fresh", "out",  "dry_run", "device",  "ranks",
-                                          "price",  "link",  "help", "version", "resolved"};
+// Options that say what this invocation does rather than what the run is. (Those of planning are in no state.json.)
+static bool is_passing(OptionId id) {
+    static const OptionId passing[] = {OPTION_config, OPTION_fresh, OPTION_out};
     for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
-        if (strcmp(field, passing[i]) == 0) return false;
-    return true;
-}
-
-static void put_flag(FILE *f, const char *field) {
-    fputs("--", f);
-    for (; *field; field++) fputc(*field == '_' ? '-' : *field, f);
+        if (passing[i] == id) return true;
+    return false;
 }
 
 static void put_value(FILE *f, const cJSON *value) {
@@ -443,13 +438,15 @@ static void put_build_change(FILE *f, const char *then) {
 
 // An option that the build which wrote the file did not have is taken to have been at its default.
 static void put_changes(FILE *f, const cJSON *was, const cJSON *now, const cJSON *defaults) {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, now) {
-        const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, item->string);
-        if (!before) before = cJSON_GetObjectItemCaseSensitive(defaults, item->string);
-        if (!is_of_the_run(item->string) || cJSON_Compare(before, item, true)) continue;
-        put_flag(f, item->string);
-        fputc(' ', f);
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        char flag[FLAG_BYTES];
+        const char *field = option_rows[id].field;
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(now, field);
+        const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, field);
+        if (!before) before = cJSON_GetObjectItemCaseSensitive(defaults, field);
+        if (!item || is_passing((OptionId)id) || cJSON_Compare(before, item, true)) continue;
+        option_flag(flag, (OptionId)id);
+        fprintf(f, "%s ", flag);
         put_value(f, before);
         fputs(" is now ", f);
         put_value(f, item);

@@ -110,8 +110,8 @@ int setup_model(Run *r, Error *e) {
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = o->threads ? (int)o->threads : comm_threads(r->comm),
-        .gns = (GnsMode)o->gns,
-        .recompute = (Recompute)o->recompute,
+        .gns = o->gns,
+        .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
     if (r->shape.threads > 0) omp_set_num_threads(r->shape.threads); // those of model_init_values
@@ -159,16 +159,15 @@ static int moment2_to_engine(void *engine, Range range, const float *values, Err
 int setup_shards(Run *r, Comm *comm, Error *e) {
     const Options *o = &r->options;
     ParallelConfig config = {
-        .zero = (ZeroStage)o->zero,
-        .reduce = (ReduceCadence)o->reduce,
+        .zero = o->zero,
+        .reduce = o->reduce,
         .micro_batch = r->shape.micro_batch,
         .batch_max = r->ramp.replay ? ramp_largest(&r->ramp) : o->run.batch_max_rows,
     };
     TRY(parallel_create(&r->parallel, comm, &r->model, &config, e));
     parallel_shard(&r->parallel, &r->shape);
     if (comm->ranks > 1 && !r->shape.inference) // where nothing is exchanged there is no NCCL
-        r->shape.leave =
-            TRANSPORT_NCCL_BYTES + transport_buffer_bytes((WireType)o->comm_dtype, model_bucket_largest(&r->model));
+        r->shape.leave = TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&r->model));
     return 0;
 }
 
@@ -241,7 +240,7 @@ int setup_same_data(const Run *r, Error *e) {
 int setup_schedule(Run *r, Error *e) {
     const Options *o = &r->options;
     r->schedule = (Schedule){
-        .kind = (ScheduleKind)o->lr_schedule,
+        .kind = o->lr_schedule,
         .lr = o->lr,
         .warmup_tokens = (double)o->warmup_tokens,
         .train_tokens = (double)o->run.horizon_tokens,

@@ -278,7 +278,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
-    TRY(parallel_start(&r->parallel, r->engine, (WireType)r->options.comm_dtype, e));
+    TRY(parallel_start(&r->parallel, r->engine, r->options.comm_dtype, e));
     TRY(compare_ranks(r, e));
     if (is_first(r)) say_setup(r);
     int code = train_loop(r, e);

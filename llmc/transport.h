@@ -10,6 +10,7 @@
 
 #include "comm.h"
 #include "model.h"
+#include "modes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,8 +19,6 @@ extern "C" {
 typedef struct Transport Transport;
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // what the watchdog calls it
-
-typedef enum { WIRE_FP32, WIRE_BF16 } WireType; // what gradients are rounded to for the transfer (--comm-dtype)
 
 enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
 

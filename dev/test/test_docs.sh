@@ -6,18 +6,24 @@ set -u
 help=$work/help
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
 
+# What --help says of each option, a line each: its name, and its name in llm.c where it has one.
+awk '
+    function tell(text) {
+        if (!match(text, /^  --[a-z0-9-]+/)) return
+        option = substr(text, 3, RLENGTH - 2)
+        if (match(text, /llm\.c +-[a-z]+/)) { alias = substr(text, RSTART, RLENGTH); sub(/.* /, " ", alias) } else alias = ""
+        print option alias
+    }
+    /^  --/ { tell(text); text = "" }
+    { text = text $0 }
+    END { tell(text) }
+' "$help" > "$work/options"
+
 # Every row of the three tables, in its second column: an option that exists; of llm.c's, one with that alias.
 tables() {
-    awk -v help="$help" -F ' *[|] *' '
-        function learn(text) { # what --help says of one option
-            if (!match(text, /^  --[a-z0-9-]+/)) return
-            option = substr(text, 3, RLENGTH - 2)
-            known[option] = 1
-            if (match(text, /llm\.c +-[a-z]+/)) { name = substr(text, RSTART, RLENGTH); sub(/.* /, "", name); alias[name] = option }
-        }
+    awk -v options="$work/options" -F ' *[|] *' '
         BEGIN {
-            while ((getline line < help) > 0) if (line ~ /^  --/) { learn(text); text = line } else text = text line
-            learn(text)
+            while ((getline line < options) > 0) { split(line, word, " "); known[word[1]] = 1; if (word[2]) alias[word[2]] = word[1] }
         }
         /^## / { llmc = /llm\.c/ }
         /^[|] `/ {
@@ -28,6 +34,16 @@ tables() {
         }
         END { for (flag in alias) if (!(flag in told)) print flag ": is missing"; if (rows < 60) print rows " rows" }
     ' dev/docs/coming-from.md
+}
+
+# What the recipes' launcher takes llm.c's flags for is what the trainer does.
+aliases() {
+    local pair pairs
+    pairs=$(sed -n '/^declare -A ALIASES=/,/)$/p' scripts/launch.sh | grep -oE '\[-[a-z]+\]=--[a-z-]+' | tr -d '[]')
+    [ "$(wc -w <<< "$pairs")" -ge 15 ] || echo "scripts/launch.sh: which aliases? $pairs"
+    for pair in $pairs; do
+        grep -qxF -- "${pair#*=} ${pair%%=*}" "$work/options" || echo "scripts/launch.sh: $pair is not so in --help"
+    done
 }
 
 # The flags of llm.c that the page says are passed over are.
@@ -72,7 +88,7 @@ size() {
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for test in tables passed_over options files size; do
+for test in tables aliases passed_over options files size; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]

@@ -1,6 +1,6 @@
 // The option table and everything that is generated from it.
 #define _POSIX_C_SOURCE 200809L
-#include "../../llmc/engine.h"
+#include "../../llmc/modes.h"
 #include "../../llmc/options.h"
 #include "test.h"
 
@@ -96,21 +96,75 @@ static void test_defaults(void) {
     for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", table[i].field);
 }
 
-// The names in the table are those of the enums that the numbers are used as.
+// What each choice means: the number that the rest of the program takes its name for.
+static const struct {
+    OptionId option;
+    const char *name;
+    int means;
+} choices[] = {
+    {OPTION_lr_schedule, "constant", SCHEDULE_CONSTANT},
+    {OPTION_lr_schedule, "linear", SCHEDULE_LINEAR},
+    {OPTION_lr_schedule, "cosine", SCHEDULE_COSINE},
+    {OPTION_lr_schedule, "inverse-sqrt", SCHEDULE_INVERSE_SQRT},
+    {OPTION_lr_schedule, "wsd", SCHEDULE_WSD},
+    {OPTION_gns, "off", GNS_OFF},
+    {OPTION_gns, "ln", GNS_LN},
+    {OPTION_gns, "exact", GNS_EXACT},
+    {OPTION_recompute, "none", RECOMPUTE_NONE},
+    {OPTION_recompute, "gelu", RECOMPUTE_GELU},
+    {OPTION_recompute, "block", RECOMPUTE_BLOCK},
+    {OPTION_zero, "0", ZERO_0},
+    {OPTION_zero, "1", ZERO_1},
+    {OPTION_zero, "2", ZERO_2},
+    {OPTION_reduce, "step", REDUCE_STEP},
+    {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP},
+    {OPTION_comm_dtype, "fp32", WIRE_FP32},
+    {OPTION_comm_dtype, "bf16", WIRE_BF16},
+};
+
+static const int *choice_field(const Options *o, OptionId id) {
+    static const size_t offsets[] = {
+#define X(type, field, alias, alias_unit, fallback, values, unit, section, help) offsetof(Options, field),
+        OPTIONS_TABLE(X)
+#undef X
+    };
+    return (const int *)((const char *)o + offsets[id]);
+}
+
+// The names in the table stand in the order of the enums that their places are used as, every one of them.
 static void test_choices_match_enums(void) {
     Options o;
     Error e;
-    char words[64];
+    int told[OPTION_COUNT] = {0};
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        char flag[64], words[128];
+        OptionId id = choices[i].option;
+        flag_of(table[id].field, flag);
+        snprintf(words, sizeof words, "%s %s", flag, choices[i].name);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(*choice_field(&o, id) == choices[i].means, "%s: %d", words, *choice_field(&o, id));
+        told[id]++;
+    }
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        int names = 1;
+        for (const char *c = table[i].values; *c; c++) names += *c == '|';
+        if (is(i, "CHOICE"))
+            CHECK(told[i] == names, "%s has %d choices, %d of them known", table[i].field, names, told[i]);
+    }
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
+        char words[64];
         snprintf(words, sizeof words, "--lr-schedule %s", schedule_names[kind]);
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
     }
-    const char *gns[] = {[GNS_OFF] = "off", [GNS_LN] = "ln", [GNS_EXACT] = "exact"};
-    for (int mode = 0; mode < 3; mode++) {
-        snprintf(words, sizeof words, "--gns=%s", gns[mode]);
+    for (int i = 0; i < 3; i++) { // llm.c counts them
+        char words[64];
+        snprintf(words, sizeof words, "-r %d", i);
         CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(o.gns == mode, "%s: %d", gns[mode], o.gns);
+        CHECK(o.recompute == i, "%s: %d", words, o.recompute);
+        snprintf(words, sizeof words, "--recompute %s", recompute_names[i]);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.recompute == i, "%s: %d", words, o.recompute);
     }
 }
 

@@ -192,7 +192,6 @@ void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
 
 // What would fit into `available` bytes: a smaller micro-batch as it is, or the most that recomputing allows.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
-    static const char *const names[] = {"none", "gelu", "block"};
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)
         for (int r = config->recompute; r <= (config->inference ? config->recompute : RECOMPUTE_BLOCK); r++) {
@@ -202,7 +201,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
             engine_plan_memory(&smaller, &plan);
             if (plan.total > available) continue;
             int n = snprintf(out, bytes, "--micro-batch %d", B);
-            if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", names[r]);
+            if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", recompute_names[r]);
             snprintf(out + strlen(out), bytes - strlen(out), " would fit (%.1f GiB)", (double)plan.total / (1 << 30));
             return;
         }
