@@ -149,6 +149,13 @@ samples_between_steps() { # rank 0 alone needs all weights then, of which some w
         --deadline-checkpoint 15 --deadline-step 15 && layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 &&
         same_weights sampled silent
 }
+one_rank_samples() { # the others would wait for it at the end of the program, under a deadline
+    local command=("$train" --sample-only --model "$(newest r2)" --sample-tokens 3) code
+    mpi 2 "${command[@]}" > sample.log 2>&1
+    code=$?
+    [ $code = 64 ] && [ "$(grep -c '^error: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    mpi 1 "${command[@]}" > sample.log && mpi 2 "${command[@]}" --dry-run > sample.log
+}
 not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
     for attempt in 1 2 3; do
         GLOBIGNORE='*' mpi 3 "$train" --train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --layers 2 \
@@ -188,7 +195,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
-    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate samples_between_steps \
+    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate samples_between_steps one_rank_samples \
     not_finite_while_weights_travel too_small_a_batch too_small_a_batch_to_replay alone_without_mpirun; do
     try $test
 done
