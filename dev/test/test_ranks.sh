@@ -153,7 +153,7 @@ one_rank_samples() { # the others would wait for it at the end of the program, u
     local command=("$train" --sample-only --model "$(newest r2)" --sample-tokens 3) code
     mpi 2 "${command[@]}" > sample.log 2>&1
     code=$?
-    [ $code = 64 ] && [ "$(grep -c '^error: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    [ $code = 64 ] && [ "$(grep -c '^error.*: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
     mpi 1 "${command[@]}" > sample.log && mpi 2 "${command[@]}" --dry-run > sample.log
 }
 not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
