@@ -84,7 +84,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
                     path, json_place(json, inner));
-    return 0;
+    return model_check_file(config, path, 0, json->bytes, e);
 }
 
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {

@@ -35,7 +35,6 @@ static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
     return 0;
 }
 
-// The values are in range, not yet a model: model_create checks that.
 static int bin_header(Bin *bin, Error *e) {
     int32_t header[HEADER_INTS];
     TRY(bin_read(bin, header, sizeof header, e));
@@ -55,7 +54,7 @@ static int bin_header(Bin *bin, Error *e) {
     if (bin->vocab_padded < bin->config.vocab)
         return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
                     bin->config.vocab, bin->vocab_padded);
-    return 0;
+    return model_check_file(&bin->config, bin->path, 8, 28, e);
 }
 
 static int bin_open(Bin *bin, const char *path, Error *e) {
@@ -93,7 +92,6 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     Model model;
     TRY(bin_open(&bin, path, e));
     int code = model_create(&model, &bin.config, e);
-    if (code == ERR_USAGE) e->code = ERR_INPUT, code = error_prefix(e, "%s: sizes at bytes 8 to 28", path);
     if (!code) {
         code = bin_check_size(&bin, &model, e);
         model_destroy(&model);

@@ -45,7 +45,7 @@ bool model_preset(ModelConfig *config, const char *name) {
     char *end;
     if (name[0] != 'd' || name[1] < '1' || name[1] > '9') return false;
     long depth = strtol(name + 1, &end, 10);
-    if (*end || depth > 1000) return false;
+    if (*end || depth > MODEL_LAYERS_MAX) return false;
     config->layers = config->heads = (int)depth;
     config->channels = 64 * (int)depth;
     return true;
@@ -100,19 +100,28 @@ static void model_append(Model *model, TensorKind kind, int layer) {
 }
 
 static int config_check(const ModelConfig *c, Error *e) {
-    const int most = 1 << 20; // far above any GPT-2; keeps every product in range
-    if (c->layers < 1 || c->layers > 10000)
-        return FAIL(e, ERR_USAGE, "use --layers 1 to 10000", "%d layers", c->layers);
-    if (c->channels < 1 || c->channels > most)
-        return FAIL(e, ERR_USAGE, "use --channels 1 to 1048576", "%d channels", c->channels);
-    if (c->heads < 1 || c->channels % c->heads != 0)
-        return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels",
-                    "%d channels cannot be cut into %d heads", c->channels, c->heads);
-    if (c->vocab < 2 || c->vocab > 65536)
-        return FAIL(e, ERR_USAGE, "tokens are 16-bit: use --vocab-size 2 to 65536", "vocabulary of %d", c->vocab);
-    if (c->context < 1 || c->context > most)
-        return FAIL(e, ERR_USAGE, "use --seq-len 1 to 1048576", "context of %d tokens", c->context);
-    return 0;
+    const struct {
+        const char *of;
+        int size, least, most;
+    } sizes[] = {{"layers", c->layers, 1, MODEL_LAYERS_MAX},
+                 {"heads", c->heads, 1, MODEL_HEADS_MAX},
+                 {"channels", c->channels, 1, MODEL_CHANNELS_MAX},
+                 {"tokens in the vocabulary", c->vocab, 2, MODEL_VOCAB_MAX},
+                 {"tokens of context", c->context, 1, MODEL_CONTEXT_MAX}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].size < sizes[i].least || sizes[i].size > sizes[i].most)
+            return FAIL(e, ERR_USAGE, "use another model", "%d %s, and %d to %d are possible", sizes[i].size,
+                        sizes[i].of, sizes[i].least, sizes[i].most);
+    if (c->channels % c->heads == 0) return 0;
+    return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels", "%d channels cannot be cut into %d heads",
+                c->channels, c->heads);
+}
+
+int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e) {
+    if (config_check(config, e) == 0) return 0;
+    e->code = ERR_INPUT; // the file's fault, not the command line's
+    error_hint(e, "use another model");
+    return error_prefix(e, "%s: bytes %zu to %zu describe no GPT-2 that this program can train", path, begin, end);
 }
 
 int model_create(Model *model, const ModelConfig *config, Error *e) {

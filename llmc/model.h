@@ -97,6 +97,18 @@ typedef struct {
 bool model_preset(ModelConfig *config, const char *name);
 extern const char *const model_preset_help; // the names, for messages
 
+// The largest model. The option table says the same; test_options compares.
+enum {
+    MODEL_LAYERS_MAX = 1000,
+    MODEL_HEADS_MAX = 1000,
+    MODEL_CHANNELS_MAX = 1 << 16,
+    MODEL_VOCAB_MAX = 1 << 16, // tokens are 16-bit
+    MODEL_CONTEXT_MAX = 1 << 16
+};
+
+// Is it a model, as bytes [begin, end) of a file describe it? ERR_INPUT where it is none.
+int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
+
 // Builds the table. ERR_USAGE where the shape makes no model.
 int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);

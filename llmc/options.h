@@ -55,7 +55,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "instead of the preset's; must divide the channels")                                                             \
     X(INT,    channels,        "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
       "instead of the preset's")                                                                                       \
-    X(INT,    vocab_size,      "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
+    X(INT,    vocab_size,      "",   AS_IS,         "",          "[2, 65536]",     "",       MODEL,                    \
       "entries of the vocabulary: 256 for bytes; otherwise 50257, or what the model's files say")                      \
     X(TEXT,   tokenizer,       "",   AS_IS,         "",          "",               "",       MODEL,                    \
       "directory with a tokenizer's files (data/gpt2), or the word bytes: for prompts, samples, HellaSwag's text "     \

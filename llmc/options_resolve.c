@@ -8,17 +8,9 @@
 static bool given(const Options *o, OptionId id) { return o->given[id] != 0; }
 
 static int resolve_model(const Options *o, Error *e) {
-    static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels};
     if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
     ModelConfig ignored;
-    bool preset = model_preset(&ignored, o->model);
-    for (size_t i = 0; !preset && i < sizeof shape / sizeof *shape; i++) {
-        if (!given(o, shape[i])) continue;
-        FAIL(e, ERR_USAGE, NULL, "--%s goes with a preset, and --model " SAID " is none", option_rows[shape[i]].field,
-             o->model);
-        return error_hint(e, "leave it out, since the files say the shape, or use %s", model_preset_help);
-    }
-    if (preset && (o->sample_only || o->eval_only))
+    if ((o->sample_only || o->eval_only) && model_preset(&ignored, o->model))
         return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
                     "--%s-only of the preset " SAID ", which is not trained", o->sample_only ? "sample" : "eval",
                     o->model);
@@ -127,7 +119,7 @@ bool options_train(const Options *o) {
 static int resolve_ranks(const Options *o, Error *e) {
     if (o->reduce == REDUCE_STEP || o->zero == ZERO_2) return 0;
     return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
-                "--reduce micro-step saves memory for --zero 2, and costs --zero %d time", o->zero);
+                "--reduce micro-step is only useful with --zero 2, not with --zero %d", o->zero);
 }
 
 // "runs/a/" is "runs/a": what lies beside it, and what it is called, is told from the path.

@@ -263,9 +263,10 @@ static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
         if (!all_same(hashes, ranks)) break;
     }
     comm_settle(p->comm); // all ranks say the same
-    return FAIL(e, ERR_RANK,
-                "is the memory of their machine sound? The same command goes on from the newest checkpoint",
-                "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
+    return FAIL(
+        e, ERR_RANK,
+        "suspect faulty memory or a faulty GPU on those machines. The same command goes on from the newest checkpoint",
+        "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
 }
 
 int parallel_compare(Parallel *p, Error *e) {

@@ -45,8 +45,10 @@ static int hint_presets(const char *model, Error *e) {
 
 static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
-        FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE, NULL,
-             "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
+        if (file_exists(o->model))
+            FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
+                 o->model);
+        else FAIL(e, ERR_USAGE, NULL, "--model %s: no preset, and no such file or directory", o->model);
         return hint_presets(o->model, e);
     }
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
@@ -100,11 +102,7 @@ int setup_model(Run *r, Error *e) {
     TRY(setup_model_path(r, e));
     bool from_file = checkpoint_is_model(o->model);
     TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
-    if (model_create(&r->model, &config, e)) {
-        if (!from_file) return e->code;
-        e->code = ERR_INPUT; // the file's fault, not the command line's
-        return error_prefix(e, "%s%s", o->model, directory_exists(o->model) ? "/config.json" : "");
-    }
+    TRY(model_create(&r->model, &config, e));
     r->shape = (EngineConfig){
         .model = &r->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,

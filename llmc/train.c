@@ -376,7 +376,7 @@ int train_main(int argc, char **argv) {
         memory_free(r);
     }
     if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !nobody_listens)
-        code = FAIL(&e, ERR_WRITE, "where does standard output go?", "standard output: %s", strerror(errno));
+        code = FAIL(&e, ERR_WRITE, "send it to a disk with free space", "standard output: %s", strerror(errno));
     e.code = code;
     return comm_finish(&comm, &e);
 }

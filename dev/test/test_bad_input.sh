@@ -82,6 +82,9 @@ damaged zero_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": 0/' zero_layers/c
 damaged text_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": "one"/' text_layers/config.json
 damaged more_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": 2/' more_layers/config.json
 damaged wider && sed -i 's/"n_embd": *[0-9]*/"n_embd": 32/' wider/config.json
+damaged deep && rm deep/state.json deep/optimizer.safetensors && sed -i 's/"n_layer": *[0-9]*/"n_layer": 1001/' deep/config.json
+damaged wide && sed -i 's/"n_embd": *[0-9]*/"n_embd": 65537/' wide/config.json
+damaged long && sed -i 's/"n_positions": *[0-9]*/"n_positions": 65537/' long/config.json
 damaged odd_heads && sed -i 's/"n_head": *[0-9]*/"n_head": 3/' odd_heads/config.json
 damaged empty_weights && : > empty_weights/model.safetensors
 damaged short_weights && truncate -s 5 short_weights/model.safetensors
@@ -179,11 +182,12 @@ bad beta1_rounds_to_one   $usage --beta1            "${run[@]}" --beta1 0.999999
 bad beta2_rounds_to_one   $usage --beta2            "${run[@]}" --beta2 0.99999999
 bad eps_zero              $usage --eps              "${run[@]}" --eps 0
 bad eps_rounds_to_zero    $usage --eps              "${run[@]}" --eps 1e-50
-bad reduce_for_zero_1     $usage --reduce           "${run[@]}" --zero 1 --reduce micro-step
+bad reduce_for_zero_1     $usage "--reduce micro-step is only useful with --zero 2" "${run[@]}" --zero 1 --reduce micro-step
 bad micro_batch_zero      $usage --micro-batch      "${run[@]}" --micro-batch 0
 bad micro_batch_fraction  $usage --micro-batch      "${run[@]}" --micro-batch 1.5
 bad steps_too_many        $usage --steps            "${run[@]}" --steps 99999999999999999999
 bad seed_negative         $usage --seed             "${run[@]}" --seed -1
+bad vocabulary_too_small_for_a_model $usage --vocab-size "${run[@]}" --vocab-size 1
 bad vocabulary_too_big    $usage --vocab-size       "${run[@]}" --vocab-size 65537
 bad temperature_negative  $usage --temperature      "${run[@]}" --temperature -1
 bad schedule_unknown      $usage --lr-schedule      "${run[@]}" --lr-schedule exponential
@@ -234,6 +238,9 @@ bad config_huge           $input huge.cfg           --config huge.cfg
 
 # Models
 bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125M
+bad model_not_there       $usage "--model nosuch: no preset, and no such file or directory" "${model[@]}" nosuch
+bad model_not_there_wider $usage "--model nosuch: no preset, and no such file or directory" "${model[@]}" nosuch --layers 2
+bad model_neither         $input "--model shards: neither" "${model[@]}" shards --layers 2
 bad model_of_hugging_face $usage "hf download openai-community/gpt2 "    "${model[@]}" gpt2
 bad model_of_openai       $usage "hf download openai-community/gpt2-xl " "${model[@]}" openai-community/gpt2-xl
 bad model_is_a_file       $input good.bin           "${model[@]}" good.bin
@@ -250,7 +257,11 @@ bad config_json_zero      $input n_layer            "${model[@]}" zero_layers
 bad config_json_text      $input n_layer            "${model[@]}" text_layers
 bad config_json_layers    $input more_layers        "${model[@]}" more_layers
 bad config_json_width     $input wider              "${model[@]}" wider
-bad config_json_heads     $input odd_heads          "${model[@]}" odd_heads
+bad config_json_heads     $input "cannot be cut into 3 heads. use another model" "${model[@]}" odd_heads
+bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers, and 1 to 1000 are possible" "${model[@]}" deep
+bad config_json_wide      $input "65537 channels, and 1 to 65536 are possible" "${model[@]}" wide
+bad config_json_long      $input "65537 tokens of context, and 1 to 65536 are possible" "${model[@]}" long
+bad check_deep            $input "deep/config.json: bytes 0 to" --check deep
 bad weights_empty         $input empty_weights      "${model[@]}" empty_weights
 bad weights_short         $input short_weights      "${model[@]}" short_weights
 bad weights_cut           $input cut_weights        "${model[@]}" cut_weights

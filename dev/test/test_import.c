@@ -214,9 +214,11 @@ static void test_bad_bin(void) {
                  {2, 0, "byte 8"},
                  {3, -1, "byte 12"},
                  {4, 4, "its header makes"},
+                 {4, 1001, "bytes 8 to 28 describe no GPT-2 that this program can train: 1001 layers"},
                  {5, 5, "heads"},
                  {6, 1 << 30, "byte 24"},
-                 {6, 1 << 20, "makes"},
+                 {6, 1 << 20, "1 to 65536"},
+                 {6, 1 << 10, "makes"},
                  {7, 12, "padded to 12 at byte 28"},
                  {7, 256, "its header makes"}};
     Error e = {0};

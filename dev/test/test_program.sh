@@ -112,6 +112,11 @@ a_reader_that_leaves_does_not_end_it() { # Ctrl-C ends the tee of `... | tee log
     [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
     [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
 }
+a_full_disk_behind_standard_output() {
+    "$train" --help > /dev/full 2> full.log
+    [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
+        { cat full.log; return 1; }
+}
 says_what_it_was_built_from() { # the commit, here and in every run's run.json
     local commit
     commit=$(cat "$root/$build/commit")
@@ -133,7 +138,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
     says_that_there_is_no_tokenizer samples_from_a_model \
-    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it says_what_it_was_built_from dry_run_knows_the_memory; do
+    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
 exit $failed
