@@ -201,10 +201,12 @@ SCRIPTS := $(wildcard dev/test/test_*.sh)
 PROGRAMS := $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 
 # What deps.sh installs decides how this is built (MPI or none), so the rest is a make of its own, which looks again.
-test: ## every test that needs no GPU
+WITH_DEPS := test test-long test-faults test-crash fuzz
+$(WITH_DEPS):
 	@scripts/deps.sh test
-	@$(MAKE) --no-print-directory -s test-run
+	@$(MAKE) --no-print-directory -s $@-run
 
+test: ## every test that needs no GPU
 test-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
@@ -213,17 +215,11 @@ test-programs: $(UNIT) $(HELPERS) $(PROGRAMS)
 	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize
 
 test-long: ## the Shakespeare recipe with three seeds
-	@scripts/deps.sh test
-	@$(MAKE) --no-print-directory -s test-long-run
-
 test-long-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
 
 test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
-	@scripts/deps.sh test
-	@$(MAKE) --no-print-directory -s test-faults-run
-
 test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
@@ -231,16 +227,13 @@ test-faults-run:
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/,test_resume test_crash test_crash_ranks)
 
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
-	@scripts/deps.sh test
-	@$(MAKE) --no-print-directory -s test-crash-run
-
 test-crash-run:
 	@$(MAKE) --no-print-directory -s -j2 $(CRASH_TESTS)
 	@$(MAKE) --no-print-directory -s SAN=1 $(SAN_BUILD)/dev/test/fuzz_checkpoint
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(SAN_BUILD)/dev/test/fuzz_checkpoint
 
 fuzz: ## the fuzzers, ten minutes each
-	@scripts/deps.sh test
+fuzz-run:
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
 	@for f in $(FUZZERS); do $$f 600 || exit 1; done
 
@@ -286,6 +279,6 @@ clean: ## removes what was compiled, and says what it keeps: runs, build/venv
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
 		echo "kept: $${kept[*]/#/build/} (rm -rf build removes these as well)"; }
 
-.PHONY: FORCE demo test test-run test-programs test-long test-long-run test-faults-run test-crash test-crash-run test-faults fuzz fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: FORCE demo $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs fuzz-coverage bench bench-save test-gpu bench-gpu cuda-programs cuda-programs-one help clean train_gpt2 train_gpt2cu data/tokenize
 
 -include $(shell find build -name '*.d' 2>/dev/null)
