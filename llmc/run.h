@@ -45,16 +45,11 @@ typedef struct {
     uint16_t *rows; // (micro_batch, T + 1), for evaluation
     float *losses;  // (micro_batch, T)
     StepResult result;
-    int64_t step, tokens, examples; // done
-    int64_t batch;                  // rows of the last step
-    int64_t log_bytes;              // of metrics.jsonl, where this part of the run begins
-    double val_loss;                // the latest; NaN before the first
-    bool uneven;                    // the shares of some step differed, and that has been said
-    int64_t compared_step;          // after which the ranks' weights were compared last; -1: not yet
-    bool stop;                      // a signal asked some rank to; all know
-    Outliers loss_window, grad_window;
-    char tuning[TUNING_BYTES]; // the engine's
-    ShardList shards;          // of `train`
+    RunPoint at;           // where it stands
+    bool uneven;           // the shares of some step differed, and that has been said
+    int64_t compared_step; // after which the ranks' weights were compared last; -1: not yet
+    bool stop;             // a signal asked some rank to; all know
+    ShardList shards;      // of `train`
     Saver *saver;
     char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
     int64_t saved_step;       // its step; -1 before the first

@@ -39,7 +39,7 @@ static cJSON *earlier_parts(const Run *r, const char *path) {
     while (part) {
         cJSON *next = part->next;
         double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));
-        if (!(first_step <= (double)r->step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
+        if (!(first_step <= (double)r->at.step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
         part = next;
     }
     return parts;
@@ -67,7 +67,7 @@ static void put_this_part(FILE *f, const Run *r) {
     host_name(host, sizeof host);
     working_directory(directory, sizeof directory);
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->step + 1, r->comm->ranks);
+    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->at.step + 1, r->comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
@@ -146,7 +146,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
     put_data_json(f, "train_data", r->train);
     put_data_json(f, "val_data", r->val);
     put_parts(f, r, parts);
-    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->tuning); // plain characters, all of them
+    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->at.tuning); // plain characters, all of them
     options_write_json(f, &r->options, 2);
     fprintf(f, "\n}\n");
 }

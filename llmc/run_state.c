@@ -197,25 +197,26 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     return 0;
 }
 
-static int io_progress(StateIO *io, RunState *s, Error *e) {
+static int io_progress(StateIO *io, const RunState *s, Error *e) {
     StateIO ramp;
-    TRY(io_int(io, "step", &s->step, e));
-    TRY(io_int(io, "tokens", &s->tokens, e));
-    TRY(io_int(io, "examples", &s->examples, e));
-    TRY(io_int(io, "batch", &s->batch, e));
-    TRY(io_int(io, "metrics_bytes", &s->metrics_bytes, e));
-    TRY(io_real(io, "val_loss", &s->val_loss, e));
+    RunPoint *at = s->at;
+    TRY(io_int(io, "step", &at->step, e));
+    TRY(io_int(io, "tokens", &at->tokens, e));
+    TRY(io_int(io, "examples", &at->examples, e));
+    TRY(io_int(io, "batch", &at->batch, e));
+    TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
+    TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_object(io, "ramp", &ramp, e));
     TRY(io_int(&ramp, "batch", &s->ramp->batch, e));
     TRY(io_real(&ramp, "tokens_above", &s->ramp->tokens_above, e));
     TRY(io_noise(io, s->noise, e));
-    TRY(io_window(io, "loss_window", s->loss_window, e));
-    TRY(io_window(io, "grad_window", s->grad_window, e));
+    TRY(io_window(io, "loss_window", &at->loss_window, e));
+    TRY(io_window(io, "grad_window", &at->grad_window, e));
     if (!has_field(io, "tuning")) { // before there was --tune
-        s->tuning[0] = 0;
+        at->tuning[0] = 0;
         return 0;
     }
-    return io_text(io, "tuning", s->tuning, TUNING_BYTES, e);
+    return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -348,14 +349,13 @@ static int write_record(StateIO *io, const RunState *s, Error *e) {
 }
 
 int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e) {
-    RunState s = *state;
     StateIO io = {.object = cJSON_CreateObject(), .writing = true, .path = STATE_NAME};
     int64_t format = STATE_FORMAT;
     int code = io.object ? 0 : out_of_memory(e);
     if (!code) code = io_int(&io, "format", &format, e);
-    if (!code) code = io_progress(&io, &s, e);
-    if (!code) code = io_fixed(&io, &s, e);
-    if (!code) code = write_record(&io, &s, e);
+    if (!code) code = io_progress(&io, state, e);
+    if (!code) code = io_fixed(&io, state, e);
+    if (!code) code = write_record(&io, state, e);
     *text = code ? NULL : cJSON_Print(io.object);
     cJSON_Delete(io.object);
     if (code) return code;
@@ -490,12 +490,12 @@ static int check_unnamed_batch(const StateIO *io, const RunState *s, Error *e) {
 
 // What no run could have written, in a file whose JSON is sound.
 static int check_counts(const StateIO *io, const RunState *s, Error *e) {
-    if ((double)s->tokens != (double)s->examples * (double)s->seq_len)
+    if ((double)s->at->tokens != (double)s->at->examples * (double)s->seq_len)
         return malformed(io, "tokens", "examples x seq_len", e);
-    return s->step > s->examples ? malformed(io, "step", "at most examples", e) : 0;
+    return s->at->step > s->at->examples ? malformed(io, "step", "at most examples", e) : 0;
 }
 
-int run_state_read(RunState *state, const char *directory, char **changes, Error *e) {
+int run_state_read(const RunState *state, const char *directory, char **changes, Error *e) {
     char path[PATH_MAX];
     StateIO io;
     *changes = NULL;

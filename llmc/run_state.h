@@ -28,6 +28,16 @@ typedef struct {
 int shard_list_create(ShardList *list, const DataSet *data, Error *e);
 void shard_list_destroy(ShardList *list);
 
+// Where a run stands: its own, saved and taken up again as one.
+typedef struct {
+    int64_t step, tokens, examples; // done
+    int64_t batch;                  // rows of the last step
+    int64_t metrics_bytes;          // of metrics.jsonl, up to and including this step, when it was saved
+    double val_loss;                // the latest; NaN before the first
+    Outliers loss_window, grad_window;
+    char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
+} RunPoint;
+
 typedef struct {
     // what may not change within a run
     ModelConfig model;
@@ -37,14 +47,9 @@ typedef struct {
     const ShardList *train;
 
     // where it stands
-    int64_t step, tokens, examples; // done
-    int64_t batch;                  // rows of the last step
-    int64_t metrics_bytes;          // of metrics.jsonl, up to and including this step
-    double val_loss;                // the latest; NaN before the first
+    RunPoint *at;
     RampState *ramp;
     Noise *noise;
-    Outliers *loss_window, *grad_window;
-    char *tuning; // (TUNING_BYTES) the engine's: the same algorithms give the same bits
 
     // for the record
     const char *build; // program, engine and machine
@@ -55,10 +60,10 @@ typedef struct {
 // The text of state.json; *text is freed with free().
 int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e);
 
-// Reads DIRECTORY/state.json into what the pointers of *state point to and the numbers above them. What may not change
-// must be as *state says it is now: ERR_INPUT names the field that is not. The text of what did change, build,
+// Reads DIRECTORY/state.json into where *state says that the run stands. What may not change must be as *state says it
+// is now: ERR_INPUT names the field that is not. The text of what did change, build,
 // ranks and options, one a line, goes to *changes (from malloc; "" for none).
-int run_state_read(RunState *state, const char *directory, char **changes, Error *e);
+int run_state_read(const RunState *state, const char *directory, char **changes, Error *e);
 
 // The step, and whether the file is well formed so far: for --check.
 typedef struct {

@@ -187,10 +187,10 @@ int setup_engine(Run *r, Error *e) {
 static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
     if (!is_first(r)) return 0;
-    if (engine_set_tuning(r->engine, r->tuning, &misfit))
+    if (engine_set_tuning(r->engine, r->at.tuning, &misfit))
         fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saved, misfit.what);
     if (r->options.tune) TRY(engine_tune(r->engine, e));
-    strcpy(r->tuning, engine_tuning(r->engine));
+    strcpy(r->at.tuning, engine_tuning(r->engine));
     return 0;
 }
 
@@ -198,13 +198,13 @@ static int decide_tuning(Run *r, Error *e) {
 int setup_tuning(Run *r, Error *e) {
     Error misfit = {0};
     TRY(comm_agree(r->comm, decide_tuning(r, e), e));
-    TRY(comm_broadcast(r->comm, r->tuning, sizeof r->tuning, e));
-    double misfits = !is_first(r) && engine_set_tuning(r->engine, r->tuning, &misfit) ? 1 : 0;
+    TRY(comm_broadcast(r->comm, r->at.tuning, sizeof r->at.tuning, e));
+    double misfits = !is_first(r) && engine_set_tuning(r->engine, r->at.tuning, &misfit) ? 1 : 0;
     TRY(comm_sum(r->comm, &misfits, 1, e));
     if (misfits == 0) return 0;
     if (is_first(r))
         fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
-    r->tuning[0] = 0;
+    r->at.tuning[0] = 0;
     return engine_set_tuning(r->engine, "", e);
 }
 
@@ -223,7 +223,7 @@ int setup_data(Run *r, Error *e) {
 
 int setup_same_data(const Run *r, Error *e) {
     const DataSet *sets[] = {r->train, r->val};
-    uint64_t counts[8] = {[6] = (uint64_t)r->step};
+    uint64_t counts[8] = {[6] = (uint64_t)r->at.step};
     for (int i = 0; i < 2; i++) {
         if (!sets[i]) continue;
         DataInfo info = data_describe(sets[i]);
@@ -289,17 +289,9 @@ RunState run_state(Run *r, const char *build) {
         .seq_len = r->shape.seq_len,
         .seed = (uint64_t)r->options.seed,
         .train = &r->shards,
-        .step = r->step,
-        .tokens = r->tokens,
-        .examples = r->examples,
-        .batch = r->batch,
-        .metrics_bytes = r->metrics ? metrics_bytes(r->metrics) : 0,
-        .val_loss = r->val_loss,
+        .at = &r->at,
         .ramp = &r->ramp.state,
         .noise = &r->noise,
-        .loss_window = &r->loss_window,
-        .grad_window = &r->grad_window,
-        .tuning = r->tuning,
         .build = build,
         .ranks = r->comm->ranks,
         .options = &r->options,
@@ -330,16 +322,10 @@ int setup_resume(Run *r, Error *e) {
     }
     RunState state = run_state(r, "");
     TRY(run_state_read(&state, r->saved, &changes, e));
-    r->step = state.step;
-    r->tokens = state.tokens;
-    r->examples = state.examples;
-    r->batch = state.batch;
-    r->log_bytes = state.metrics_bytes;
-    r->val_loss = state.val_loss;
-    int code = ramp_settle(&r->ramp, r->step, r->tokens, e);
+    int code = ramp_settle(&r->ramp, r->at.step, r->at.tokens, e);
     if (!code && is_first(r))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->step, (long long)r->tokens,
-               changes);
+        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->at.step,
+               (long long)r->at.tokens, changes);
     free(changes);
     return code;
 }
@@ -386,19 +372,19 @@ static int setup_directory(Run *r, Error *e) {
         TRY(move_old_run(out, e));
         TRY(metrics_open(&r->metrics, out, e));
     }
-    if (metrics_bytes(r->metrics) < r->log_bytes)
+    if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr,
                 "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
     TRY(archive_tidy(out, e));
-    TRY(archive_set_aside_after(out, r->step, stderr, e));
-    return metrics_begin(r->metrics, r->step, r->log_bytes, e);
+    TRY(archive_set_aside_after(out, r->at.step, stderr, e));
+    return metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, e);
 }
 
 static int setup_tensorboard(Run *r, Error *e) {
     char *command;
-    TRY(metrics_tensorboard(r->metrics, r->step + 1, e));
+    TRY(metrics_tensorboard(r->metrics, r->at.step + 1, e));
     TRY(run_command_text(r, &command, e));
-    int code = metrics_command(r->metrics, r->step + 1, command, e);
+    int code = metrics_command(r->metrics, r->at.step + 1, command, e);
     free(command);
     return code;
 }
@@ -425,8 +411,8 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
     if (may_save_aside(r)) TRY(saver_prepare(r->saver, e));
-    TRY(progress_create(&r->progress, stdout, r->engine, r->tokens, o->run.horizon_tokens, e));
-    r->progress.val_loss = r->val_loss;
+    TRY(progress_create(&r->progress, stdout, r->engine, r->at.tokens, o->run.horizon_tokens, e));
+    r->progress.val_loss = r->at.val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
 }
@@ -443,7 +429,7 @@ static void say_mfu(const Run *r) {
 // "MACHINE: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 static void say_tuning(const Run *r) {
     int count = 0;
-    for (const char *c = r->tuning; *c; c++) count += *c == '=';
+    for (const char *c = r->at.tuning; *c; c++) count += *c == '=';
     printf("tuned   %d matrix products\n", count);
 }
 
@@ -489,7 +475,7 @@ void say_setup(const Run *r) {
     if (r->hellaswag) say_hellaswag(r);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
     if (r->train) say_mfu(r);
-    if (r->tuning[0]) say_tuning(r);
+    if (r->at.tuning[0]) say_tuning(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
     if (r->parallel.config.zero == ZERO_2 && r->parallel.buckets && !r->parallel.shard_grads)
         printf(

@@ -6,21 +6,21 @@
 static GnsMode step_mode(const Run *r) {
     int64_t every = r->options.run.gns_exact_interval;
     if (r->options.gns == GNS_OFF) return GNS_OFF;
-    return every > 0 && r->step % every == 0 ? GNS_EXACT : GNS_LN;
+    return every > 0 && r->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
 // Are the ranks' own gradients measured too? They are read once more for it, which takes half a percent of a step that
 // has one micro-step: now and then is enough for a cross-check.
 static bool measures_ranks(const Run *r, GnsMode mode) {
     enum { EVERY = 8 };
-    return mode == GNS_EXACT || (mode == GNS_LN && r->step % EVERY == 0);
+    return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % EVERY == 0);
 }
 
 // This rank's share of the step's rows. While the engine works on some, the loader reads the next: behind the last of
 // this step it is taken to be as large as this one. A rank that has no more rows takes part in what is left.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
     Share share = parallel_share(B, r->comm->rank, r->comm->ranks);
-    int64_t first = r->examples + share.first, most = r->shape.micro_batch, done = 0;
+    int64_t first = r->at.examples + share.first, most = r->shape.micro_batch, done = 0;
     int micro_steps = parallel_micro_steps(&r->parallel, B);
     TRY(parallel_begin_step(&r->parallel, measures_ranks(r, mode), e));
     for (int i = 0; i < micro_steps; i++) {
@@ -55,13 +55,13 @@ static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     }
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
                 "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s; the update was not made",
-                (long long)r->step + 1, (long long)r->examples, (long long)(r->examples + B - 1),
+                (long long)r->at.step + 1, (long long)r->at.examples, (long long)(r->at.examples + B - 1),
                 r->result.loss_sum / (double)B, grad_norm(r, B), tensors[0] ? ": gradient" : "", tensors);
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
     const Options *o = &r->options;
-    double after = (double)(r->tokens + B * r->shape.seq_len);
+    double after = (double)(r->at.tokens + B * r->shape.seq_len);
     return (UpdateConfig){
         .lr = ramp_lr(&r->ramp, schedule_lr(&r->schedule, after), B),
         .beta1 = o->beta1,
@@ -69,7 +69,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
         .eps = o->eps,
         .weight_decay = o->weight_decay,
         .grad_clip = o->grad_clip,
-        .step = r->step + 1,
+        .step = r->at.step + 1,
         .batch = B,
     };
 }
@@ -107,9 +107,9 @@ static int observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool m
 static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double seconds) {
     double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = engine_peak_flops(r->engine) * r->comm->ranks;
     return (StepMetrics){
-        .step = r->step,
-        .tokens = r->tokens,
-        .examples = r->examples,
+        .step = r->at.step,
+        .tokens = r->at.tokens,
+        .examples = r->at.examples,
         .batch = B,
         .loss = r->result.loss_sum / (double)B,
         .lr = lr,
@@ -121,13 +121,13 @@ static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double secon
 
 // Rank 0 decides, all follow.
 static int agree_batch(Run *r, int64_t *B, Error *e) {
-    *B = ramp_next(&r->ramp, r->step, r->tokens);
+    *B = ramp_next(&r->ramp, r->at.step, r->at.tokens);
     TRY(comm_broadcast(r->comm, B, sizeof *B, e));
     if (*B % r->comm->ranks == 0 || r->uneven || !is_first(r)) return 0;
     r->uneven = true;
     progress_break(&r->progress);
     fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for those that have one more\n",
-            (long long)r->step + 1, (long long)*B, r->comm->ranks);
+            (long long)r->at.step + 1, (long long)*B, r->comm->ranks);
     return 0;
 }
 
@@ -144,14 +144,14 @@ static int step_result(Run *r, StepSums *sums, Error *e) {
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->options;
     double loss = r->result.loss_sum / (double)B, norm = grad_norm(r, B);
-    double loss_z = outliers_z(&r->loss_window, loss), norm_z = outliers_z(&r->grad_window, norm);
+    double loss_z = outliers_z(&r->at.loss_window, loss), norm_z = outliers_z(&r->at.grad_window, norm);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
     if (!is_first(r)) return true;
     progress_break(&r->progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
-            (long long)r->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
+            (long long)r->at.step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
     return true;
 }
 
@@ -171,7 +171,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
 
 int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     int64_t B;
-    comm_phase(r->comm, PHASE_STEP, r->step + 1);
+    comm_phase(r->comm, PHASE_STEP, r->at.step + 1);
     TRY(agree_batch(r, &B, e));
     UpdateConfig update = update_config(r, B);
     bool skipped;
@@ -185,10 +185,10 @@ int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
     TRY(step_result(r, &sums, e));
     if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
     if (!skipped) TRY(observe_noise(r, B, sums.rank_sq, *mode, measured_ranks, e));
-    r->step++;
-    r->batch = B;
-    r->examples += B;
-    r->tokens += B * r->shape.seq_len;
+    r->at.step++;
+    r->at.batch = B;
+    r->at.examples += B;
+    r->at.tokens += B * r->shape.seq_len;
     *metrics = step_metrics(r, B, update.lr, clock_seconds() - start);
     metrics->skipped = skipped;
     metrics->ranks_measured = measured_ranks && !skipped && r->comm->ranks > 1;

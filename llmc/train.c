@@ -20,7 +20,7 @@
 static int validate(Run *r, const StepMetrics *last, Error *e) {
     Evaluation v;
     TRY(evaluate_loss(r, r->options.val_tokens, &v, e));
-    r->val_loss = v.loss;
+    r->at.val_loss = v.loss;
     if (!is_first(r)) return 0;
     progress_val(&r->progress, last, v.loss);
     return metrics_val(r->metrics, last->step, last->tokens, v.loss, e);
@@ -44,20 +44,20 @@ static int print_sample(Run *r, FILE *copy, Error *e) {
         .seed = (uint64_t)o->seed,
         .prompt = o->prompt,
     };
-    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->step, stdout, copy, e);
+    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->at.step, stdout, copy, e);
 }
 
 static int sample_during(Run *r, Error *e) {
     char *text = NULL;
     size_t bytes;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
-    printf("\nsample after step %lld:\n", (long long)r->step);
+    printf("\nsample after step %lld:\n", (long long)r->at.step);
     FILE *copy = open_memstream(&text, &bytes);
     int code = copy ? print_sample(r, copy, e) : FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
     if (copy && fclose(copy) != 0 && !code) code = FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
-    if (!code) code = metrics_sample(r->metrics, r->step, r->tokens, r->options.prompt, text, e);
+    if (!code) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, r->options.prompt, text, e);
     free(text);
     printf("\n");
     return code;
@@ -68,9 +68,9 @@ static int sample_during(Run *r, Error *e) {
 
 // No run goes on, and no checkpoint is made, from weights that are not the same everywhere.
 static int compare_ranks(Run *r, Error *e) {
-    if (r->compared_step == r->step) return 0;
-    if (parallel_compare(&r->parallel, e)) return error_prefix(e, "step %lld", (long long)r->step);
-    r->compared_step = r->step;
+    if (r->compared_step == r->at.step) return 0;
+    if (parallel_compare(&r->parallel, e)) return error_prefix(e, "step %lld", (long long)r->at.step);
+    r->compared_step = r->at.step;
     return 0;
 }
 
@@ -96,6 +96,7 @@ static void tell_save(Run *r, const SaveReport *report) {
 static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
     char build[300];
     describe_build(r, build, sizeof build);
+    r->at.metrics_bytes = metrics_bytes(r->metrics);
     RunState state = run_state(r, build);
     return run_state_write(&state, text, bytes, e);
 }
@@ -107,15 +108,15 @@ static void save_aside_first(Run *r) {
     size_t bytes;
     if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
     int code = state_text(r, &text, &bytes, &e);
-    if (!code) code = saver_start(r->saver, &r->parallel, r->step, text, bytes, &e);
+    if (!code) code = saver_start(r->saver, &r->parallel, r->at.step, text, bytes, &e);
     if (!code) return;
     progress_break(&r->progress);
-    save_failed(r, r->step, &e);
+    save_failed(r, r->at.step, &e);
 }
 
 // While training goes on. What goes wrong is said, and training goes on.
 static int save_aside(Run *r, Error *e) {
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     TRY(compare_ranks(r, e));
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
     save_aside_first(r);
@@ -126,9 +127,9 @@ static int save_now_first(Run *r, Error *e) {
     SaveReport report;
     char *text;
     size_t bytes;
-    if (r->saved_step == r->step) return 0;
+    if (r->saved_step == r->at.step) return 0;
     TRY(state_text(r, &text, &bytes, e));
-    saver_run(r->saver, &r->parallel, r->step, text, bytes, &report);
+    saver_run(r->saver, &r->parallel, r->at.step, text, bytes, &report);
     *e = report.error;
     if (e->code) return e->code;
     tell_save(r, &report);
@@ -139,7 +140,7 @@ static int save_now_first(Run *r, Error *e) {
 static int save_now(Run *r, Error *e) {
     Error ending = {0};
     SaveReport report;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     TRY(compare_ranks(r, e));
     if (is_first(r) && saver_collect(r->saver, true, &report)) tell_save(r, &report);
     TRY(comm_barrier(r->comm, e)); // a deadline for each of two saves
@@ -158,7 +159,7 @@ static int stop(Run *r, Error *e) {
     const char *hint =
         r->options.fresh ? "run the same command without --fresh to go on" : "run the same command again to go on";
     return FAIL(e, ERR_STOPPED, hint, "%s: stopped after step %lld, saved in %s",
-                signal_name ? signal_name : "a signal to another rank", (long long)r->step, r->saved);
+                signal_name ? signal_name : "a signal to another rank", (long long)r->at.step, r->saved);
 }
 
 static int finish(Run *r, Error *e) {
@@ -172,9 +173,9 @@ static int finish(Run *r, Error *e) {
         *e = sampling;
         return code;
     }
-    if (isfinite(r->val_loss)) {
-        printf("validation loss %.4f nats a token", r->val_loss);
-        if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->val_loss / log(2.0));
+    if (isfinite(r->at.val_loss)) {
+        printf("validation loss %.4f nats a token", r->at.val_loss);
+        if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->at.val_loss / log(2.0));
         printf("\n");
     }
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saved, r->options.out);
@@ -188,32 +189,32 @@ static bool is_pause(const Run *r, bool last) {
     const Options *o = &r->options;
     const int64_t every[] = {o->val_every, o->hellaswag_every, o->compare_every, o->sample_every, o->checkpoint_every};
     bool due = last || r->stop;
-    for (size_t i = 0; i < sizeof every / sizeof *every; i++) due = due || is_due(r->step, every[i]);
+    for (size_t i = 0; i < sizeof every / sizeof *every; i++) due = due || is_due(r->at.step, every[i]);
     return due;
 }
 
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
     SaveReport report;
-    while (r->tokens < o->run.horizon_tokens) {
+    while (r->at.tokens < o->run.horizon_tokens) {
         StepMetrics metrics;
         GnsMode mode;
         if (r->comm->ranks == 1) r->stop = signals_requested() != NULL;
         if (r->stop) return stop(r, e);
         TRY(train_step(r, &metrics, &mode, e));
-        bool last = r->tokens >= o->run.horizon_tokens;
+        bool last = r->at.tokens >= o->run.horizon_tokens;
         if (is_pause(r, last)) TRY(parallel_send_weights(&r->parallel, e));
-        if (r->val && o->val_every > 0 && (last || is_due(r->step, o->val_every))) TRY(validate(r, &metrics, e));
-        if (r->hellaswag && (last || is_due(r->step, o->hellaswag_every))) TRY(test_hellaswag(r, &metrics, e));
+        if (r->val && o->val_every > 0 && (last || is_due(r->at.step, o->val_every))) TRY(validate(r, &metrics, e));
+        if (r->hellaswag && (last || is_due(r->at.step, o->hellaswag_every))) TRY(test_hellaswag(r, &metrics, e));
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
-        if (is_due(r->step, o->compare_every)) TRY(compare_ranks(r, e));
-        if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->step == 1);
-        if (!last && is_due(r->step, o->sample_every)) {
+        if (is_due(r->at.step, o->compare_every)) TRY(compare_ranks(r, e));
+        if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->at.step == 1);
+        if (!last && is_due(r->at.step, o->sample_every)) {
             TRY(sample_during(r, e));
             TRY(comm_barrier(r->comm, e)); // the others wait here, with a checkpoint's patience, not a step's
         }
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
-        if (!last && is_due(r->step, o->checkpoint_every)) TRY(save_aside(r, e));
+        if (!last && is_due(r->at.step, o->checkpoint_every)) TRY(save_aside(r, e));
     }
     return finish(r, e);
 }
@@ -221,7 +222,7 @@ static int train_loop(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The things the program does
 
-static bool is_complete(const Run *r) { return r->saved[0] && r->tokens >= r->options.run.horizon_tokens; }
+static bool is_complete(const Run *r) { return r->saved[0] && r->at.tokens >= r->options.run.horizon_tokens; }
 
 static int say_complete(const Run *r) {
     if (!is_first(r)) return 0;
@@ -264,7 +265,7 @@ static void end_save(Run *r) {
     Error ignored;
     SaveReport report;
     bool known = r->comm->settled || r->comm->ranks == 1;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     if (known && parallel_come_to_rest(&r->parallel, &ignored)) known = r->comm->settled = false; // ends the job
     double patience = 0.5 * fmin(r->options.deadline_step, r->options.deadline_checkpoint); // the others', and our own
     if (!r->saver || !saver_wait(r->saver, known ? INFINITY : patience)) return;
@@ -311,7 +312,8 @@ static int setup_options(Run *r, Error *e) {
     if (o->help || o->version) return 0;
     TRY(options_resolve(o, e));
     if (o->sample_only && !o->dry_run && r->comm->ranks > 1)
-        return FAIL(e, ERR_USAGE, "start it without mpirun", "--sample-only is for one process, not %d", r->comm->ranks);
+        return FAIL(e, ERR_USAGE, "start it without mpirun", "--sample-only is for one process, not %d",
+                    r->comm->ranks);
     if (is_first(r)) fputs(o->notes, stderr);
     if (*o->check) return 0;
     return setup_model(r, e);
@@ -362,7 +364,7 @@ int train_main(int argc, char **argv) {
         r->comm = &comm;
         r->argc = argc;
         r->argv = argv;
-        r->val_loss = NAN;
+        r->at.val_loss = NAN;
         r->compared_step = -1;
         code = run_program(r, &e);
         if (code && r->metrics) progress_break(&r->progress);

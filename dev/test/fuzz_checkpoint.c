@@ -119,8 +119,7 @@ static int read_manifest(const char *directory, Error *e) {
 static int read_state(const char *directory, Error *e) {
     Noise noise;
     RampState ramp = {0};
-    static Outliers loss, norm;
-    char tuning[TUNING_BYTES];
+    static RunPoint at;
     char *changes = NULL;
     RunSummary summary;
     TRY(noise_create(&noise, &model, 60, 0, e));
@@ -129,16 +128,14 @@ static int read_state(const char *directory, Error *e) {
                       .seq_len = 8,
                       .seed = 1337,
                       .train = &shards,
+                      .at = &at,
                       .ramp = &ramp,
                       .noise = &noise,
-                      .loss_window = &loss,
-                      .grad_window = &norm,
-                      .tuning = tuning,
                       .options = &options};
     int code = run_state_summary(&summary, directory, e);
     if (!code) code = run_state_read(&state, directory, &changes, e);
     if (!code) {
-        outliers_z(&loss, 1);
+        outliers_z(&at.loss_window, 1);
         gns_estimate(&noise.ln);
     }
     free(changes);
