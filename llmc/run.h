@@ -58,20 +58,30 @@ typedef struct {
 static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c), in this order. All undone by run_destroy, however far it came.
+// Set-up (setup.c), in this order: a function may use what those before it have made. What does not train leaves some
+// out. All is undone by run_destroy, however far it came.
 
 int setup_model(Run *r, Error *e);                  // shape, tokenizer
 int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is none
+int setup_schedule(Run *r, Error *e);               // learning rate, ramp and noise scale, as a new run has them
 int setup_data(Run *r, Error *e);                   // what there is to train and to evaluate on
-int setup_same_data(const Run *r, Error *e);        // on all ranks?
-int setup_schedule(Run *r, Error *e);
-int setup_resume(Run *r, Error *e);             // where an earlier part of this run stopped, if there is one
-int setup_rows(Run *r, Error *e);               // for evaluation
-int setup_buffers(Run *r, Error *e);            // these, and what training needs
-int setup_shards(Run *r, Comm *comm, Error *e); // what rank comm->rank of comm->ranks keeps: into r->shape
-int setup_engine(Run *r, Error *e);             // with weights
-int setup_tuning(Run *r, Error *e);             // which algorithms the matrix products take
-int setup_output(Run *r, Error *e);             // the run directory, on rank 0
+
+// Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of
+// `train` must be those of then.
+int setup_resume(Run *r, Error *e);
+
+// Have all ranks found the same data, and the same checkpoint (r->at.step)? All of them must call this.
+int setup_same_data(const Run *r, Error *e);
+
+int setup_rows(Run *r, Error *e);    // for evaluation
+int setup_buffers(Run *r, Error *e); // these, and what training needs: the loader of `train`
+
+// What rank comm->rank of comm->ranks keeps, as far as the ramp's largest batch allows: into r->shape.
+int setup_shards(Run *r, Comm *comm, Error *e);
+
+int setup_engine(Run *r, Error *e); // this, then the engine, with the weights of r->saved if there is one
+int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take: r->at.tuning. All ranks must call this
+int setup_output(Run *r, Error *e); // the run directory, on rank 0: nothing was written before
 void say_setup(const Run *r);
 void run_destroy(Run *r);
 
