@@ -4,12 +4,15 @@
 
 #include "common.h"
 
-// The finalizer of splitmix64 (Steele, Lea and Flood 2014): one to one, and every bit shows in all of them.
+// The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014; Stafford's variant 13): one to one, and every bit shows
+// in all of them.
 GNS_HD static inline uint64_t hash_finish(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
 }
+
+#define HASH_GOLDEN 0x9e3779b97f4a7c15u // 2^64 / golden ratio, odd: spreads small integers
 
 // FNV-1a, 64 bits (Fowler, Noll and Vo), from HASH_START on: of bytes that come in several pieces, the hash of one piece
 // is what the next starts from. Its upper bits mix badly: where they count, hash_finish.
@@ -23,7 +26,7 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 // its place and its bits, and the numbers are added mod 2^64: in whatever order they come, the sum is the same. One
 // element that differs always shows; two or more cancel out once in 2^64. The golden-ratio increment spreads places.
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
-    return hash_finish((place + 1) * 0x9e3779b97f4a7c15u + bits);
+    return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }
 
 #endif

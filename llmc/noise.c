@@ -7,7 +7,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     // Sampled averages see one step in many, so they get the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     gns_init(&noise->ln, half_life);
-    gns_init(&noise->ranks, sampled); // one step in 8
+    gns_init(&noise->ranks, sampled); // one step in NOISE_RANKS_EVERY
     gns_calibration_init(&noise->calibration, half_life);
     for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
     for (int l = 0; l < noise->layers; l++) gns_init(&noise->layer[l], sampled);

@@ -10,6 +10,8 @@
 extern "C" {
 #endif
 
+enum { NOISE_RANKS_EVERY = 8 }; // steps from one look at the ranks' own gradients to the next
+
 typedef struct {
     GnsTracker ln;                // every step
     GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps

@@ -7,26 +7,16 @@
 #ifndef GNS_PERMUTATION_H
 #define GNS_PERMUTATION_H
 
-#include "common.h"
+#include "hash.h"
 
 #define PERMUTATION_MAX ((uint64_t)1 << 48) // largest n
 
 // Four rounds make a pseudorandom permutation of wide blocks (Luby and Rackoff 1988); ours are narrow.
 #define PERMUTATION_ROUNDS 8
 
-// A bijection on 64 bits whose every output bit depends on every input bit: the finaliser of SplitMix64
-// (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014, variant 13 of Stafford).
-GNS_HD static inline uint64_t permutation_mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
-#define PERMUTATION_GOLDEN 0x9E3779B97F4A7C15u // 2^64 / golden ratio, odd: spreads small integers
-
 // The key of one epoch's order.
 GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
-    return permutation_mix(permutation_mix(seed + PERMUTATION_GOLDEN) + epoch * PERMUTATION_GOLDEN);
+    return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
 }
 
 // One pass of the network over [0, 2^(low_bits + high_bits)).
@@ -34,9 +24,9 @@ GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int 
     uint64_t low_mask = ((uint64_t)1 << low_bits) - 1, high_mask = ((uint64_t)1 << high_bits) - 1;
     uint64_t low = x & low_mask, high = x >> low_bits;
     for (int round = 0; round < PERMUTATION_ROUNDS; round++) {
-        key += PERMUTATION_GOLDEN; // a new key each round
-        if (round % 2 == 0) high ^= permutation_mix(permutation_mix(key) ^ low) & high_mask;
-        else low ^= permutation_mix(permutation_mix(key) ^ high) & low_mask;
+        key += HASH_GOLDEN; // a new key each round
+        if (round % 2 == 0) high ^= hash_finish(hash_finish(key) ^ low) & high_mask;
+        else low ^= hash_finish(hash_finish(key) ^ high) & low_mask;
     }
     return high << low_bits | low;
 }

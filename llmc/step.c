@@ -12,8 +12,7 @@ static GnsMode step_mode(const Run *r) {
 // Are the ranks' own gradients measured too? They are read once more for it, which takes half a percent of a step that
 // has one micro-step: now and then is enough for a cross-check.
 static bool measures_ranks(const Run *r, GnsMode mode) {
-    enum { EVERY = 8 };
-    return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % EVERY == 0);
+    return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // This rank's share of the step's rows. While the engine works on some, the loader reads the next: behind the last of

@@ -28,9 +28,9 @@ static void test_bijection(void) {
 static uint64_t feistel_inverse(uint64_t x, int low_bits, int high_bits, uint64_t key) {
     uint64_t low = x & (((uint64_t)1 << low_bits) - 1), high = x >> low_bits;
     for (int round = PERMUTATION_ROUNDS - 1; round >= 0; round--) {
-        uint64_t k = permutation_mix(key + (uint64_t)(round + 1) * PERMUTATION_GOLDEN);
-        if (round % 2) low ^= permutation_mix(k ^ high) & (((uint64_t)1 << low_bits) - 1);
-        else high ^= permutation_mix(k ^ low) & (((uint64_t)1 << high_bits) - 1);
+        uint64_t k = hash_finish(key + (uint64_t)(round + 1) * HASH_GOLDEN);
+        if (round % 2) low ^= hash_finish(k ^ high) & (((uint64_t)1 << low_bits) - 1);
+        else high ^= hash_finish(k ^ low) & (((uint64_t)1 << high_bits) - 1);
     }
     return high << low_bits | low;
 }
