@@ -4,8 +4,8 @@
 // The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu,
 // what becomes of parameters, gradients and moments behind the backward pass in llmc/cuda/engine_state.cu.
 //
-// Everything of a step is queued on one stream and nothing waits for it but engine_result. Nothing is allocated after
-// engine_create. Every kernel sums in a fixed order: two runs give the same bits.
+// Everything of a step is queued on one stream, and only engine_result waits for what it computes. Its device memory is
+// allocated in engine_create. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "llmc/cuda/attention.cuh"

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "settings.h"
 #include "../llmc/data.h"
-#include "../llmc/tokenizer_impl.h"
+#include "../llmc/tokenizer.h"
 
 #include <errno.h>
 #include <inttypes.h>

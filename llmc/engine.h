@@ -1,6 +1,9 @@
 // engine: what the training loop asks of an engine. There are two, one a program: train_gpt2.c (CPU) and
-// train_gpt2.cu (CUDA). Nothing here makes the device wait but engine_result, engine_eval, engine_logits,
-// engine_hash and engine_store, which hand numbers to the host.
+// train_gpt2.cu (CUDA).
+//
+// A device works through a queue, and the host runs ahead of it. Of a step only engine_result waits until the queue has
+// come as far as the step's numbers (and engine_micro_step, if need be, until an earlier micro-step's tokens are copied).
+// Of the rest wait: engine_create and engine_tune; engine_load; engine_store, engine_hash, engine_eval and engine_logits.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the division by B happens in the
@@ -57,7 +60,7 @@ void engine_device(const EngineConfig *config, EngineDevice *device);
 int engine_create(Engine **out, const EngineConfig *config, Error *e);
 void engine_destroy(Engine *engine); // NULL is fine
 
-// One line about the machine and the build: "CPU fp32, 2 threads, AVX-512".
+// One line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
 void engine_describe(const Engine *engine, char *out, size_t bytes);
 
 // Peak of the engine's matmul arithmetic in FLOP/s from a table of known devices; 0 where it is not known.

@@ -40,7 +40,7 @@ typedef struct {
     double stall_seconds;    // how long training stood still
 } SaveReport;
 
-// Bytes of that copy.
+// Bytes of memory that the copy takes on rank 0 (saver_prepare).
 size_t saver_copy_bytes(const Model *model);
 
 // Bytes that a checkpoint takes on the disk, state.json apart.

@@ -15,6 +15,11 @@
 extern "C" {
 #endif
 
+enum {
+    VOCAB_MAX = 65536, // tokens are uint16
+    BYTE_VALUES = 256
+};
+
 typedef struct Tokenizer Tokenizer; // immutable: any number of threads may use one
 
 int tokenizer_create_bytes(Tokenizer **out, Error *e);
@@ -25,7 +30,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e);
 bool tokenizer_exists(const char *directory);
 void tokenizer_destroy(Tokenizer *t); // NULL is fine
 
-int tokenizer_vocab_size(const Tokenizer *t); // at most 65536: a token fits a uint16
+int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
 int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 where the vocabulary has none
 bool tokenizer_is_bytes(const Tokenizer *t);
 

@@ -1,13 +1,9 @@
-// tokenizer_impl: what tokenizer.c (text to tokens and back) and tokenizer_files.c (the files on disk) share.
+// tokenizer_impl: a tokenizer's inside, for those that make one: tokenizer.c (text to tokens and back) and
+// tokenizer_files.c (the files on disk), and data/tokenize with data/bpe_train.c, which learns one from text.
 #ifndef GNS_TOKENIZER_IMPL_H
 #define GNS_TOKENIZER_IMPL_H
 
 #include "tokenizer.h"
-
-enum {
-    VOCAB_MAX = 65536, // tokens are uint16
-    BYTE_VALUES = 256
-};
 
 // The merges, an open-addressing hash table keyed by a pair of tokens. One slot: left << 48 | right << 32 | rank << 16
 // | merged token. No merge has rank 65535, so all ones is an empty slot.

@@ -10,6 +10,7 @@
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity and twin (/usr /opt)
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
+#     STEPS   of parity (200: 105 million tokens)
 set -u
 . "$(dirname "$0")/common.sh"
 check_stages "tests sanitize bench shakespeare resume pages parity twin" "$@"
@@ -17,8 +18,8 @@ export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-200}
-STEPS=${STEPS:-200} # of parity: 105 million tokens
-tolerance=0.01      # nats between the curves of ours and the twin
+STEPS=${STEPS:-200}
+tolerance=0.01 # nats between the curves of ours and the twin
 source_bytes=0
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 [ "$gpus" -gt 0 ] || gpus=1
@@ -30,7 +31,7 @@ table=$OUT/table.txt
 
 row() { printf '%-10s %-44s %s\n' "$1" "$2" "$3" | tee -a "$table"; }
 
-# Runs a program: its log to $OUT/NAME.log, its verdict and the time to the table. FIGURE: a pattern of lines to show.
+# Runs a program: its log to $OUT/NAME.log, its verdict and the time to the table.
 check() { # NAME LIMIT_SECONDS COMMAND...
     local name=$1 limit=$2 start=$EPOCHREALTIME code verdict=PASS
     shift 2
