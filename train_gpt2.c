@@ -202,7 +202,7 @@ static void head_example_exact(Engine *e, const uint16_t *inputs, int b, int T) 
     *example_sq(e, WTE, 0) += add_and_sum_squares(grad(e, WTE, 0), e->example_grad, count);
 }
 
-// Row b of tokens predicts its own tail: inputs are columns 0 .. T-1, targets columns 1 .. T.
+// Row b of tokens predicts its own tail: inputs are columns [0, T), targets columns [1, T + 1).
 static void set_targets(Engine *e, const uint16_t *tokens, int B, int T) {
     for (int b = 0; b < B; b++)
         memcpy(e->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1,

@@ -52,7 +52,7 @@ uint64_t data_windows(const DataSet *data);                     // N
 const char *data_shard_path(const DataSet *data, int shard);    // in reading order
 uint64_t data_window_at(const DataSet *data, uint64_t example); // the shuffled order itself
 
-// Examples first_example .. first_example + count - 1 of the shuffled sequence, which goes on for ever, epoch after
+// Examples [first_example, first_example + count) of the shuffled sequence, which goes on for ever, epoch after
 // epoch. Every token read is checked against the vocabulary.
 int data_rows(const DataSet *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 

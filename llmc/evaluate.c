@@ -4,7 +4,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Loss
 
-// Rows done .. done + n of `rows` windows spread evenly over the validation set.
+// Rows [done, done + n) of `rows` windows spread evenly over the validation set.
 static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
     uint64_t windows = data_windows(r->val);
     for (int i = 0; i < n; i++) {

@@ -46,7 +46,7 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
 void hellaswag_close(HellaSwag *h); // NULL is fine
 HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 
-// Rows first .. first + n, padded at their end, where a causal model's losses do not depend on it. out: (n, width + 1)
+// Rows [first, first + n), padded at their end, where a causal model's losses do not depend on it. out: (n, width + 1)
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 
 // The l(e) of those rows. loss: (n, width), of predicting each token from those before it; sum: (n)

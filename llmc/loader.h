@@ -14,7 +14,7 @@ typedef struct Loader Loader;
 int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, Error *e);
 void loader_destroy(Loader *loader); // NULL is fine
 
-// Examples first .. first + n of the shuffled sequence: *rows (n, T + 1), good until the next call. Comes at once where
+// Examples [first, first + n) of the shuffled sequence: *rows (n, T + 1), good until the next call. Comes at once where
 // loader_expect announced it. An error of the thread that read ahead shows here.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 

@@ -73,7 +73,7 @@ class Shards:
         return np.stack(rows).astype(np.int64)
 
     def spread(self, first, count, rows):
-        """Rows first .. first + count of `rows` windows spread evenly over all."""
+        """Rows [first, first + count) of `rows` windows spread evenly over all."""
         return np.stack([self.window(r * self.windows // rows) for r in range(first, first + count)]).astype(np.int64)
 
 

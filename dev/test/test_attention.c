@@ -12,7 +12,7 @@ static uint32_t random_next(void) { // xorshift64*: Vigna 2016
     random_state ^= random_state >> 12, random_state ^= random_state << 25, random_state ^= random_state >> 27;
     return (uint32_t)(random_state * 0x2545f4914f6cdd1du >> 32);
 }
-static float random_float(void) { return (float)random_next() * 0x1p-31f - 1; } // -1 .. 1
+static float random_float(void) { return (float)random_next() * 0x1p-31f - 1; } // [-1, 1]
 
 static float *random_array(size_t n, float size) {
     float *x = malloc(n * sizeof *x);

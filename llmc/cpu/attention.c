@@ -165,7 +165,7 @@ static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
     return horizontal_sum(sum);
 }
 
-// Rows i .. i + rows: out = softmax(q k^T) v, lse
+// Rows [i, i + rows): out = softmax(q k^T) v, lse
 static void forward_panel(const Head *head, const Scratch *s, float *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     for (size_t j = 0; j < keys; j += TILE_COLUMNS)
@@ -204,7 +204,7 @@ static void compute_delta(const Head *head, const Scratch *s, const float *out) 
     }
 }
 
-// A row t of scores and dP, keys j .. j + n, becomes P = exp(score - lse) and dS = P (dP - delta), both 0 above the
+// A row t of scores and dP, keys [j, j + n), becomes P = exp(score - lse) and dS = P (dP - delta), both 0 above the
 // diagonal; n is a multiple of VEC.
 static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta) {
     VecInt key = {0};
@@ -217,7 +217,7 @@ static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t
     }
 }
 
-// P and dS of queries i .. i + rows (at most TILE_ROWS), keys j .. j + keys, into row r of the score blocks.
+// P and dS of queries [i, i + rows) (at most TILE_ROWS), keys [j, j + keys), into row r of the score blocks.
 static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t rows, size_t r, size_t j,
                             size_t keys) {
     size_t D = head->D, Dp = head->Dp;
@@ -234,7 +234,7 @@ static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t
     }
 }
 
-// Queries i .. i_end with keys j .. j + keys: dv += P^T dout, dk += dS^T q, and dq of the block += dS k.
+// Queries [i, i_end) with keys [j, j + keys): dv += P^T dout, dk += dS^T q, and dq of the block += dS k.
 static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys) {
     size_t Dp = head->Dp;
     for (size_t row = i; row < i_end; row += TILE_ROWS)

@@ -23,8 +23,8 @@ typedef struct {
 } Product;
 
 typedef struct {
-    size_t n, columns; // of B and C: n .. n + columns
-    size_t k, depth;   // of A and B: k .. k + depth
+    size_t n, columns; // of B and C: [n, n + columns)
+    size_t k, depth;   // of A and B: [k, k + depth)
     float *panels;     // B packed
 } Block;
 
@@ -56,7 +56,7 @@ void matmul_free(Matmul *mm) {
     memory_free(mm);
 }
 
-// Rows i .. i + count of A, the block's k.
+// Rows [i, i + count) of A, the block's k.
 static void pack_a(float *panel, const Product *p, const Block *block, size_t i, size_t count) {
     const float *src = p->a.data + i * p->a.row + block->k * p->a.column;
     if (p->a.column == 1) pack_transposed(panel, TILE_ROWS, src, p->a.row, count, block->depth);
@@ -118,11 +118,11 @@ static void compute_tile(const Product *p, const Block *block, const float *a, c
     if (edge) copy_rows(p->c.data + i * p->c.row + j, p->c.row, edge_tile, TILE_COLUMNS, rows, columns);
 }
 
-// The row panel of C at row i, with the block's panels first .. last.
-static void compute_rows(const Product *p, const Block *block, size_t i, size_t first, size_t last) {
+// The row panel of C at row i, with the block's panels [first, end).
+static void compute_rows(const Product *p, const Block *block, size_t i, size_t first, size_t end) {
     float a[TILE_ROWS * BLOCK_K] __attribute__((aligned(64)));
     pack_a(a, p, block, i, size_min(TILE_ROWS, p->M - i));
-    for (size_t panel = first; panel < last; panel++)
+    for (size_t panel = first; panel < end; panel++)
         compute_tile(p, block, a, block->panels + panel * TILE_COLUMNS * block->depth, i,
                      block->n + panel * TILE_COLUMNS);
 }
