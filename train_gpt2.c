@@ -112,56 +112,60 @@ int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
                 (int)strcspn(tuning, ":"), tuning);
 }
 
-static float *param(Engine *e, TensorKind kind, int layer) {
-    return e->param + model_tensor(e->config.model, kind, layer)->offset;
+static float *weight(Engine *engine, TensorKind kind, int layer) {
+    return engine->param + model_tensor(engine->config.model, kind, layer)->offset;
 }
-static float *grad(Engine *e, TensorKind kind, int layer) {
-    return e->grad + shard_grad_place(&e->config, model_tensor(e->config.model, kind, layer)->offset);
+static float *grad(Engine *engine, TensorKind kind, int layer) {
+    return engine->grad + shard_grad_place(&engine->config, model_tensor(engine->config.model, kind, layer)->offset);
 }
-static double *example_sq(Engine *e, TensorKind kind, int layer) {
-    return &e->example_sq[model_tensor(e->config.model, kind, layer) - e->config.model->tensors];
+static double *example_sq(Engine *engine, TensorKind kind, int layer) {
+    return &engine->example_sq[model_tensor(engine->config.model, kind, layer) - engine->config.model->tensors];
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
 // y (N, out) = x (N, in) W + b
-static void linear(Engine *e, float *y, const float *x, TensorKind weight, TensorKind bias, int layer, int N) {
-    const Tensor *w = model_tensor(e->config.model, weight, layer);
-    matmul_forward(e->matmul, y, x, param(e, weight, layer), param(e, bias, layer), N, (int)w->rows, (int)w->columns);
+static void linear_forward(Engine *engine, float *y, const float *x, TensorKind w, TensorKind b, int layer, int N) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    matmul_forward(engine->matmul, y, x, weight(engine, w, layer), weight(engine, b, layer), N, (int)t->rows,
+                   (int)t->columns);
 }
 
 // The block's input is k->x, to which the first LayerNorm adds what the block before left in its own x_mid (residual;
 // NULL for the first block); the output of fcproj goes to `out` and misses k->x_mid, which the next LayerNorm adds.
-static void block_forward(Engine *e, Block *k, const float *residual, float *out, int l, int B, int T) {
-    int C = e->config.model->config.channels, NH = e->config.model->config.heads, N = B * T;
-    layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, param(e, LN1_W, l), param(e, LN1_B, l), N, C);
-    linear(e, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
-    attention_forward(e->attention_scratch, k->attention, k->lse, k->qkv, B, T, NH, C / NH);
-    linear(e, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
-    layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, param(e, LN2_W, l), param(e, LN2_B, l), N, C);
-    linear(e, k->fc, k->ln2, FC_W, FC_B, l, N);
+static void block_forward(Engine *engine, Block *k, const float *residual, float *out, int l, int B, int T) {
+    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
+    layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
+                      C);
+    linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
+    attention_forward(engine->attention_scratch, k->attention, k->lse, k->qkv, B, T, NH, C / NH);
+    linear_forward(engine, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
+    layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
+                      C);
+    linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N);
     gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
     if (!out) return; // recomputing: the rest is known
-    linear(e, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
+    linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
 }
 
 // tokens: (B, stride), of which T a row are read -> lnf (B, T, C)
-static int forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int T, Error *error) {
-    const Model *model = e->config.model;
+static int forward(Engine *engine, const uint16_t *tokens, size_t stride, int B, int T, Error *e) {
+    const Model *model = engine->config.model;
     int C = model->config.channels, L = model->config.layers;
-    if (e->weights_watch.soon) // the CPU has no kernels that a transfer could slow down: all at once
-        TRY(e->weights_watch.soon(e->weights_watch.context, (Range){0, model->flat_count}, error));
-    TRY(engine_await(e, model_bucket(model, 0), error));
-    embedding_forward(e->block[0].x, tokens, stride, param(e, WTE, 0), param(e, WPE, 0), B, T, C);
+    if (engine->weights_watch.soon) // the CPU has no kernels that a transfer could slow down: all at once
+        TRY(engine->weights_watch.soon(engine->weights_watch.context, (Range){0, model->flat_count}, e));
+    TRY(engine_await(engine, model_bucket(model, 0), e));
+    embedding_forward(engine->block[0].x, tokens, stride, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C);
     const float *residual = NULL;
     for (int l = 0; l < L; l++) {
-        TRY(engine_await(e, model_bucket(model, 1 + l), error));
-        block_forward(e, &e->block[l], residual, l + 1 < L ? e->block[l + 1].x : e->x_final, l, B, T);
-        residual = e->block[l].x_mid;
+        TRY(engine_await(engine, model_bucket(model, 1 + l), e));
+        block_forward(engine, &engine->block[l], residual, l + 1 < L ? engine->block[l + 1].x : engine->x_final, l, B,
+                      T);
+        residual = engine->block[l].x_mid;
     }
-    layernorm_forward(e->lnf, e->meanf, e->rstdf, e->x_final, residual, param(e, LNF_W, 0), param(e, LNF_B, 0), B * T,
-                      C);
+    layernorm_forward(engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, weight(engine, LNF_W, 0),
+                      weight(engine, LNF_B, 0), B * T, C);
     return 0;
 }
 
@@ -169,43 +173,54 @@ static int forward(Engine *e, const uint16_t *tokens, size_t stride, int B, int 
 // The head: logits, loss and, in training, the gradient on the spot, a chunk of rows at a time
 
 // lnf (rows, C) from row `first` on -> logits (rows, Vp)
-static void head_logits(Engine *e, size_t first, int rows) {
-    int C = e->config.model->config.channels;
-    matmul_head_forward(e->matmul, e->logits, e->lnf + first * (size_t)C, param(e, WTE, 0), rows, C,
-                        e->config.model->vocab_padded);
+static void head_logits(Engine *engine, size_t first, int rows) {
+    const Model *model = engine->config.model;
+    int C = model->config.channels;
+    matmul_head_forward(engine->matmul, engine->logits, engine->lnf + first * (size_t)C, weight(engine, WTE, 0), rows,
+                        C, model->vocab_padded);
 }
 
 // Loss of rows [first, first + rows), and, where dwte is given, their gradient: dy (rows, C) and dwte += (Vp, C).
-static void head_chunk_run(Engine *e, size_t first, int rows, float *dwte) {
-    int C = e->config.model->config.channels, V = e->config.model->config.vocab, Vp = e->config.model->vocab_padded;
-    head_logits(e, first, rows);
-    float seed = dwte ? 1.0f / (float)e->config.seq_len : 0.0f; // of L_b, the mean over T
-    cross_entropy(e->loss + first, e->logits, e->targets + first, rows, V, Vp, seed);
+static void head_chunk(Engine *engine, size_t first, int rows, float *dwte) {
+    const Model *model = engine->config.model;
+    int C = model->config.channels, Vp = model->vocab_padded;
+    head_logits(engine, first, rows);
+    float seed = dwte ? 1.0f / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
+    cross_entropy(engine->loss + first, engine->logits, engine->targets + first, rows, model->config.vocab, Vp, seed);
     if (!dwte) return;
-    matmul_head_dinput(e->matmul, e->dy + first * (size_t)C, e->logits, param(e, WTE, 0), rows, C, Vp, false);
-    matmul_head_dweight(e->matmul, dwte, e->logits, e->lnf + first * (size_t)C, rows, C, Vp, true);
+    matmul_head_dinput(engine->matmul, engine->dy + first * (size_t)C, engine->logits, weight(engine, WTE, 0), rows, C,
+                       Vp, false);
+    matmul_head_dweight(engine->matmul, dwte, engine->logits, engine->lnf + first * (size_t)C, rows, C, Vp, true);
 }
 
-static void head_rows_run(Engine *e, size_t first, size_t end, float *dwte) {
-    size_t chunk = (size_t)engine_head_rows(&e->config);
-    for (; first < end; first += chunk) head_chunk_run(e, first, (int)size_min(chunk, end - first), dwte);
+static void head_rows(Engine *engine, size_t first, size_t end, float *dwte) {
+    size_t chunk = (size_t)engine_head_rows(&engine->config);
+    for (; first < end; first += chunk) head_chunk(engine, first, (int)size_min(chunk, end - first), dwte);
 }
 
 // The same for one example on its own, for |U_b|^2 and the rows of U_b that the cross term will need.
-static void head_example_exact(Engine *e, const uint16_t *inputs, int b, int T) {
-    size_t C = (size_t)e->config.model->config.channels;
-    size_t count = (size_t)e->config.model->vocab_padded * C, first = (size_t)b * (size_t)T;
-    memset(e->example_grad, 0, sizeof(float) * count);
-    head_rows_run(e, first, first + (size_t)T, e->example_grad);
+static void head_example_exact(Engine *engine, const uint16_t *inputs, int b, int T) {
+    size_t C = (size_t)engine->config.model->config.channels;
+    size_t count = (size_t)engine->config.model->vocab_padded * C, first = (size_t)b * (size_t)T;
+    memset(engine->example_grad, 0, sizeof(float) * count);
+    head_rows(engine, first, first + (size_t)T, engine->example_grad);
     for (int t = 0; t < T; t++)
-        memcpy(e->head_rows_at_token + (first + (size_t)t) * C, e->example_grad + inputs[t] * C, sizeof(float) * C);
-    *example_sq(e, WTE, 0) += add_and_sum_squares(grad(e, WTE, 0), e->example_grad, count);
+        memcpy(engine->head_at_token + (first + (size_t)t) * C, engine->example_grad + inputs[t] * C,
+               sizeof(float) * C);
+    *example_sq(engine, WTE, 0) += add_and_sum_squares(grad(engine, WTE, 0), engine->example_grad, count);
+}
+
+// Loss of B examples and the gradients of lnf (into dy) and of wte.
+static void head_train(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode) {
+    if (mode == GNS_EXACT)
+        for (int b = 0; b < B; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
+    else head_rows(engine, 0, (size_t)B * (size_t)T, grad(engine, WTE, 0));
 }
 
 // Row b of tokens predicts its own tail: inputs are columns [0, T), targets columns [1, T + 1).
-static void set_targets(Engine *e, const uint16_t *tokens, int B, int T) {
+static void set_targets(Engine *engine, const uint16_t *tokens, int B, int T) {
     for (int b = 0; b < B; b++)
-        memcpy(e->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1,
+        memcpy(engine->targets + (size_t)b * (size_t)T, tokens + (size_t)b * ((size_t)T + 1) + 1,
                sizeof(uint16_t) * (size_t)T);
 }
 
@@ -213,74 +228,79 @@ static void set_targets(Engine *e, const uint16_t *tokens, int B, int T) {
 // Backward
 
 // Of y = x W + b: dW += x^T dy, db += column sums, and, in exact mode, the norms of every example's share.
-static void linear_backward_params(Engine *e, const float *x, const float *dy, TensorKind weight, TensorKind bias,
-                                   int l, int B, int T, GnsMode mode) {
-    const Tensor *w = model_tensor(e->config.model, weight, l);
-    int in = (int)w->rows, out = (int)w->columns;
-    float *dw = grad(e, weight, l), *db = grad(e, bias, l);
+static void linear_dweight(Engine *engine, const float *x, const float *dy, TensorKind w, TensorKind b, int layer,
+                           int B, int T, GnsMode mode) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    int in = (int)t->rows, out = (int)t->columns;
+    float *dw = grad(engine, w, layer), *db = grad(engine, b, layer);
     if (mode != GNS_EXACT) {
-        matmul_dweight(e->matmul, dw, db, x, dy, B * T, in, out, true);
+        matmul_dweight(engine->matmul, dw, db, x, dy, B * T, in, out, true);
         return;
     }
-    for (int b = 0; b < B; b++) {
-        size_t row = (size_t)b * (size_t)T;
-        const float *xb = x + row * (size_t)in, *dyb = dy + row * (size_t)out;
-        matmul_dweight(e->matmul, e->example_grad, e->example_bias_grad, xb, dyb, T, in, out, false);
-        *example_sq(e, weight, l) += add_and_sum_squares(dw, e->example_grad, w->count);
-        *example_sq(e, bias, l) += add_and_sum_squares(db, e->example_bias_grad, (size_t)out);
+    for (int i = 0; i < B; i++) {
+        size_t row = (size_t)i * (size_t)T;
+        matmul_dweight(engine->matmul, engine->example_grad, engine->example_bias_grad, x + row * (size_t)in,
+                       dy + row * (size_t)out, T, in, out, false);
+        *example_sq(engine, w, layer) += add_and_sum_squares(dw, engine->example_grad, t->count);
+        *example_sq(engine, b, layer) += add_and_sum_squares(db, engine->example_bias_grad, (size_t)out);
     }
 }
 
 // dx (N, in) = dy (N, out) W^T
-static void linear_backward_input(Engine *e, float *dx, const float *dy, TensorKind weight, int l, int N) {
-    const Tensor *w = model_tensor(e->config.model, weight, l);
-    matmul_dinput(e->matmul, dx, dy, param(e, weight, l), N, (int)w->rows, (int)w->columns, false);
+static void linear_dinput(Engine *engine, float *dx, const float *dy, TensorKind w, int layer, int N) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    matmul_dinput(engine->matmul, dx, dy, weight(engine, w, layer), N, (int)t->rows, (int)t->columns, false);
 }
 
-// e->dx += backward of y = LN(x) from e->dy; the norms of the parameters' per-example gradients come with it.
-static void ln_backward(Engine *e, const float *x, const float *mean, const float *rstd, TensorKind weight,
-                        TensorKind bias, int l, int B, int T, GnsMode mode) {
-    int C = e->config.model->config.channels;
-    double *gamma_sq = e->ln_sq, *beta_sq = e->ln_sq + B;
-    layernorm_backward(e->dx, grad(e, weight, l), grad(e, bias, l), gamma_sq, beta_sq, e->dy, x, mean, rstd,
-                       param(e, weight, l), B, T, C, e->ln_scratch);
+// dx += backward of y = LN(x) from dy; the norms of the parameters' per-example gradients come with it.
+static void ln_backward(Engine *engine, const float *x, const float *mean, const float *rstd, TensorKind w,
+                        TensorKind b, int l, int B, int T, GnsMode mode) {
+    int C = engine->config.model->config.channels;
+    double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + B;
+    layernorm_backward(engine->dx, grad(engine, w, l), grad(engine, b, l), gamma_sq, beta_sq, engine->dy, x, mean, rstd,
+                       weight(engine, w, l), B, T, C, engine->ln_scratch);
     if (mode == GNS_OFF) return;
-    for (int b = 0; b < B; b++) {
-        *example_sq(e, weight, l) += gamma_sq[b];
-        *example_sq(e, bias, l) += beta_sq[b];
+    for (int i = 0; i < B; i++) {
+        *example_sq(engine, w, l) += gamma_sq[i];
+        *example_sq(engine, b, l) += beta_sq[i];
     }
 }
 
-// e->dx: gradient of the block's output on entry, of its input on return.
-static void block_backward(Engine *e, Block *k, int l, int B, int T, GnsMode mode) {
-    int C = e->config.model->config.channels, NH = e->config.model->config.heads, N = B * T;
-    if (e->config.recompute == RECOMPUTE_BLOCK) block_forward(e, k, NULL, NULL, l, B, T); // x has its residual already
-    if (e->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
+// dx: gradient of the block's output on entry, of its input on return.
+static void block_backward(Engine *engine, Block *k, int l, int B, int T, GnsMode mode) {
+    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
+    float *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    // Put back what the forward pass did not keep; x has its residual already.
+    if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, k, NULL, NULL, l, B, T);
+    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
     // MLP
-    linear_backward_params(e, k->gelu, e->dx, FCPROJ_W, FCPROJ_B, l, B, T, mode);
-    linear_backward_input(e, e->dwide, e->dx, FCPROJ_W, l, N);
-    gelu_backward(e->dwide, e->dwide, k->fc, (size_t)N * 4 * (size_t)C);
-    linear_backward_params(e, k->ln2, e->dwide, FC_W, FC_B, l, B, T, mode);
-    linear_backward_input(e, e->dy, e->dwide, FC_W, l, N);
-    ln_backward(e, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l, B, T, mode);
+    linear_dweight(engine, k->gelu, dx, FCPROJ_W, FCPROJ_B, l, B, T, mode);
+    linear_dinput(engine, dwide, dx, FCPROJ_W, l, N);
+    gelu_backward(dwide, dwide, k->fc, (size_t)N * 4 * (size_t)C);
+    linear_dweight(engine, k->ln2, dwide, FC_W, FC_B, l, B, T, mode);
+    linear_dinput(engine, dy, dwide, FC_W, l, N);
+    ln_backward(engine, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l, B, T, mode);
     // attention
-    linear_backward_params(e, k->attention, e->dx, PROJ_W, PROJ_B, l, B, T, mode);
-    linear_backward_input(e, e->dy, e->dx, PROJ_W, l, N);
-    attention_backward(e->attention_scratch, e->dwide, e->dy, k->qkv, k->attention, k->lse, B, T, NH, C / NH);
-    linear_backward_params(e, k->ln1, e->dwide, QKV_W, QKV_B, l, B, T, mode);
-    linear_backward_input(e, e->dy, e->dwide, QKV_W, l, N);
-    ln_backward(e, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, B, T, mode);
+    linear_dweight(engine, k->attention, dx, PROJ_W, PROJ_B, l, B, T, mode);
+    linear_dinput(engine, dy, dx, PROJ_W, l, N);
+    attention_backward(engine->attention_scratch, dwide, dy, k->qkv, k->attention, k->lse, B, T, NH, C / NH);
+    linear_dweight(engine, k->ln1, dwide, QKV_W, QKV_B, l, B, T, mode);
+    linear_dinput(engine, dy, dwide, QKV_W, l, N);
+    ln_backward(engine, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, B, T, mode);
 }
 
-// wte is one tensor in two roles, E (embedding) and U (head): |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>.
-static void embedding_norms(Engine *e, const uint16_t *tokens, int B, int T) {
-    int C = e->config.model->config.channels;
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has left |U|^2.
+static void embeddings_backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode) {
+    int C = engine->config.model->config.channels;
+    embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
+    if (mode != GNS_EXACT) return;
     for (int b = 0; b < B; b++) {
         size_t first = (size_t)b * (size_t)T * (size_t)C;
-        EmbeddingNorms n = embedding_example_norms(e->dx + first, e->head_rows_at_token + first,
-                                                   tokens + (size_t)b * ((size_t)T + 1), T, C, e->dwide);
-        *example_sq(e, WTE, 0) += n.embedding_sq + 2 * n.cross;
-        *example_sq(e, WPE, 0) += n.position_sq;
+        EmbeddingNorms n = embedding_example_norms(engine->dx + first, engine->head_at_token + first,
+                                                   tokens + (size_t)b * ((size_t)T + 1), T, C, engine->dwide);
+        *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
+        *example_sq(engine, WPE, 0) += n.position_sq;
     }
 }
 
@@ -294,8 +314,7 @@ static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMod
         block_backward(engine, &engine->block[l], l, B, T, mode);
         TRY(watch_final(&engine->watch, engine->config.model, 1 + l, e));
     }
-    if (mode == GNS_EXACT) embedding_norms(engine, tokens, B, T);
-    embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
+    embeddings_backward(engine, tokens, B, T, mode);
     return watch_final(&engine->watch, engine->config.model, 0, e);
 }
 
@@ -326,9 +345,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     set_targets(engine, tokens, n, T);
     TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
-    if (mode == GNS_EXACT)
-        for (int b = 0; b < n; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
-    else head_rows_run(engine, 0, (size_t)n * (size_t)T, grad(engine, WTE, 0));
+    head_train(engine, tokens, n, T, mode);
     TRY(backward(engine, tokens, n, T, mode, e));
     for (int b = 0; b < n; b++) {
         double sum = 0;
@@ -359,7 +376,7 @@ int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *los
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
     TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
-    head_rows_run(engine, 0, rows, NULL);
+    head_rows(engine, 0, rows, NULL);
     memcpy(loss, engine->loss, rows * sizeof(float));
     return 0;
 }

@@ -318,8 +318,8 @@ static int head_dweight_exact(Engine *engine, int b, int n, int T, Error *e) {
     return 0;
 }
 
-// Loss of examples [b, b + n) and the gradients of lnf (into dy) and of wte.
-static int head_train(Engine *engine, int b, int n, GnsMode mode, Error *e) {
+// Loss of examples [b, b + n) and, from it, the gradients of lnf (into dy) and of wte.
+static int head_chunk(Engine *engine, int b, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     int T = engine->config.seq_len, C = model->config.channels, Vp = model->vocab_padded, rows = n * T;
     size_t first = (size_t)b * T;
@@ -332,6 +332,13 @@ static int head_train(Engine *engine, int b, int n, GnsMode mode, Error *e) {
                    engine->stream, e));
     if (mode == GNS_EXACT) return head_dweight_exact(engine, b, n, T, e);
     return dweight(engine, grad(engine, WTE, 0), engine->logits, engine->lnf + first * C, rows, Vp, C, e);
+}
+
+// Loss of B examples and the gradients of lnf (into dy) and of wte.
+static int head_train(Engine *engine, int B, GnsMode mode, Error *e) {
+    int chunk = engine_head_examples(&engine->config);
+    for (int b = 0; b < B; b += chunk) TRY(head_chunk(engine, b, B - b < chunk ? B - b : chunk, mode, e));
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -449,12 +456,12 @@ int engine_begin_step(Engine *engine, Error *e) {
 void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    int T = engine->config.seq_len, chunk = engine_head_examples(&engine->config);
+    int T = engine->config.seq_len;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, n, T, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
-    for (int b = 0; b < n; b += chunk) TRY(head_train(engine, b, n - b < chunk ? n - b : chunk, mode, e));
+    TRY(head_train(engine, n, mode, e));
     TRY(backward(engine, n, T, mode, e));
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));

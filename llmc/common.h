@@ -1,8 +1,8 @@
 // common: what every module stands on. Errors as values, checked memory, files and the clock.
 //
 // A function that can fail returns int: 0, or the exit code of what went wrong, with the story in its last argument,
-// an Error *. What fails hands the error up to train_main (train.h), which prints it and ends the program (comm_finish).
-// One thread ends it from beside: the watchdog (watchdog.h), when the ranks have stopped getting on.
+// an Error *. Every function hands it up, to train_main (train.h), which prints it and ends the program (comm_finish).
+// Only the watchdog (watchdog.h) ends it from beside, when the ranks have stopped getting on.
 #ifndef GNS_COMMON_H
 #define GNS_COMMON_H
 

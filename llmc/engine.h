@@ -1,9 +1,10 @@
 // engine: what the training loop asks of an engine. There are two, one a program: train_gpt2.c (CPU) and
 // train_gpt2.cu (CUDA).
 //
-// A device works through a queue, and the host runs ahead of it. Of a step only engine_result waits until the queue has
-// come as far as the step's numbers (and engine_micro_step, if need be, until an earlier micro-step's tokens are copied).
-// Of the rest wait: engine_create and engine_tune; engine_load; engine_store, engine_hash, engine_eval and engine_logits.
+// A device works through a queue, and the host runs ahead of it. In a step only engine_result waits until the queue has
+// come as far as the step's numbers (and engine_micro_step, if need be, until an earlier one's tokens are copied).
+// Beside the steps engine_create, engine_tune, engine_load, engine_store, engine_hash, engine_eval and engine_logits
+// wait.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the division by B happens in the

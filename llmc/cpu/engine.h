@@ -39,7 +39,7 @@ struct Engine {
     float *dwide;               // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
-    float *head_rows_at_token;               // (B, T, C)  rows of the examples' head gradients (exact)
+    float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     GradientWatch watch;                     // of the next micro-step

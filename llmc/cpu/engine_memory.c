@@ -31,18 +31,18 @@ static void *arena_take(Arena *a, size_t bytes) {
 }
 #define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
 
-static void layout_param(Engine *e, Arena *a) { e->param = TAKE(a, e->config.model->flat_count); }
+static void layout_param(Engine *engine, Arena *a) { engine->param = TAKE(a, engine->config.model->flat_count); }
 
-static void layout_grad(Engine *e, Arena *a) {
-    if (e->config.inference) return;
-    e->grad = TAKE(a, shard_grad_elements(&e->config));
-    e->grad_sum = e->config.shard_grads ? TAKE(a, shard_elements(&e->config)) : e->grad;
+static void layout_grad(Engine *engine, Arena *a) {
+    if (engine->config.inference) return;
+    engine->grad = TAKE(a, shard_grad_elements(&engine->config));
+    engine->grad_sum = engine->config.shard_grads ? TAKE(a, shard_elements(&engine->config)) : engine->grad;
 }
 
-static void layout_moments(Engine *e, Arena *a) {
-    if (e->config.inference) return;
-    e->moment1 = TAKE(a, shard_elements(&e->config));
-    e->moment2 = TAKE(a, shard_elements(&e->config));
+static void layout_moments(Engine *engine, Arena *a) {
+    if (engine->config.inference) return;
+    engine->moment1 = TAKE(a, shard_elements(&engine->config));
+    engine->moment2 = TAKE(a, shard_elements(&engine->config));
 }
 
 static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
@@ -54,42 +54,42 @@ static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
     k->fc = TAKE(a, N * 4 * C);
 }
 
-static void layout_activations(Engine *e, Arena *a) {
-    const ModelConfig *m = &e->config.model->config;
-    int B = e->config.micro_batch, T = e->config.seq_len;
+static void layout_activations(Engine *engine, Arena *a) {
+    const ModelConfig *m = &engine->config.model->config;
+    int B = engine->config.micro_batch, T = engine->config.seq_len;
     size_t N = (size_t)B * (size_t)T, C = (size_t)m->channels, NH = (size_t)m->heads;
     int L = m->layers;
-    e->block = arena_take(a, sizeof(Block) * (size_t)L);
-    Block ignored, *first = e->block ? e->block : &ignored;
+    engine->block = arena_take(a, sizeof(Block) * (size_t)L);
+    Block ignored, *first = engine->block ? engine->block : &ignored;
     for (int l = 0; l < L; l++) {
-        Block *k = e->block ? &e->block[l] : &ignored;
-        bool own = l == 0 || !e->config.inference;
-        if (!own || (l > 0 && e->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
+        Block *k = engine->block ? &engine->block[l] : &ignored;
+        bool own = l == 0 || !engine->config.inference;
+        if (!own || (l > 0 && engine->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
         else layout_block(k, a, N, C, NH);
         if (own) k->x = TAKE(a, N * C);
-        k->gelu = l > 0 && (!own || e->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
+        k->gelu = l > 0 && (!own || engine->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
     }
-    e->x_final = TAKE(a, N * C);
-    e->lnf = TAKE(a, N * C), e->meanf = TAKE(a, N), e->rstdf = TAKE(a, N);
-    e->logits = TAKE(a, (size_t)engine_head_rows(&e->config) * (size_t)e->config.model->vocab_padded);
-    e->loss = TAKE(a, N);
-    e->targets = arena_take(a, N * sizeof(uint16_t));
-    if (e->config.inference) return;
-    e->dx = TAKE(a, N * C), e->dy = TAKE(a, N * C);
-    e->dwide = TAKE(a, N * 4 * C);
-    e->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
-    e->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
-    e->grad_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
-    e->rank_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
-    e->example_sq = arena_take(a, (size_t)e->config.model->tensor_count * sizeof(double));
+    engine->x_final = TAKE(a, N * C);
+    engine->lnf = TAKE(a, N * C), engine->meanf = TAKE(a, N), engine->rstdf = TAKE(a, N);
+    engine->logits = TAKE(a, (size_t)engine_head_rows(&engine->config) * (size_t)engine->config.model->vocab_padded);
+    engine->loss = TAKE(a, N);
+    engine->targets = arena_take(a, N * sizeof(uint16_t));
+    if (engine->config.inference) return;
+    engine->dx = TAKE(a, N * C), engine->dy = TAKE(a, N * C);
+    engine->dwide = TAKE(a, N * 4 * C);
+    engine->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
+    engine->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
+    engine->grad_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
+    engine->rank_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
+    engine->example_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
 }
 
-static void layout_exact(Engine *e, Arena *a) {
-    if (e->config.gns != GNS_EXACT || e->config.inference) return;
-    size_t N = (size_t)e->config.micro_batch * (size_t)e->config.seq_len;
-    e->example_grad = TAKE(a, largest_matrix(e->config.model));
-    e->example_bias_grad = TAKE(a, 4 * (size_t)e->config.model->config.channels);
-    e->head_rows_at_token = TAKE(a, N * (size_t)e->config.model->config.channels);
+static void layout_exact(Engine *engine, Arena *a) {
+    if (engine->config.gns != GNS_EXACT || engine->config.inference) return;
+    size_t N = (size_t)engine->config.micro_batch * (size_t)engine->config.seq_len;
+    engine->example_grad = TAKE(a, largest_matrix(engine->config.model));
+    engine->example_bias_grad = TAKE(a, 4 * (size_t)engine->config.model->config.channels);
+    engine->head_at_token = TAKE(a, N * (size_t)engine->config.model->config.channels);
 }
 
 static const struct {

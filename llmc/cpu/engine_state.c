@@ -10,13 +10,13 @@
 #include <math.h>
 #include <string.h>
 
-static float *state_array(Engine *e, StateKind kind) {
-    float *const arrays[] = {e->param, e->grad_sum, e->moment1, e->moment2};
+static float *state_array(Engine *engine, StateKind kind) {
+    float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
     return arrays[kind];
 }
 
-static bool is_whole(const Engine *e, StateKind kind) {
-    return kind == STATE_PARAM || (kind == STATE_GRAD && !e->config.shard_grads);
+static bool is_whole(const Engine *engine, StateKind kind) {
+    return kind == STATE_PARAM || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
 static size_t float_bytes(Range range) { return sizeof(float) * (range.end - range.begin); }

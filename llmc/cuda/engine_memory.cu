@@ -53,24 +53,24 @@ static size_t scratch_bytes(const EngineConfig *config) {
 #define ADD(what, pointer, n, from, to)                                                                                \
     arena_add(a, (what), (void **)&(pointer), (size_t)(n) * sizeof(*(pointer)), (from), (to))
 
-static void layout_state(Engine *e, Arena *a) {
-    const Model *model = e->config.model;
-    const bool rounded = sizeof(real) < sizeof(float), inference = e->config.inference;
-    size_t n = model->flat_count, owned = shard_elements(&e->config);
-    if (!rounded) ADD("master weights, fp32", e->param, n, FORWARD, BACKWARD);
-    else ADD("working weights, bf16", e->weight, n, FORWARD, BACKWARD);
-    if (rounded && !inference) ADD("master weights, fp32", e->param, owned, FORWARD, BACKWARD);
-    ADD("small tables", e->stats, stats_count(model), FORWARD, BACKWARD);
-    ADD("small tables", e->grad_scale, 1, FORWARD, BACKWARD);
-    ADD("small tables", e->segment, model->tensor_count, FORWARD, BACKWARD);
-    ADD("small tables", e->segment_part, model->tensor_count, FORWARD, BACKWARD);
-    ADD("small tables", e->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);
-    arena_add(a, "matmul workspace", &e->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, BACKWARD);
+static void layout_state(Engine *engine, Arena *a) {
+    const Model *model = engine->config.model;
+    const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
+    size_t n = model->flat_count, owned = shard_elements(&engine->config);
+    if (!rounded) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
+    else ADD("working weights, bf16", engine->weight, n, FORWARD, BACKWARD);
+    if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
+    ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
+    ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);
+    ADD("small tables", engine->segment, model->tensor_count, FORWARD, BACKWARD);
+    ADD("small tables", engine->segment_part, model->tensor_count, FORWARD, BACKWARD);
+    ADD("small tables", engine->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);
+    arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, BACKWARD);
     if (inference) return;
-    ADD("gradients, fp32", e->grad, shard_grad_elements(&e->config), FORWARD, BACKWARD);
-    if (e->config.shard_grads) ADD("gradients, fp32", e->grad_sum, owned, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", e->moment1, owned, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", e->moment2, owned, FORWARD, BACKWARD);
+    ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, BACKWARD);
+    if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", engine->moment1, owned, FORWARD, BACKWARD);
+    ADD("AdamW moments, fp32", engine->moment2, owned, FORWARD, BACKWARD);
 }
 
 // Elements from one block's share of an activation to the next: every share begins as aligned as the whole.
@@ -89,12 +89,12 @@ static Kept blocks_kept(const EngineConfig *config) {
     return {L, L, L};
 }
 
-static void layout_activations(Engine *e, Arena *a) {
-    const ModelConfig *m = &e->config.model->config;
-    size_t N = (size_t)e->config.micro_batch * e->config.seq_len, C = m->channels, NH = m->heads;
-    Kept kept = blocks_kept(&e->config);
+static void layout_activations(Engine *engine, Arena *a) {
+    const ModelConfig *m = &engine->config.model->config;
+    size_t N = (size_t)engine->config.micro_batch * engine->config.seq_len, C = m->channels, NH = m->heads;
+    Kept kept = blocks_kept(&engine->config);
     const char *what = "activations";
-    Block *b = &e->base;
+    Block *b = &engine->base;
     ADD(what, b->x, kept.x * share_stride(N * C), FORWARD, BACKWARD);
     ADD(what, b->ln1, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
     ADD(what, b->mean1, kept.rest * share_stride(N), FORWARD, BACKWARD);
@@ -108,37 +108,37 @@ static void layout_activations(Engine *e, Arena *a) {
     ADD(what, b->rstd2, kept.rest * share_stride(N), FORWARD, BACKWARD);
     ADD(what, b->fc, kept.rest * share_stride(N * 4 * C), FORWARD, BACKWARD);
     ADD(what, b->gelu, kept.gelu * share_stride(N * 4 * C), FORWARD, BACKWARD);
-    ADD(what, e->x_final, N * C, FORWARD, BACKWARD);
-    ADD(what, e->lnf, N * C, FORWARD, HEAD);
-    ADD(what, e->meanf, N, FORWARD, BACKWARD);
-    ADD(what, e->rstdf, N, FORWARD, BACKWARD);
-    ADD(what, e->tokens, N + e->config.micro_batch, FORWARD, BACKWARD);
-    ADD(what, e->loss, N, HEAD, BACKWARD);
+    ADD(what, engine->x_final, N * C, FORWARD, BACKWARD);
+    ADD(what, engine->lnf, N * C, FORWARD, HEAD);
+    ADD(what, engine->meanf, N, FORWARD, BACKWARD);
+    ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
+    ADD(what, engine->tokens, N + engine->config.micro_batch, FORWARD, BACKWARD);
+    ADD(what, engine->loss, N, HEAD, BACKWARD);
 }
 
-static void layout_scratch(Engine *e, Arena *a) {
-    const EngineConfig *c = &e->config;
+static void layout_scratch(Engine *engine, Arena *a) {
+    const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * c->seq_len, C = c->model->config.channels;
     size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
     const char *what = "scratch of the step";
-    ADD(what, e->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
-    ADD(what, e->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
+    ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
+    ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
     if (c->inference) return;
-    ADD(what, e->dx, N * C, BACKWARD, BACKWARD);
-    ADD(what, e->dy, N * C, HEAD, BACKWARD);
-    ADD(what, e->dwide, N * 4 * C, BACKWARD, BACKWARD);
-    arena_add(a, what, &e->scratch, scratch_bytes(c), HEAD, BACKWARD);
-    arena_add(a, what, &e->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
+    ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
+    ADD(what, engine->dy, N * C, HEAD, BACKWARD);
+    ADD(what, engine->dwide, N * 4 * C, BACKWARD, BACKWARD);
+    arena_add(a, what, &engine->scratch, scratch_bytes(c), HEAD, BACKWARD);
+    arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->gns != GNS_EXACT) return;
-    ADD("exact per-example norms", e->example_grad, engine_example_count(c->model), FORWARD, BACKWARD);
-    ADD("exact per-example norms", e->head_at_token, N * C, FORWARD, BACKWARD);
+    ADD("exact per-example norms", engine->example_grad, engine_example_count(c->model), FORWARD, BACKWARD);
+    ADD("exact per-example norms", engine->head_at_token, N * C, FORWARD, BACKWARD);
 }
 
 // Fills an empty arena with all that an engine of this configuration needs; returns the bytes in all.
-static size_t engine_layout(Engine *e, Arena *a) {
-    layout_state(e, a);
-    layout_activations(e, a);
-    layout_scratch(e, a);
+static size_t engine_layout(Engine *engine, Arena *a) {
+    layout_state(engine, a);
+    layout_activations(engine, a);
+    layout_scratch(engine, a);
     return arena_plan(a);
 }
 
@@ -147,13 +147,13 @@ template <typename X> static X *share(X *base, size_t kept, int l, size_t count)
     return kept > 1 ? base + l * share_stride(count) : base;
 }
 
-static void blocks_place(Engine *e) {
-    const ModelConfig *m = &e->config.model->config;
-    size_t N = (size_t)e->config.micro_batch * e->config.seq_len, C = m->channels;
-    Kept kept = blocks_kept(&e->config);
-    const Block *b = &e->base;
+static void blocks_place(Engine *engine) {
+    const ModelConfig *m = &engine->config.model->config;
+    size_t N = (size_t)engine->config.micro_batch * engine->config.seq_len, C = m->channels;
+    Kept kept = blocks_kept(&engine->config);
+    const Block *b = &engine->base;
     for (int l = 0; l < m->layers; l++) {
-        Block *k = &e->block[l];
+        Block *k = &engine->block[l];
         k->x = share(b->x, kept.x, l, N * C);
         k->ln1 = share(b->ln1, kept.rest, l, N * C);
         k->mean1 = share(b->mean1, kept.rest, l, N);
