@@ -153,13 +153,13 @@ static void block_forward(Engine *engine, Block *k, const float *residual, float
 static int forward(Engine *engine, const uint16_t *tokens, size_t stride, int B, int T, Error *e) {
     const Model *model = engine->config.model;
     int C = model->config.channels, L = model->config.layers;
-    if (engine->weights_watch.soon) // the CPU has no kernels that a transfer could slow down: all at once
-        TRY(engine->weights_watch.soon(engine->weights_watch.context, (Range){0, model->flat_count}, e));
-    TRY(engine_await(engine, model_bucket(model, 0), e));
+    // All at once: the CPU has no kernels that a transfer could slow down.
+    TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
+    TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     embedding_forward(engine->block[0].x, tokens, stride, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C);
     const float *residual = NULL;
     for (int l = 0; l < L; l++) {
-        TRY(engine_await(engine, model_bucket(model, 1 + l), e));
+        TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
         block_forward(engine, &engine->block[l], residual, l + 1 < L ? engine->block[l + 1].x : engine->x_final, l, B,
                       T);
         residual = engine->block[l].x_mid;
@@ -321,10 +321,6 @@ static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMod
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-static bool measured(const Tensor *t, GnsMode mode) {
-    return mode == GNS_EXACT || (mode == GNS_LN && t->group == GROUP_LN);
-}
-
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     size_t tensors = (size_t)model->tensor_count;
@@ -353,7 +349,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
         engine->loss_sum += sum / T;
     }
     for (int i = 0; i < model->tensor_count; i++)
-        if (!measured(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
+        if (!gns_measures(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
     engine->watch = (GradientWatch){NULL, NULL, NULL};
     return 0;
 }

@@ -136,13 +136,9 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return stats_example_sq(engine->stats, model) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-static bool measured(const Tensor *tensor, GnsMode mode) {
-    return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
-}
-
 // Where a vector's gradient goes, and its per-example squares where the mode wants them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
-    bool wanted = measured(model_tensor(engine->config.model, kind, layer), mode);
+    bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, NULL};
 }
 
@@ -195,7 +191,7 @@ static int dweight(Engine *engine, float *dw, const real *x, const real *dy, int
 static int dweight_exact(Engine *engine, float *dw, double *squares, const real *x, const real *dy, int B, int T,
                          int in, int out, Error *e) {
     size_t count = (size_t)in * out;
-    int most = (int)(engine_example_count(engine->config.model) / count);
+    int most = (int)(model_tensor_largest(engine->config.model) / count);
     for (int b = 0; b < B; b += most) {
         MatmulShape shape = {};
         shape.m = in, shape.n = out, shape.k = T;
@@ -229,14 +225,13 @@ static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorK
 // dGELU on 314.5, from the block's end on 314.0; weights from before attention on 0.3 to 1.4 more.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
-    return engine_await(engine, model_bucket(engine->config.model, bucket), e);
+    return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
-    const WeightsWatch *watch = &engine->weights_watch;
-    if (!watch->soon || bucket >= model_bucket_count(model)) return 0;
-    return watch->soon(watch->context, model_bucket(model, bucket), e);
+    if (bucket >= model_bucket_count(model)) return 0;
+    return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
 // A block's gradient waits for the next block's attention, unless there is none, or a block soon needs the memory that
@@ -510,7 +505,8 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
     memcpy(result->grad_sq, stats_grad_sq(stats), model->tensor_count * sizeof(double));
     if (result->rank_sq) memcpy(result->rank_sq, stats_rank_sq(stats, model), model->tensor_count * sizeof(double));
     for (int i = 0; i < model->tensor_count; i++)
-        result->example_sq[i] = measured(&model->tensors[i], engine->mode) ? stats_example_sq(stats, model)[i] : NAN;
+        result->example_sq[i] =
+            gns_measures(&model->tensors[i], engine->mode) ? stats_example_sq(stats, model)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
     return 0;
 }

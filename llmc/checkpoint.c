@@ -341,7 +341,7 @@ static const char *const moment_names[2] = {"moment1", "moment2"};
 static int declare_moments(SafetensorsWriter *writer, Range mine, Error *e) {
     for (int k = 0; k < 2; k++) {
         char name[80];
-        uint64_t shape[1] = {mine.end - mine.begin};
+        uint64_t shape[1] = {range_length(mine)};
         snprintf(name, sizeof name, "%s.%zu-%zu", moment_names[k], mine.begin, mine.end);
         TRY(safetensors_add(writer, name, SAFETENSORS_F32, 1, shape, e));
     }

@@ -169,6 +169,14 @@ typedef struct {
 } WeightsWatch;
 void engine_watch_weights(Engine *engine, const WeightsWatch *watch); // NULL: all are there
 
+// From the engines. A watch without functions: all are there.
+static inline int watch_soon(const WeightsWatch *watch, Range range, Error *e) {
+    return watch->soon ? watch->soon(watch->context, range, e) : 0;
+}
+static inline int watch_await(const WeightsWatch *watch, Range range, Error *e) {
+    return watch->await ? watch->await(watch->context, range, e) : 0;
+}
+
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
@@ -179,6 +187,11 @@ typedef struct {
 // AdamW over the owned part of the range, with the gradient divided by B and clipped by the norm that engine_norms left.
 // Leaves everything as it is where that norm is not finite.
 int engine_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+
+// Does a micro-step in this mode measure the tensor's per-example norms?
+static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
+    return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
+}
 
 // What came out of the step. Waits for the device. Arrays have one entry a tensor of the model's table.
 typedef struct {

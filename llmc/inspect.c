@@ -18,7 +18,7 @@ static bool holds(const char *directory, const char *name) {
 
 static int look_at_values(void *worst, Range range, const float *values, Error *e) {
     (void)e;
-    for (size_t i = 0; i < range.end - range.begin; i++)
+    for (size_t i = 0; i < range_length(range); i++)
         if (!(values[i] - values[i] == 0)) ++*(size_t *)worst; // not finite
     return 0;
 }

@@ -154,6 +154,12 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer) {
     return &model->tensors[index];
 }
 
+size_t model_tensor_largest(const Model *model) {
+    size_t most = (size_t)model->vocab_padded * (size_t)model->config.channels;
+    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
+    return most;
+}
+
 const Tensor *model_find(const Model *model, const char *name) {
     const char *prefix = "transformer.";
     if (strncmp(name, prefix, strlen(prefix)) == 0) name += strlen(prefix);
@@ -174,16 +180,13 @@ Range model_bucket(const Model *model, int i) {
 int model_bucket_at(const Model *model, size_t element) {
     Range first = model_bucket(model, 1); // a block; the last has ln_f behind it, and all begin at equal distances
     if (element < first.begin) return 0;
-    size_t block = (element - first.begin) / (first.end - first.begin);
+    size_t block = (element - first.begin) / range_length(first);
     return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
 }
 
 size_t model_bucket_largest(const Model *model) {
     size_t most = 0;
-    for (int i = 0; i < model_bucket_count(model); i++) {
-        Range bucket = model_bucket(model, i);
-        most = size_max(most, bucket.end - bucket.begin);
-    }
+    for (int i = 0; i < model_bucket_count(model); i++) most = size_max(most, range_length(model_bucket(model, i)));
     return most;
 }
 

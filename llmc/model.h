@@ -73,6 +73,9 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
+static inline size_t range_length(Range range) { return range.end - range.begin; }
+static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
+
 // What two ranges share; empty where they do not meet.
 static inline Range range_overlap(Range a, Range b) {
     size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
@@ -115,6 +118,8 @@ void model_destroy(Model *model);
 
 // The tensor of a kind; layer is ignored for tensors outside the blocks.
 const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
+
+size_t model_tensor_largest(const Model *model); // elements in memory
 
 // The tensor of a name, with or without "transformer." in front; NULL where there is none.
 const Tensor *model_find(const Model *model, const char *name);

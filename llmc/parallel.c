@@ -303,8 +303,7 @@ static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
         for (int r = 1; r < p->comm->ranks; r++) {
             Range part = range_overlap(q->range, transport_part(model_bucket(p->model, i), r, p->comm->ranks));
             if (part.begin < part.end)
-                TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin),
-                                 sizeof(float) * (part.end - part.begin), e));
+                TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin), range_float_bytes(part), e));
         }
     return 0;
 }
@@ -314,7 +313,7 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
         Range part = range_overlap(q->range, p->owned[i]);
         if (part.begin == part.end) continue;
         float *values;
-        size_t bytes = sizeof(float) * (part.end - part.begin);
+        size_t bytes = range_float_bytes(part);
         TRY(memory_alloc((void **)&values, bytes, "state for rank 0", e));
         int code = engine_store(p->engine, (StateKind)q->kind, part, values, e);
         if (!code) code = comm_send(p->comm, 0, values, bytes, e);

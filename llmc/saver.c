@@ -59,7 +59,7 @@ void saver_destroy(Saver *saver) {
 
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
     if (s->parallel) return parallel_store(s->parallel, kinds[k], range, values, e);
-    memcpy(values, s->copy[k] + range.begin, (range.end - range.begin) * sizeof *values);
+    memcpy(values, s->copy[k] + range.begin, range_length(range) * sizeof *values);
     return 0;
 }
 

@@ -30,6 +30,9 @@ size_t shard_place(const EngineConfig *config, Range range);
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
+// The step's gradients, summed: where a range begins in them. With shard_grads there are those of owned ranges alone.
+size_t shard_grad_sum_place(const EngineConfig *config, Range range);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,7 +24,7 @@ enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores 
 
 // Part r of a bucket cut for `ranks`. All parts are equal but the last, which takes the remainder too.
 static inline Range transport_part(Range bucket, int r, int ranks) {
-    size_t each = (bucket.end - bucket.begin) / (size_t)ranks / PART_UNIT * PART_UNIT;
+    size_t each = range_length(bucket) / (size_t)ranks / PART_UNIT * PART_UNIT;
     size_t begin = bucket.begin + (size_t)r * each;
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }

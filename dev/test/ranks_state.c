@@ -54,7 +54,7 @@ static int setup(State *s, Error *e) {
 }
 
 static int compare(State *s, StateKind kind, Range range, Error *e) {
-    size_t n = range.end - range.begin;
+    size_t n = range_length(range);
     for (size_t i = 0; i < n; i++) s->got[i] = NAN;
     TRY(parallel_store(&s->parallel, kind, range, s->got, e));
     for (size_t i = 0; i < n; i++)

@@ -18,14 +18,14 @@ static int receive(void *context, Range range, const float *from, Error *e) {
     (void)context;
     (void)e;
     CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
-    memcpy(received + range.begin, from, (range.end - range.begin) * sizeof *from);
+    memcpy(received + range.begin, from, range_length(range) * sizeof *from);
     return 0;
 }
 
 static int give(void *context, Range range, float *to, Error *e) {
     (void)context;
     (void)e;
-    memcpy(to, values + range.begin, (range.end - range.begin) * sizeof *to);
+    memcpy(to, values + range.begin, range_length(range) * sizeof *to);
     return 0;
 }
 

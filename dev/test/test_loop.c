@@ -22,7 +22,7 @@ static int wanted_batch(int tokens) {
 
 static int copy_in(void *flat, Range range, const float *values, Error *e) {
     (void)e;
-    memcpy((float *)flat + range.begin, values, (range.end - range.begin) * sizeof *values);
+    memcpy((float *)flat + range.begin, values, range_length(range) * sizeof *values);
     return 0;
 }
 

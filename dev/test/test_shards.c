@@ -191,7 +191,7 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) 
         Range owned = k < rank->config.owned_count ? rank->owned[k] : (Range){all_of(w).end, all_of(w).end};
         for (size_t i = end; i < owned.begin; i++)
             CHECK(w->y[i] == (whole ? w->x[i] : POISON), "kind %d, element %zu is not owned: %g", kind, i, w->y[i]);
-        CHECK(memcmp(w->x + owned.begin, w->y + owned.begin, sizeof(float) * (owned.end - owned.begin)) == 0,
+        CHECK(memcmp(w->x + owned.begin, w->y + owned.begin, range_float_bytes(owned)) == 0,
               "kind %d, elements %zu to %zu differ", kind, owned.begin, owned.end);
         end = owned.end;
     }
@@ -302,7 +302,7 @@ static void test_collected_micro_steps(void) {
     CHECK_OK(engine_store(rank->engine, STATE_GRAD, all_of(&w), w.y, &e), &e);
     for (int i = 0; i < rank->config.owned_count; i++) {
         Range o = rank->owned[i];
-        CHECK(memcmp(sum + o.begin, w.y + o.begin, sizeof(float) * (o.end - o.begin)) == 0, "bucket %d differs", i);
+        CHECK(memcmp(sum + o.begin, w.y + o.begin, range_float_bytes(o)) == 0, "bucket %d differs", i);
     }
     for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(w.rank_sq[k], squares[k], 1e-9, 1e-30);
     memory_free(sum);
@@ -392,7 +392,7 @@ static void test_memory_plan(void) {
     share.shard_grads = false;
     engine_plan_memory(&share, &owned);
     Range embeddings = model_bucket(&w.model, 0), block = model_bucket(&w.model, w.model.config.layers);
-    double elements = 0, kept = (double)(embeddings.end + 2 * (block.end - block.begin));
+    double elements = 0, kept = (double)(embeddings.end + 2 * range_length(block));
     for (int i = 0; i < share.owned_count; i++) elements += (double)(share.owned[i].end - share.owned[i].begin);
     double all = (double)w.model.flat_count, bytes = engine_weight_bytes(w.whole) < sizeof(float) ? 12 : 8;
     CHECK_CLOSE((double)(whole.total - owned.total), bytes * (all - elements), 0.01, 0);

@@ -52,9 +52,6 @@ struct Engine {
 
 int engine_thread_count(const EngineConfig *config); // where it is 0: of all cores
 
-// Orders the reading of weights behind the arrival of those that may still be on their way.
-int engine_await(Engine *engine, Range range, Error *e);
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory (engine_memory.c)
 

@@ -12,12 +12,6 @@ int engine_head_rows(const EngineConfig *config) {
     return (int)size_min(all, size_max(rows, 64));
 }
 
-static size_t largest_matrix(const Model *model) {
-    size_t most = (size_t)model->vocab_padded * (size_t)model->config.channels;
-    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
-    return most;
-}
-
 // Lays out all memory: with base == NULL it only counts. One walk serves the plan and the allocation.
 typedef struct {
     char *base;
@@ -87,7 +81,7 @@ static void layout_activations(Engine *engine, Arena *a) {
 static void layout_exact(Engine *engine, Arena *a) {
     if (engine->config.gns != GNS_EXACT || engine->config.inference) return;
     size_t N = (size_t)engine->config.micro_batch * (size_t)engine->config.seq_len;
-    engine->example_grad = TAKE(a, largest_matrix(engine->config.model));
+    engine->example_grad = TAKE(a, model_tensor_largest(engine->config.model));
     engine->example_bias_grad = TAKE(a, 4 * (size_t)engine->config.model->config.channels);
     engine->head_at_token = TAKE(a, N * (size_t)engine->config.model->config.channels);
 }

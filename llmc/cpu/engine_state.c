@@ -19,15 +19,13 @@ static bool is_whole(const Engine *engine, StateKind kind) {
     return kind == STATE_PARAM || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
-static size_t float_bytes(Range range) { return sizeof(float) * (range.end - range.begin); }
-
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
     Piece p;
     for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        memcpy(array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range));
+        memcpy(array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range));
     return 0;
 }
 
@@ -35,18 +33,13 @@ void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : (WeightsWatch){NULL, NULL, NULL};
 }
 
-int engine_await(Engine *engine, Range range, Error *e) {
-    const WeightsWatch *watch = &engine->weights_watch;
-    return watch->await ? watch->await(watch->context, range, e) : 0;
-}
-
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
-    if (kind == STATE_PARAM) TRY(engine_await(engine, range, e));
+    if (kind == STATE_PARAM) TRY(watch_await(&engine->weights_watch, range, e));
     for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        memcpy(values + (p.range.begin - range.begin), array + p.place, float_bytes(p.range));
+        memcpy(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range));
     return 0;
 }
 
@@ -59,7 +52,7 @@ void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 int engine_clear(Engine *engine, Range range, Error *e) {
     (void)e;
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range.end - range.begin;
+    size_t n = range_length(range);
 #pragma omp parallel for simd schedule(static) if (n > 8192)
     for (size_t i = 0; i < n; i++) grad[i] = 0;
     return 0;
@@ -69,9 +62,9 @@ int engine_collect(Engine *engine, Range range, bool first, Error *e) {
     (void)e;
     float *sum = engine->grad_sum + shard_place(&engine->config, range);
     const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range.end - range.begin;
+    size_t n = range_length(range);
     assert(engine->config.shard_grads);
-    if (first) memcpy(sum, x, float_bytes(range));
+    if (first) memcpy(sum, x, range_float_bytes(range));
     else
 #pragma omp parallel for simd schedule(static) if (n > 8192)
         for (size_t i = 0; i < n; i++) sum[i] += x[i];
@@ -88,18 +81,14 @@ static void norms(const Model *model, const float *grad, Range range, double *sq
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = tensor_in_range(&model->tensors[i], range);
         if (part.begin == part.end) continue;
-        sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), part.end - part.begin);
+        sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), range_length(part));
     }
-}
-
-// The step's gradients of a range.
-static float *grad_sum(Engine *engine, Range range) {
-    return engine->grad_sum + (engine->config.shard_grads ? shard_place(&engine->config, range) : range.begin);
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
     (void)e;
-    norms(engine->config.model, grad_sum(engine, range), range, engine->grad_sq, false);
+    const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
+    norms(engine->config.model, sum, range, engine->grad_sq, false);
     return 0;
 }
 
@@ -127,10 +116,10 @@ static void adamw_range(UpdateArrays a, size_t n, const AdamWStep *step, bool de
 
 static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
     const Model *model = engine->config.model;
-    const float *grad = grad_sum(engine, p.range);
+    const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = tensor_in_range(&model->tensors[i], p.range);
-        size_t n = part.end - part.begin, at = part.begin - p.range.begin;
+        size_t n = range_length(part), at = part.begin - p.range.begin;
         UpdateArrays a = {engine->param + part.begin, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
                           grad + at};
         if (n) adamw_range(a, n, step, model->tensors[i].dimensions > 1);
@@ -175,7 +164,7 @@ void *engine_stream(Engine *engine) {
 
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t sum = 0;
-    TRY(engine_await(engine, range, e));
+    TRY(watch_await(&engine->weights_watch, range, e));
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits;

@@ -104,7 +104,7 @@ static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
     **out = (Pending){.request = MPI_REQUEST_NULL, .counts = counts, .places = counts + ranks};
     for (int r = 0; r < ranks; r++) {
         Range part = transport_part(bucket, r, ranks);
-        counts[r] = (int)(part.end - part.begin);
+        counts[r] = (int)range_length(part);
         counts[ranks + r] = (int)(part.begin - bucket.begin);
     }
     return 0;
@@ -116,12 +116,12 @@ static Range own_part(const Transport *t, Range bucket) {
 
 int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     Range part = own_part(t, bucket);
-    size_t all = bucket.end - bucket.begin;
+    size_t all = range_length(bucket);
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
     p->own = values + (part.begin - bucket.begin);
-    p->count = part.end - part.begin;
+    p->count = range_length(part);
     if (t->wire == WIRE_FP32) {
         TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
         MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, t->mpi, &p->request), e);

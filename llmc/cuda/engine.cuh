@@ -99,9 +99,6 @@ int engine_state_clear(Engine *engine, Error *e);
 // The step's numbers set out for the host: stats_there says when they are in stats_host.
 int engine_send_stats(Engine *engine, Error *e);
 
-// Orders the engine's stream behind the arrival of weights that may still be on their way.
-int engine_await(Engine *engine, Range range, Error *e);
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory (engine_memory.cu)
 
@@ -111,8 +108,5 @@ int engine_memory_take(Engine *engine, Error *e);
 
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
-
-// Elements of the exact mode's scratch: one example of the largest tensor.
-size_t engine_example_count(const Model *model);
 
 #endif

@@ -26,12 +26,6 @@ int engine_head_examples(const EngineConfig *config) {
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }
 
-size_t engine_example_count(const Model *model) {
-    size_t most = (size_t)model->vocab_padded * model->config.channels;
-    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
-    return most;
-}
-
 // What kernels may ask for at any micro-batch up to the configured one: their needs do not grow steadily with it.
 static size_t scratch_bytes(const EngineConfig *config) {
     const ModelConfig *m = &config->model->config;
@@ -130,7 +124,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     arena_add(a, what, &engine->scratch, scratch_bytes(c), HEAD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->gns != GNS_EXACT) return;
-    ADD("exact per-example norms", engine->example_grad, engine_example_count(c->model), FORWARD, BACKWARD);
+    ADD("exact per-example norms", engine->example_grad, model_tensor_largest(c->model), FORWARD, BACKWARD);
     ADD("exact per-example norms", engine->head_at_token, N * C, FORWARD, BACKWARD);
 }
 

@@ -22,8 +22,6 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-static size_t float_bytes(Range range) { return (range.end - range.begin) * sizeof(float); }
-
 int engine_state_clear(Engine *engine, Error *e) {
     size_t all = engine->config.model->flat_count, owned = shard_elements(&engine->config);
     for (StateKind kind : {STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2}) {
@@ -75,7 +73,7 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     float *array = state_array(engine, kind);
     Piece p;
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), float_bytes(p.range), e));
+        TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
     return kind == STATE_PARAM && weights_rounded() ? load_rounded(engine, range, values, e) : 0;
 }
 
@@ -88,11 +86,6 @@ void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
-int engine_await(Engine *engine, Range range, Error *e) {
-    const WeightsWatch *watch = &engine->weights_watch;
-    return watch->await ? watch->await(watch->context, range, e) : 0;
-}
-
 // Orders the store stream behind what is to be stored, and behind nothing that need not be waited for. Weights and
 // moments are as engine_update left them when it recorded `state_ready`, however much of the next step has been queued
 // since: that only reads them, and the update that would change them waits for the copy (engine.h). What engine_create
@@ -100,7 +93,7 @@ int engine_await(Engine *engine, Range range, Error *e) {
 // Two things come from elsewhere, so that the mark is set anew, behind all that is queued: gradients, and weights on
 // their way from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
-    TRY(engine_await(engine, range, e));
+    TRY(watch_await(&engine->weights_watch, range, e));
     if (kind == STATE_GRAD || engine->weights_watch.await) TRY(state_ready(engine, e));
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return 0;
@@ -110,7 +103,7 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
     const float *array = state_array(engine, kind);
     Piece p;
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
-        CUDA_TRY(cudaMemcpyAsync(values + (p.range.begin - range.begin), array + p.place, float_bytes(p.range),
+        CUDA_TRY(cudaMemcpyAsync(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range),
                                  cudaMemcpyDeviceToHost, engine->store_stream),
                  e);
     return 0;
@@ -139,7 +132,7 @@ void engine_unpin(Engine *engine, void *memory) {
 
 int engine_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    CUDA_TRY(cudaMemsetAsync(grad, 0, float_bytes(range), engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
     return 0;
 }
 
@@ -147,7 +140,7 @@ int engine_collect(Engine *engine, Range range, bool first, Error *e) {
     const EngineConfig *c = &engine->config;
     assert(c->shard_grads);
     return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
-                      range.end - range.begin, first, engine->stream, e);
+                      range_length(range), first, engine->stream, e);
 }
 
 // What of each segment lies in the range, counted from the range's beginning.
@@ -179,20 +172,15 @@ static int norms(Engine *engine, const float *grad, Range range, Tensors in, dou
     clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
         engine->segment_part, engine->segment + in.first, in.count, range);
     CUDA_LAUNCHED(e);
-    return reduce_squares(sq + in.first, grad, range.end - range.begin, engine->segment_part, in.count, engine->scratch,
+    return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
                           engine->stream, e);
-}
-
-// The step's gradients of a range.
-static float *grad_sum(Engine *engine, Range range) {
-    const EngineConfig *c = &engine->config;
-    return engine->grad_sum + (c->shard_grads ? shard_place(c, range) : range.begin);
 }
 
 int engine_norms(Engine *engine, Range range, Error *e) {
     Tensors in = tensors_in(engine->config.model, range);
     engine->stats_sent = engine->scaled = false;
-    return norms(engine, grad_sum(engine, range), range, in, stats_grad_sq(engine->stats), e);
+    const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
+    return norms(engine, sum, range, in, stats_grad_sq(engine->stats), e);
 }
 
 int engine_rank_norms(Engine *engine, Range range, Error *e) {
@@ -232,7 +220,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
                                   weights_rounded() ? engine->weight + begin : NULL,
                                   engine->moment1 + p.place,
                                   engine->moment2 + p.place,
-                                  grad_sum(engine, p.range),
+                                  engine->grad_sum + shard_grad_sum_place(&engine->config, p.range),
                                   engine->decay + begin / DECAY_GRANULE};
         TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
     }
@@ -261,9 +249,9 @@ void *engine_stream(Engine *engine) { return engine->stream; }
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
              *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
-    size_t n = range.end - range.begin, all = engine->config.model->flat_count;
+    size_t n = range_length(range), all = engine->config.model->flat_count;
     bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
-    TRY(engine_await(engine, range, e));
+    TRY(watch_await(&engine->weights_watch, range, e));
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
     TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
     if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));

@@ -178,7 +178,7 @@ typedef struct {
 
 static Parts parts_of(const Comm *comm, Range bucket) {
     Range first = transport_part(bucket, 0, comm->ranks), mine = transport_part(bucket, comm->rank, comm->ranks);
-    size_t all = bucket.end - bucket.begin, each = first.end - first.begin;
+    size_t all = range_length(bucket), each = range_length(first);
     return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
 }
 
@@ -210,13 +210,13 @@ static unsigned blocks_for(size_t n) {
 }
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts parts, Error *e) {
-    size_t all = bucket.end - bucket.begin;
+    size_t all = range_length(bucket);
     Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
     assert(all <= t->largest);
     round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
     CUDA_LAUNCHED(e);
     TRY(reduce_scatter(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
-    size_t own = mine.end - mine.begin;
+    size_t own = range_length(mine);
     widen_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
     CUDA_LAUNCHED(e);
     return 0;
