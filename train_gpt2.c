@@ -17,7 +17,7 @@
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/vector_math.h"
 #include "llmc/shard.h"
-#include "llmc/train.h"
+#include "llmc/program.h"
 
 #include <assert.h>
 #include <math.h>
@@ -387,7 +387,7 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
 
 #ifndef GNS_NO_MAIN
 int main(int argc, char **argv) {
-    train_spin_briefly(argv);
-    return train_main(argc, argv);
+    program_spin_briefly(argv);
+    return program_main(argc, argv);
 }
 #endif

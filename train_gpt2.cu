@@ -17,8 +17,8 @@
 #include "llmc/cuda/matmul.cuh"
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/program.h"
 #include "llmc/shard.h"
-#include "llmc/train.h"
 #include "llmc/workload.h"
 
 #include <assert.h>
@@ -551,7 +551,7 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
 
 #ifndef GNS_NO_MAIN
 int main(int argc, char **argv) {
-    train_spin_briefly(argv);
-    return train_main(argc, argv);
+    program_spin_briefly(argv);
+    return program_main(argc, argv);
 }
 #endif

@@ -1,5 +1,5 @@
-// run: one run of the program: what it is made of, and how that is put together. The training loop (train.c) and the
-// step (step.c) work on it; nothing below them sees it.
+// run: one run of the program: what it is made of, how that is put together, and what is done with it. The program
+// (program.c) makes it, the training loop (train.c) and the step (step.c) work on it; nothing below them sees it.
 #ifndef GNS_RUN_H
 #define GNS_RUN_H
 
@@ -82,8 +82,9 @@ int setup_shards(Run *r, Comm *comm, Error *e);
 int setup_engine(Run *r, Error *e); // this, then the engine, with the weights of r->saved if there is one
 int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take: r->at.tuning. All ranks must call this
 int setup_output(Run *r, Error *e); // the run directory, on rank 0: nothing was written before
-void say_setup(const Run *r);
 void run_destroy(Run *r);
+
+void say_setup(const Run *r); // all of that in some lines for the user (run_say.c)
 
 // run.json (run_json.c), and the command line as a shell reads it, with where it was given (*text from malloc).
 int write_run_json(const Run *r, Error *e);
@@ -115,6 +116,14 @@ int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e); // of r->hellaswag
 
 int evaluate_model(Run *r, Error *e); // --eval-only
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Training (train.c): all ranks, once set up. From where the run stands to its horizon, with validation, samples and
+// checkpoints; ERR_STOPPED where a signal asked for an earlier end.
+int train_run(Run *r, Error *e);
+
+// Prints a sample of the model, as the options want it. Where `copy` is not NULL, the text goes there too.
+int print_sample(Run *r, FILE *copy, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One optimizer step (step.c)

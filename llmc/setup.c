@@ -5,9 +5,7 @@
 #include "files.h"
 #include "hash.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <limits.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -415,74 +413,6 @@ int setup_output(Run *r, Error *e) {
     r->progress.val_loss = r->at.val_loss;
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
-}
-
-// How the step's line comes by it.
-static void say_mfu(const Run *r) {
-    double peak = engine_peak_flops(r->engine);
-    printf("MFU     ");
-    if (peak > 0) printf("share of %.4g TFLOP/s, ", 1e-12 * peak);
-    else printf("unknown, as the device's peak is; ");
-    printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
-}
-
-// "MACHINE: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
-static void say_tuning(const Run *r) {
-    int count = 0;
-    for (const char *c = r->at.tuning; *c; c++) count += *c == '=';
-    printf("tuned   %d matrix products\n", count);
-}
-
-static void say_data(const DataSet *data) {
-    DataInfo info = data_describe(data);
-    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)info.tokens,
-           (unsigned long long)info.windows);
-}
-
-static void say_hellaswag(const Run *r) {
-    HellaSwagInfo info = hellaswag_describe(r->hellaswag);
-    printf("tests   %d questions of %s", info.questions, r->options.hellaswag);
-    if (info.left_out) printf(", and %d left out, which have an ending longer than T", info.left_out);
-    if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
-    printf("\n");
-}
-
-// Of a new run, for the name of a preset may be taken for a trained model's.
-static void say_weights(const Run *r) {
-    if (!r->train || r->saved[0]) return;
-    if (checkpoint_is_model(r->options.model)) printf("; weights from %s", r->options.model);
-    else printf("; from scratch, seed %lld", (long long)r->options.seed);
-}
-
-// A vocabulary that is larger than bytes stands for text.
-static void say_tokenizer(const Run *r) {
-    if (!r->train || r->tokenizer || r->model.config.vocab <= 256) return;
-    printf(
-        "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer DIRECTORY\n");
-}
-
-void say_setup(const Run *r) {
-    char engine[256];
-    MemoryPlan plan;
-    const ModelConfig *c = &r->model.config;
-    engine_describe(r->engine, engine, sizeof engine);
-    engine_plan_memory(&r->shape, &plan);
-    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
-           1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
-    say_weights(r);
-    printf("\n");
-    if (r->train) say_data(r->train);
-    if (r->hellaswag) say_hellaswag(r);
-    printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
-    if (r->train) say_mfu(r);
-    if (r->at.tuning[0]) say_tuning(r);
-    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
-    if (r->parallel.config.zero == ZERO_2 && r->parallel.buckets && !r->parallel.shard_grads)
-        printf(
-            "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce micro-step "
-            "shards them, in sums of another order\n");
-    say_tokenizer(r);
-    fflush(stdout);
 }
 
 void run_destroy(Run *r) {

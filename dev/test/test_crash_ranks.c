@@ -268,7 +268,7 @@ static void test_stray_weights(void) {
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
         faults_join();
-        return train_main(argc - 2, argv + 2);
+        return program_main(argc - 2, argv + 2);
     }
     trainer_setup();
     faults_setup();

@@ -157,7 +157,7 @@ int main(int argc, char **argv) {
     if (argc > 1) { // one of the ranks
         const char *rank = getenv("OMPI_COMM_WORLD_RANK");
         machine = getenv(rank && *rank == '1' ? "GNS_TEST_MACHINE_1" : "GNS_TEST_MACHINE");
-        return train_main(argc - 1, argv + 1);
+        return program_main(argc - 1, argv + 1);
     }
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0) return 1;

@@ -6,7 +6,7 @@
 #include "../../llmc/data.h"
 #include "../../llmc/files.h"
 #include "../../llmc/rng.h"
-#include "../../llmc/train.h"
+#include "../../llmc/program.h"
 #include "test.h"
 
 #include <fcntl.h>
@@ -98,7 +98,7 @@ static pid_t trainer_start(const char *format, va_list args) {
     if (!freopen("log", "w", stdout)) _exit(1);
     dup2(1, 2);
     if (trainer.ranks > 1) trainer_exec_ranks(argc, argv);
-    int code = train_main(argc, argv);
+    int code = program_main(argc, argv);
     fflush(stdout);
     _exit(code);
 }
