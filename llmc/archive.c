@@ -31,8 +31,7 @@ static int partial_path(const char *out, int64_t step, char path[ARCHIVE_PATH], 
     return path_join(path, ARCHIVE_PATH, out, name, e);
 }
 
-// The step of "step_NNNNNNNN"; -1 for another name.
-static int64_t step_of(const char *name) {
+int64_t archive_step_of(const char *name) {
     const char *digits = name + strlen(STEP_PREFIX);
     size_t length = strlen(name);
     if (strncmp(name, STEP_PREFIX, strlen(STEP_PREFIX)) != 0) return -1;
@@ -68,7 +67,7 @@ static int steps_list(const char *out, Steps *steps, Error *e) {
     TRY(directory_list(out, &names, e));
     int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
     for (int i = 0; !code && i < names.count; i++)
-        if (step_of(names.name[i]) >= 0) steps->step[steps->count++] = step_of(names.name[i]);
+        if (archive_step_of(names.name[i]) >= 0) steps->step[steps->count++] = archive_step_of(names.name[i]);
     names_free(&names);
     if (!code && steps->count) qsort(steps->step, (size_t)steps->count, sizeof *steps->step, compare_newest_first);
     return code;

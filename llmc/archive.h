@@ -15,6 +15,9 @@ enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
 // "step_00000120"
 void archive_name(char *out, size_t bytes, int64_t step);
 
+// The step of such a name; -1 for any other.
+int64_t archive_step_of(const char *name);
+
 // Prepares an empty directory for the checkpoint of a step, under its temporary name. Fails, before anything is
 // written, where the disk has less than `bytes_needed` left.
 int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char directory[ARCHIVE_PATH], Error *e);

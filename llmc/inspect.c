@@ -66,7 +66,7 @@ static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
     for (int i = 0; i < names.count; i++) {
         char path[ARCHIVE_PATH];
         Error one = {0};
-        if (strncmp(names.name[i], "step_", 5) != 0 || strchr(names.name[i], '.')) continue;
+        if (archive_step_of(names.name[i]) < 0) continue;
         *any = true;
         int code = path_join(path, sizeof path, directory, names.name[i], &one);
         if (!code) code = inspect_checkpoint(path, out, &one);

@@ -9,6 +9,7 @@ losses at the end are alike; above it they rise. Here every branch sees the same
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,9 +29,10 @@ class Origin:
 
     def __init__(self, path):
         path = os.path.normpath(path)
-        name = os.path.basename(os.path.abspath(path))
-        run_path = os.path.dirname(os.path.abspath(path)) if name.startswith("step_") else path
-        self.checkpoint = os.path.abspath(path) if name.startswith("step_") else newest_checkpoint(run_path)
+        whole = os.path.abspath(path)
+        is_checkpoint = step_of(os.path.basename(whole)) is not None
+        run_path = os.path.dirname(whole) if is_checkpoint else path
+        self.checkpoint = whole if is_checkpoint else newest_checkpoint(run_path)
         self.run = Run(run_path)
         state = read_json(os.path.join(self.checkpoint, "state.json"))
         try:
@@ -52,14 +54,21 @@ class Origin:
         return scale if scale > 0 else math.nan
 
 
+def step_of(name):
+    """The step of a checkpoint's name (archive_step_of in llmc/archive.c); None for another name."""
+    match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
+    return int(match[1]) if match else None
+
+
 def newest_checkpoint(path):
     try:
-        names = sorted(name for name in os.listdir(path) if name.startswith("step_") and "." not in name)
+        names = [name for name in os.listdir(path) if step_of(name) is not None]
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+    names = [name for name in names if os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
-    return os.path.join(os.path.abspath(path), names[-1])
+    return os.path.join(os.path.abspath(path), max(names, key=step_of))
 
 
 class Branch:

@@ -13,6 +13,17 @@ print_header() { # FILE
     sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
 }
 
+# Prints a run's newest checkpoint, where there is one. What one is called: archive_step_of in llmc/archive.c.
+newest_checkpoint() { # RUN
+    local path step newest=-1
+    for path in "$1"/step_*; do
+        step=${path##*/step_}
+        [[ $step =~ ^([0-9]{8}|[1-9][0-9]{8,17})$ ]] && [ -e "$path/MANIFEST.json" ] || continue
+        [ $((10#$step)) -le $newest ] || newest=$((10#$step))
+    done
+    [ $newest = -1 ] || printf '%s/step_%08d\n' "${1%/}" $newest
+}
+
 # Of a script whose arguments are its stages: --help, or a word that is none of them, ends it.
 check_stages() { # "STAGE..." ARGUMENTS...
     local stages=$1 word

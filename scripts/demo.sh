@@ -52,4 +52,4 @@ awk -v bytes="$(wc -c < validation.txt)" -v packed="$(gzip -9 -c validation.txt 
     END { printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
 ' run/metrics.jsonl
 echo "the run lies in $PWD/run; sample it again with"
-echo "  ./train_gpt2 --sample-only --model $(ls -d "$PWD"/run/step_* | tail -n 1) --prompt '#define '"
+echo "  ./train_gpt2 --sample-only --model $(newest_checkpoint "$PWD/run") --prompt '#define '"

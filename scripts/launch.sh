@@ -120,8 +120,6 @@ need_mpi() {
     [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
 }
 
-newest_checkpoint() { compgen -G "$OUT/step_????????" | sort | tail -n 1; }
-
 ask_to_stop() { # PID: as soon as it listens
     local end=$((SECONDS + 10))
     until listens "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
@@ -159,7 +157,7 @@ command_to_go_on() { # COMMAND...: into the array `command`
 # A job that Slurm queues again may have ended before it came to do what --fresh asks for. So it is noted beside OUT what
 # lay there before the first start: once something else does, the run is this job's own. `note` is the note's path; a file
 # of --config may say fresh as well.
-what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint)"; }
+what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint "$OUT")"; }
 has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
 
 fresh_once() { # COMMAND...: into the array `command`, without its --fresh where the job has begun before
@@ -180,7 +178,7 @@ forget_start() { # CODE: of the run's end; a job that has begun and is not done 
 train_until_done() { # COMMAND...
     local command=("$@") code before newest
     while :; do
-        before=$(newest_checkpoint)
+        before=$(newest_checkpoint "$OUT")
         run_and_listen "${command[@]}"
         code=$?
         case $code in
@@ -188,7 +186,7 @@ train_until_done() { # COMMAND...
         esac
         [ $asked = 0 ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
-        newest=$(newest_checkpoint)
+        newest=$(newest_checkpoint "$OUT")
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
         command_to_go_on "${command[@]}"

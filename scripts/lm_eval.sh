@@ -46,9 +46,8 @@ need_model() {
     local newest
     [ -n "$MODEL" ] || fail 64 "no model" "Name a checkpoint, for example runs/gpt2/step_00001000; see --help"
     [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "Name a checkpoint or a run directory"
-    newest=$(compgen -G "${MODEL%/}/step_????????/MANIFEST.json" | sort | tail -n 1 || true)
-    [ -z "$newest" ] || MODEL=${newest%/MANIFEST.json}
-    MODEL=${MODEL%/}
+    newest=$(newest_checkpoint "$MODEL")
+    MODEL=${newest:-${MODEL%/}}
     [ -f "$MODEL/config.json" ] || fail 65 "$MODEL: no config.json" "Name a checkpoint or a run directory"
     compgen -G "$MODEL/*.safetensors" > /dev/null || fail 65 "$MODEL: no weights in it" "Name a checkpoint or a run directory"
     case $MODEL,$TOKENIZER in

@@ -163,7 +163,7 @@ run_whole() { # NAME RANKS OPTIONS...
     [ $code = 0 ] || { tell_failure "$1"; return 1; }
 }
 
-checkpoint() { compgen -G "$work/$1/step_????????" | sort | tail -n 1; }
+checkpoint() { newest_checkpoint "$work/$1"; }
 values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; }
 median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
 

@@ -18,8 +18,8 @@
 #
 # and the last line is `exit $failed`.
 suite=$1 failed=0
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 70
-root=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh" # $root, newest_checkpoint
+cd "$root" || exit 70
 build=${GNS_BUILD:-build/cpu}
 train=$root/$build/train_gpt2
 tokenize=$root/$build/data/tokenize
@@ -57,7 +57,6 @@ skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
 
 says() { grep -qF -- "$2" "$1"; }           # FILE TEXT
 one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
-newest() { ls -d "$1"/step_* | tail -n 1; } # RUN: its newest checkpoint
 # Of a RUN, every number that a step prints but those that a clock gives.
 numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 

@@ -3,6 +3,7 @@
 # transformers reads what it saved: dev/test/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by scripts/gpu_check.sh (the CPU
 # trainer has closer tests, dev/test/test_resume.c and test_crash.c, and passes this one too).
 set -u
+. "$(dirname "$0")/../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
 work=$(mktemp -d)
 trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
@@ -46,7 +47,7 @@ verdict finished $? "$(tail -n 1 "$work/parts.log")"
 [ "$(grep -c '^resuming' "$work/parts.log")" = 2 ]
 verdict resumed_twice $? "$(grep -c '^resuming' "$work/parts.log") times"
 
-last=$(basename "$(find "$work/whole" -name "step_*" | sort | tail -n 1)")
+last=$(basename "$(newest_checkpoint "$work/whole")")
 for file in "$work/whole/$last"/*.safetensors; do
     cmp -s "$file" "$work/parts/$last/$(basename "$file")"
     verdict "same_bits/$(basename "$file")" $? "$last differs"

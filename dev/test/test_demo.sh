@@ -39,7 +39,11 @@ goes_on_after_a_stop() { # and says when it is complete
     rm "$work/stop"
     [ "$(wc -l < "$demo/run/metrics.jsonl")" -ge 40 ] && { echo "stopped too late to go on"; return 1; }
     TOKENS=24000 demo 0 "$work/text" && grep -q '^resuming from run/step_' "$work/log" && grep -q '^bits a byte' "$work/log" && stays || return 1
-    TOKENS=24000 demo 0 "$work/text" && grep -q '^this run is complete' "$work/log" && stays
+    TOKENS=24000 demo 0 "$work/text" && grep -q '^this run is complete' "$work/log" && stays || return 1
+    local newest
+    newest=$(newest_checkpoint "$demo/run")
+    cp -r "$newest" "$newest.damaged" && TOKENS=24000 demo 0 "$work/text" && rm -r "$newest.damaged" &&
+        grep -qF -- "--model $newest --prompt" "$work/log" || { tail -n 1 "$work/log"; return 1; }
 }
 another_text_starts_over() { # and nothing is deleted
     local before

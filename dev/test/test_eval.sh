@@ -37,7 +37,7 @@ same() { # A B WHAT: two texts
 training_is_not_disturbed() { # same weights and numbers, to the bit, with questions in between and without
     local common="--steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20"
     run plain $common && run asked $common $asked || return 1
-    cmp "$(newest plain)/model.safetensors" "$(newest asked)/model.safetensors" || return 1
+    cmp "$(newest_checkpoint plain)/model.safetensors" "$(newest_checkpoint asked)/model.safetensors" || return 1
     same "$(numbers plain)" "$(numbers asked | grep -v hellaswag)" metrics
 }
 asked_when_due() { # and at the end
@@ -56,7 +56,7 @@ llm_c_asks_at_each_validation() {
         same "$(scores alias | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 4"step": 8"step": 9' steps
 }
 resumed_as_if_never_stopped() { # a run that was lost behind its checkpoint asks the same questions again
-    cp -r asked lost && rm -r "$(newest lost)" || return 1
+    cp -r asked lost && rm -r "$(newest_checkpoint lost)" || return 1
     run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
         grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
 }
@@ -74,16 +74,16 @@ assert counts == (35, 5, 4), counts"
 }
 
 evaluate() { # OPTIONS...: of the learner
-    "$train" --eval-only --model "$(newest learner)" --threads 1 "$@"
+    "$train" --eval-only --model "$(newest_checkpoint learner)" --threads 1 "$@"
 }
 figures() { grep '^  ' "$1"; }
 value() { awk -v name="$2" '$1 == name { print $2 }' "$1"; }
 
 eval_only_says_what_the_run_said() { # its last validation, and its last score
     evaluate --val 'code_val_*.bin' --val-tokens 1024 --hellaswag questions.jsonl > e1 || return 1
-    run again --model "$(newest learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
+    run again --model "$(newest_checkpoint learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
     small="--train code_train_*.bin --val code_val_*.bin --seq-len 48 --val-tokens 1024 --threads 1 --lr 0" \
-        run again --model "$(newest learner)" --steps 1 || return 1
+        run again --model "$(newest_checkpoint learner)" --steps 1 || return 1
     awk -v a="$(value e1 loss)" -v b="$(grep -oE 'val_loss": [0-9.]+' again/metrics.jsonl | cut -d ' ' -f 2)" \
         'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1 again/metrics.jsonl; return 1; }
     awk -v a="$(value e1 acc)" -v b="$(scores learner | grep -oE 'swag": [0-9.]+' | cut -d ' ' -f 2)" \
@@ -95,14 +95,14 @@ the_whole_set_by_default() { # which is more than --val-tokens' own default
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
 }
 a_run_is_its_newest_checkpoint() { # the newest that is whole
-    cp -r asked several && cp -r "$(newest several)" several/step_00000090 && truncate -s -4 several/step_00000090/model.safetensors &&
+    cp -r asked several && cp -r "$(newest_checkpoint several)" several/step_00000090 && truncate -s -4 several/step_00000090/model.safetensors &&
         "$train" --eval-only --model several --val 'code_val_*.bin' > e8 2> e8.err &&
-        "$train" --eval-only --model "$(newest asked)" --val 'code_val_*.bin' > e9 && same "$(figures e8)" "$(figures e9)" "the model" &&
+        "$train" --eval-only --model "$(newest_checkpoint asked)" --val 'code_val_*.bin' > e9 && same "$(figures e8)" "$(figures e9)" "the model" &&
         grep -q step_00000090 e8.err && "$train" --sample-only --model asked --sample-tokens 3 --prompt int | grep -q '^int'
 }
 micro_batch_and_threads_change_no_bit() {
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl --micro-batch 1 > e3 &&
-        "$train" --eval-only --model "$(newest learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
+        "$train" --eval-only --model "$(newest_checkpoint learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
             --micro-batch 31 > e4 && same "$(figures e3)" "$(figures e4)" "the score"
 }
 ranks_share_the_work() { # and give the same
@@ -110,7 +110,7 @@ ranks_share_the_work() { # and give the same
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl > e5 || return 1
     local ranks
     for ranks in 2 3; do
-        mpirun -np $ranks --oversubscribe --allow-run-as-root --bind-to none "$train" --eval-only --model "$(newest learner)" \
+        mpirun -np $ranks --oversubscribe --allow-run-as-root --bind-to none "$train" --eval-only --model "$(newest_checkpoint learner)" \
             --threads 1 --val 'code_val_*.bin' --hellaswag questions.jsonl > e6 2> e6.err || { cat e6.err; return 1; }
         same "$(figures e5)" "$(figures e6)" "the score of $ranks ranks" || return 1
     done
@@ -121,7 +121,7 @@ ranks_share_the_work() { # and give the same
         same "$(scores r1)" "$(scores r3)" "the score in training" || { tail -n 3 r3.log; return 1; }
 }
 writes_nothing() {
-    mkdir -p alone && cp -r "$(newest learner)" alone/model && cp questions.jsonl code_val_*.bin alone/ || return 1
+    mkdir -p alone && cp -r "$(newest_checkpoint learner)" alone/model && cp questions.jsonl code_val_*.bin alone/ || return 1
     (cd alone && find . | sort > ../before && chmod -R a-w . &&
         "$train" --eval-only --model model --val 'code_val_*.bin' --hellaswag questions.jsonl > /dev/null)
     local code=$?
@@ -135,9 +135,9 @@ a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where 
     small=$scratch run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
     small=$scratch run words --tokenizer vocabulary --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
-    "$train" --sample-only --model "$(newest words)" --prompt 'static int' --sample-tokens 5 > sample &&
+    "$train" --sample-only --model "$(newest_checkpoint words)" --prompt 'static int' --sample-tokens 5 > sample &&
         grep -q '^static int' sample || { cat sample; return 1; }
-    "$train" --eval-only --model "$(newest words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7
+    "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7
 }
 
 refuse() { # CODE MENTION OPTIONS...: one line on stderr, nothing on stdout
@@ -150,7 +150,7 @@ refuse() { # CODE MENTION OPTIONS...: one line on stderr, nothing on stdout
 }
 refusals() {
     local model step
-    model=$(newest learner)
+    model=$(newest_checkpoint learner)
     printf 'nonsense\n' > broken.jsonl
     : > empty.jsonl
     mkdir empty_run

@@ -9,7 +9,7 @@ mpi_here
 # start. It leaves a checkpoint where the code has a + behind it, moves the run aside first where it has an m before it, and
 # kills the launcher of a Slurm job where it has a k at its end.
 mkdir "$work/bin" "$work/data"
-for tool in bash cat dirname env grep head id mkdir printf sed setsid sort tail; do
+for tool in bash cat dirname env grep head id mkdir printf sed setsid; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
 done
 cat > "$work/launcher.sh" <<END
@@ -24,10 +24,11 @@ cat > "$work/fake_cu" <<'END'
 # MPI_Init_thread
 cd "$(dirname "$0")"
 echo "$*" >> starts
+leave() { mkdir -p "$1" && touch "$1/MANIFEST.json"; }
 code=$(head -n 1 codes)
 sed -i 1d codes
 case $code in m*) mv out "out.$(grep -c . starts)" && mkdir out ;; esac
-case $code in *+*) mkdir -p "out/step_$(printf %08d "$(grep -c . starts)")" ;; esac
+case $code in *+*) leave "out/step_$(printf %08d "$(grep -c . starts)")" ;; esac
 case $code in *k) kill -KILL "$(ps -o ppid= $PPID | tr -d ' ')" ;; esac
 exit "${code//[mk+]/}"
 END
@@ -36,6 +37,7 @@ chmod +x "$work"/launcher.sh "$work"/fake_cu "$work"/nvidia-smi
 touch "$work"/data/x_{train,val}_0.bin
 cat llmc/*.c > "$work/text"
 "$tokenize" --tokenizer bytes --out "$work/data/y" --val-fraction 0.1 "$work/text" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+leave() { mkdir -p "$1" && touch "$1/MANIFEST.json"; } # CHECKPOINT, such as it is
 data=(TRAIN="$work/data/x_train_*.bin" VAL="$work/data/x_val_*.bin" OUT="$work/out" PROGRAM="$work/fake_cu")
 
 refuses() { # CODE TEXT VARIABLE=VALUE...
@@ -120,7 +122,7 @@ slurm_starts_over_at_last() { # CODE CODES: of a first start over an old run, wh
     SLURM_RESTART_COUNT=2 again=1 submits 350M 0 3 0 --fresh --seed 3 || return 1
     starts_say '--fresh --seed 3' '--fresh --seed 3' ' --seed 3 -y 1' && ! marked
 }
-old_run() { rm -rf "$work"/out* "$work/starts" && mkdir -p "$work/out/step_00099999"; }
+old_run() { rm -rf "$work"/out* "$work/starts" && leave "$work/out/step_00099999"; }
 slurm_starts_over_here() { # where nothing lay, where a file asks for it, and where nobody does
     goes_on_as() { # LAST LATER OPTIONS...: last ones of the first start with OPTIONS, and when the job is queued again
         submits 350M 75 1 75+ "${@:3}" && SLURM_RESTART_COUNT=1 again=1 submits 350M 0 2 0 "${@:3}" &&
@@ -164,11 +166,25 @@ one_tokenizer() { # the one that is given goes before the one that is found
     env PATH="$PATH:$work" "${data[@]}" RANKS=1 TOKENIZER=found bash "$work/launcher.sh" --tokenizer given > "$work/log" 2>&1
     [ "$(grep -o -- '--tokenizer [a-z]*' "$work/starts")" = "--tokenizer given" ] || { cat "$work/starts" "$work/log"; return 1; }
 }
+newest_is_told_by_the_name() { # to scripts in shell and in Python, by what llmc/archive.c calls a checkpoint
+    local run="$work/new est" name python
+    python=$(find_python) || return
+    newest() {
+        local got
+        got=$(newest_checkpoint "$run") && [ "$got" = "$1" ] || { echo "not $1 but $got"; return 1; }
+        got=$(PYTHONPATH=scripts "$python" -c 'import branched_probe, sys; print(branched_probe.newest_checkpoint(sys.argv[1]))' "$run" 2>&1)
+        [ "$got" = "$1" ] || { [ -z "$1" ] && [[ $got == *"no checkpoint"* ]]; } || { echo "in Python: not $1 but $got"; return 1; }
+    }
+    for name in step_00000008.damaged step_notes step_7 step_0000000x step_000000009; do leave "$run/$name"; done
+    mkdir "$run/step_00000009" # which is not whole
+    newest "" && leave "$run/step_00000008" && newest "$run/step_00000008" && leave "$run/step_99999999" && leave "$run/step_100000000" &&
+        newest "$run/step_100000000"
+}
 lost() { goes 78 1 137 && says "$work/log" "error: a rank was lost (exit code 137: signal 9). Start the same command again"; }
 again_until_done() { goes 0 4 75+ 78+ 137+ 0; }
 not_if_nothing_is_there() { # the earlier run was moved aside, and the new one died before its first checkpoint
     rm -rf "$work/out" "$work/starts"
-    mkdir -p "$work/out/step_00099999"
+    leave "$work/out/step_00099999"
     sed 's|^exit|rm -rf out/*; exit|' "$work/fake_cu" > "$work/moves_cu" && chmod +x "$work/moves_cu"
     printf '%s\n' 78 78 0 > "$work/codes"
     env PATH="$PATH:$work" "${data[@]}" PROGRAM="$work/moves_cu" RANKS=1 bash "$work/launcher.sh" --fresh > "$work/log" 2>&1
@@ -446,7 +462,7 @@ END
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
-    given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words done_at_once \
+    given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words newest_is_told_by_the_name done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
     mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test

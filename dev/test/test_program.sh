@@ -100,6 +100,10 @@ greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
 }
+a_run_is_checked() { # its checkpoints, and nothing else in it
+    cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
+        [ "$(grep -c ': as it was written$' checked.log)" = "$(ls -d checked/step_0* | wc -l)" ] || { tail -n 3 checked.log; }
+}
 an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.jsonl ] && same a a.1; }
 config_file_is_the_command_line() {
     tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
@@ -138,7 +142,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
     says_that_there_is_no_tokenizer samples_from_a_model \
-    greedy_sampling_takes_top_1 an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
+    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
 exit $failed

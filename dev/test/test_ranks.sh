@@ -69,7 +69,7 @@ the_ramp_grew() {
 ramp_with_two_ranks() { ramp_agrees 2; }
 ramp_with_three_ranks() { ramp_agrees 3; }
 ramp_with_four_ranks() { ramp_agrees 4; }
-same_weights() { cmp "$(newest "$1")/model.safetensors" "$(newest "$2")/model.safetensors"; }
+same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
 runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
 same_numbers() { cmp <(numbers "$1") <(numbers "$2"); }
 # One micro-step a step, and a model in which blocks that take turns in memory do so.
@@ -98,18 +98,18 @@ reduced_at_every_micro_step() { # the sum's order is another: the same up to rou
 resumes_in_another_mode() { # from a checkpoint of three ranks that shared the state out, as if nothing had happened
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 || return 1
     cp -r z2 z3
-    rm -r "$(newest z3)"
+    rm -r "$(newest_checkpoint z3)"
     run 3 z3 $ramp_run && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && close r3 z3 loss 0 || return 1
     for modes in "2 0" "0 2" "1 2"; do # FROM TO, with sharded gradients
         local from=${modes% *} to=${modes#* } out=z_${modes// /_}
-        wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest "$out")" &&
+        wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest_checkpoint "$out")" &&
             wide 3 "$out" $ramp_run --zero "$to" && grep -q "^resuming from $out/step_" "$out.log" &&
             same_weights w3_0 "$out" && close w3_0 "$out" loss 0 || return 1
     done
 }
 resumes_with_other_ranks() {
     cp -r z2 z4
-    rm -r "$(newest z4)"
+    rm -r "$(newest_checkpoint z4)"
     run 2 z4 $ramp_run --zero 1 && grep -q '^resuming from z4/step_' z4.log && agree r3 z4
 }
 dry_run_knows_the_shares() { # of gradients and moments, in floats a parameter
@@ -150,7 +150,7 @@ samples_between_steps() { # rank 0 alone needs all weights then, of which some w
         same_weights sampled silent
 }
 one_rank_samples() { # the others would wait for it at the end of the program, under a deadline
-    local command=("$train" --sample-only --model "$(newest r2)" --sample-tokens 3) code
+    local command=("$train" --sample-only --model "$(newest_checkpoint r2)" --sample-tokens 3) code
     mpi 2 "${command[@]}" > sample.log 2>&1
     code=$?
     [ $code = 64 ] && [ "$(grep -c '^error.*: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }

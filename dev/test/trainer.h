@@ -3,6 +3,7 @@
 #ifndef GNS_TRAINER_H
 #define GNS_TRAINER_H
 
+#include "../../llmc/archive.h"
 #include "../../llmc/data.h"
 #include "../../llmc/files.h"
 #include "../../llmc/rng.h"
@@ -219,7 +220,7 @@ static inline long newest_step(const char *run) {
     long newest = -1;
     if (directory_list(run, &names, &e)) return -1;
     for (int i = 0; i < names.count; i++)
-        if (strncmp(names.name[i], "step_", 5) == 0 && !strchr(names.name[i], '.')) newest = atol(names.name[i] + 5);
+        if (archive_step_of(names.name[i]) > newest) newest = (long)archive_step_of(names.name[i]);
     names_free(&names);
     return newest;
 }
