@@ -29,7 +29,12 @@ static void print_words(FILE *f, int *column, const char *text) {
     }
 }
 
-// "--micro-batch ROWS": what follows the flag is the unit where there is one.
+static bool is_lower(const char *text) {
+    while (*text && !isupper((unsigned char)*text)) text++;
+    return !*text;
+}
+
+// "--micro-batch ROWS": what follows the flag is the unit where there is one, in capitals unless it has its own (GB/s).
 static int print_flag(FILE *f, OptionId id) {
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
     char text[2 * FLAG_BYTES];
@@ -37,8 +42,9 @@ static int print_flag(FILE *f, OptionId id) {
     const char *operand = *row->unit ? row->unit : kinds[row->type];
     option_flag(text, id);
     if (*operand) strcat(text, " ");
+    bool capitals = is_lower(operand);
     for (char *end = text + strlen(text); *operand; operand++)
-        *end++ = (char)toupper((unsigned char)*operand), *end = 0;
+        *end++ = capitals ? (char)toupper((unsigned char)*operand) : *operand, *end = 0;
     return fprintf(f, "  %s", text);
 }
 
@@ -58,8 +64,9 @@ static void print_row(FILE *f, OptionId id) {
     bool named = row->type == TYPE_CHOICE || row->type == TYPE_TEXT;
     if (named && *row->values) snprintf(names, sizeof names, "%s:", row->values);
     help_suffix(suffix, sizeof suffix, row);
-    int column = HELP_COLUMN;
-    fprintf(f, "%*s", HELP_COLUMN - print_flag(f, id), "");
+    int column = HELP_COLUMN, width = print_flag(f, id);
+    if (width >= HELP_COLUMN) width = 0, fputc('\n', f);
+    fprintf(f, "%*s", HELP_COLUMN - width, "");
     print_words(f, &column, names);
     print_words(f, &column, row->help);
     if (*suffix) print_word(f, &column, suffix, (int)strlen(suffix));

@@ -43,10 +43,10 @@ static int parse_config(Options *o, const char *text, Error *e) {
 
 // The table once more, as the tests see it.
 static const struct {
-    const char *type, *field, *alias, *fallback, *values, *unit, *section;
+    const char *type, *field, *alias, *fallback, *values, *unit, *section, *help;
 } table[] = {
 #define X(type, field, alias, alias_unit, fallback, values, unit, section, help)                                       \
-    {#type, #field, alias, fallback, values, unit, #section},
+    {#type, #field, alias, fallback, values, unit, #section, help},
     OPTIONS_TABLE(X)
 #undef X
 };
@@ -606,6 +606,16 @@ static void test_of_use(void) {
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 
+// What --help says of an option is a phrase of its own: one that goes on from the operand's name nobody can say aloud.
+static void test_help_is_phrases(void) {
+    static const char *const continues[] = {"of ",    "for ",  "to ",    "in ", "over ", "between ", "instead ",
+                                            "added ", "with ", "above ", "as ", "that ", "on which "};
+    for (int i = 0; i < OPTION_COUNT; i++)
+        for (size_t k = 0; k < sizeof continues / sizeof *continues; k++)
+            CHECK(strncmp(table[i].help, continues[k], strlen(continues[k])) != 0, "--%s %s", table[i].field,
+                  table[i].help);
+}
+
 static void test_help(void) {
     char *text = NULL;
     size_t bytes;
@@ -624,13 +634,26 @@ static void test_help(void) {
         char operand[96];
         snprintf(operand, sizeof operand, "%s %s", flag, table[i].unit);
         for (char *c = operand + strlen(flag); *c; c++) *c = (char)toupper((unsigned char)*c);
-        if (*table[i].unit) CHECK(strstr(text, operand), "%s", operand);
+        if (*table[i].unit && i != OPTION_link) CHECK(strstr(text, operand), "%s", operand);
+    }
+    static const char *const operands[] = {
+        "--train FILES ", "--out DIR ",     "--model NAME|PATH ", "--hellaswag FILE ", "--prompt TEXT ",
+        "--check PATH ",  "--config FILE ", "--link GB/s ",       "--device NAME ",    "--seed N ",
+        "--lr X ",        "--gns NAME ",    "--zero STAGE ",      "--seq-len TOKENS "};
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
+        char row[64];
+        snprintf(row, sizeof row, "\n  %.*s ", (int)strlen(operands[i]) - 1, operands[i]);
+        CHECK(strstr(text, row), "%s", operands[i]);
     }
     CHECK(strstr(text, "[default 4; llm.c -b]"), "default and alias");
     const char *config = strstr(text, "\n  --config ");
     CHECK(config && strstr(config, "in \"quotes\""), "how a # comes into a value");
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         CHECK(strlen(line) <= 100 && line[strlen(line) - 1] != ' ', "line of %zu: %s", strlen(line), line);
+        if (strncmp(line, "  ", 2) != 0) continue;
+        const char *gap = strstr(line + 3, "  "), *words = line[2] == ' ' ? line : gap;
+        if (words) CHECK((int)(words + strspn(words, " ") - line) == 28, "one column: %s", line);
+    }
     free(text);
 }
 
@@ -688,6 +711,7 @@ int main(void) {
     RUN(test_of_no_use_is_noted);
     RUN(test_of_no_use_without_training);
     RUN(test_of_use);
+    RUN(test_help_is_phrases);
     RUN(test_help);
     RUN(test_json);
     return test_summary();
