@@ -73,6 +73,7 @@ static int engine_open(Engine *engine, Error *e) {
 
 int engine_create(Engine **out, const EngineConfig *config, Error *e) {
     assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
+    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
     int code = engine_open(*out, e);

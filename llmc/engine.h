@@ -23,7 +23,7 @@ typedef struct Engine Engine;
 
 typedef struct {
     const Model *model; // outlives the engine
-    int micro_batch;    // rows of one micro-step, at most
+    int micro_batch;    // rows of one micro-step, at most; of no more than MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the most a step will measure

@@ -109,6 +109,10 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
+// The most tokens of a micro-batch (B x T). Their number N is an int, and so is what attention counts by head and tile of
+// 32 tokens (an example's last tile may be short): MODEL_HEADS_MAX (N / 32 + B) at most.
+enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
+
 // Is it a model, as bytes [begin, end) of a file describe it? ERR_INPUT where it is none.
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
 

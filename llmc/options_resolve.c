@@ -17,6 +17,14 @@ static int resolve_model(const Options *o, Error *e) {
     return 0;
 }
 
+static int resolve_micro_batch(const Options *o, Error *e) {
+    if (o->micro_batch * o->seq_len <= MICRO_BATCH_TOKENS_MAX) return 0;
+    FAIL(e, ERR_USAGE, NULL, "--micro-batch %lld x --seq-len %lld is %lld tokens, and %d are possible",
+         (long long)o->micro_batch, (long long)o->seq_len, (long long)(o->micro_batch * o->seq_len),
+         MICRO_BATCH_TOKENS_MAX);
+    return error_hint(e, "use --micro-batch %lld or less", (long long)(MICRO_BATCH_TOKENS_MAX / o->seq_len));
+}
+
 static int resolve_batch(Options *o, Error *e) {
     if (o->batch_tokens % o->seq_len != 0) {
         FAIL(e, ERR_USAGE, NULL, "--batch-tokens %lld is not a multiple of --seq-len %lld", (long long)o->batch_tokens,
@@ -133,6 +141,7 @@ int options_resolve(Options *o, Error *e) {
     drop_slashes_behind(o->model);
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
+    TRY(resolve_micro_batch(o, e));
     TRY(resolve_batch(o, e));
     TRY(resolve_aliases(o, e));
     TRY(options_check_needs(o, e));

@@ -116,7 +116,8 @@ typedef struct {
 PlanState plan_state(const EngineConfig *shape, double value);
 
 // Memory (plan_memory.c): of a rank at this micro-batch, with the libraries'; what of the device's there is for it; the
-// largest micro-batch that fits into that with `besides` bytes of something else, up to `most` (0: not even one row).
+// largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options
+// allow (0: not even one row).
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
 double plan_usable_memory(const PlanDevice *device);
 int plan_largest_micro_batch(const Plan *plan, double besides, int most);

@@ -99,7 +99,8 @@ double plan_usable_memory(const PlanDevice *device) {
 }
 
 int plan_largest_micro_batch(const Plan *plan, double besides, int most) {
-    int fits = 0, fails = most + 1;
+    int allowed = MICRO_BATCH_TOKENS_MAX / plan->shape.seq_len;
+    int fits = 0, fails = (most < allowed ? most : allowed) + 1;
     while (fails - fits > 1) {
         int middle = fits + (fails - fits) / 2;
         MemoryPlan memory;

@@ -95,7 +95,6 @@ static void print_memory_line(FILE *f, const char *what, double bytes) {
 }
 
 static void print_memory(FILE *f, const PlanReport *r) {
-    enum { MOST = 65536 }; // of --micro-batch
     const Plan *p = r->plan;
     MemoryPlan memory;
     plan_memory(p, p->shape.micro_batch, &memory);
@@ -107,7 +106,7 @@ static void print_memory(FILE *f, const PlanReport *r) {
     double besides = host_is_device ? r->host_bytes : 0, all = (double)memory.total + besides;
     print_memory_line(f, "memory in all", all);
     if (p->device.memory_bytes > 0) {
-        int fits = plan_largest_micro_batch(p, besides, MOST);
+        int fits = plan_largest_micro_batch(p, besides, MICRO_BATCH_MAX);
         fprintf(f, " of %.0f", plan_usable_memory(&p->device) / (1 << 20));
         if (fits) fprintf(f, "; the largest --micro-batch that fits is %d", fits);
         else fprintf(f, "; NOT EVEN ONE ROW FITS");

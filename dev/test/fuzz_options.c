@@ -27,7 +27,7 @@ static const char *const seeds[] = {
     "steps = 99999999999999999999\nlr = nan\nbeta1 = 1\n= =\n==\n\"\n#\nramp = replay:\n",
     "--train a --steps 5 --lr=0.1 -u 7 -m 3 -b 2 -t 32 -d 64 --gns-exact-every 3 --prompt=x --dry-run",
     "-i a -j b -e gpt2:d12 -x -1 -ge 2 -h 1 -pi mpi -sl 3 -pi tcp --ramp linear --batch-min 1 --batch-max 9 --help",
-    "--train a --train-tokens 1e15 --seq-len 65536 --batch-tokens 1e12 -u 1e9 --micro-batch 65536 -m 999999999999999",
+    "--train a --train-tokens 1e15 --seq-len 65536 --batch-tokens 1e12 -u 1e9 --micro-batch 512 -m 999999999999999",
     "--train a --steps 1e9 --seq-len 64 --batch-tokens 999999999936",
     "--train a --train-tokens 1e6 --ramp replay:x",
     "-nm 1 -f 1 -w 1 -ge 1 -a 1 -lg 1 -pn 1 -pr 1 -pg 1 -ps 1 -pp 1 -pf 1 -nm 1 -f 1 -w 1 -ge 1 -a 1 -lg 1 -pn 1 -pr 1 "

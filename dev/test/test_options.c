@@ -176,11 +176,9 @@ static void test_limits_are_the_models(void) {
     const struct {
         OptionId id;
         int least, most;
-    } limits[] = {{OPTION_layers, 1, most.layers},
-                  {OPTION_heads, 1, most.heads},
-                  {OPTION_channels, 1, most.channels},
-                  {OPTION_vocab_size, 2, most.vocab},
-                  {OPTION_seq_len, 1, most.context}};
+    } limits[] = {{OPTION_layers, 1, most.layers},     {OPTION_heads, 1, most.heads},
+                  {OPTION_channels, 1, most.channels}, {OPTION_vocab_size, 2, most.vocab},
+                  {OPTION_seq_len, 1, most.context},   {OPTION_micro_batch, 1, MICRO_BATCH_MAX}};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         const OptionRow *row = &option_rows[limits[i].id];
         CHECK(option_range_contains(row, limits[i].least) && !option_range_contains(row, limits[i].least - 1),

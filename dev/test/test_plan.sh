@@ -35,6 +35,15 @@ says_where_the_disk_is_too_small() {
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
 says_where_memory_is_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
+plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
+    local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
+    for program in "$train" "$cuda"; do
+        [ -x "$program" ] || continue
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' "$program" --dry-run $most > plan.txt 2>&1 &&
+            said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
+    done
+}
 planning_goes_with_dry_run() {
     local option
     for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
@@ -84,12 +93,13 @@ estimates_what_the_cuda_engine_takes() {
                 print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
         diff <(libraries plan.txt) <(libraries cuda.txt) && said '^  CUDA context and libraries ' || return 1
         [[ $options != *--ranks* ]] || said '^  NCCL ' || return 1
-        [[ $options != *bf16* ]] || said '^  rounded gradients .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
+        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
     done
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
-    says_where_the_disk_is_too_small says_where_memory_is_too_small planning_goes_with_dry_run writes_nothing \
+    says_where_the_disk_is_too_small says_where_memory_is_too_small \
+    plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
     foretells_the_steps estimates_what_the_cuda_engine_takes; do
     try $test
 done
