@@ -2,6 +2,7 @@
 #include "kernel_test.cuh"
 
 #include "../../llmc/cuda/embedding.cuh"
+#include "../../llmc/model.h"
 
 typedef struct {
     int B, T, C, V;
@@ -139,11 +140,32 @@ static void test_embedding(void) {
     embedding_case({3, 500, 24}, 5000);
     embedding_case({2, 700, 9}, 1); // one run through everything
     embedding_case({2, 40, 3}, 65536);
+    if (!small_shapes_only) embedding_case({MICRO_BATCH_MAX, 1, 3}, 5);
+}
+
+// An element's number need not fit into an int: the first row, the one with element 2^31, and the last.
+static void test_many_elements(void) {
+    Error e = {};
+    const int B = 257, T = 128, C = 65535, V = 2, N = B * T;
+    if (small_shapes_only) return;
+    const std::vector<uint16_t> tokens = random_tokens(B, T, V);
+    const std::vector<real> wte = random_vector<real>((size_t)V * C), wpe = random_vector<real>((size_t)T * C);
+    real *out = device_new<real>((size_t)N * C);
+    CHECK_OK(embedding_forward(out, device_from(tokens), device_from(wte), device_from(wpe), B, T, C, 0, &e), &e);
+    for (int row : {0, (int)(((size_t)1 << 31) / C), N - 1}) {
+        const size_t token = tokens[(size_t)(row / T) * (T + 1) + row % T];
+        std::vector<double> want;
+        for (int c = 0; c < C; c++)
+            want.push_back(value((real)(float)(value(wte[token * C + c]) + value(wpe[(size_t)(row % T) * C + c]))));
+        check_close("embedding", host_from(out + (size_t)row * C, C), want, 0.0, 0.0);
+    }
+    case_end();
 }
 
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_embedding_cuda", argc, argv);
     if (code) return code;
     RUN(test_embedding);
+    RUN(test_many_elements);
     return test_summary();
 }

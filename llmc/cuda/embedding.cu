@@ -7,6 +7,8 @@
 
 enum { THREADS = 256 };
 
+static unsigned blocks_for(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
+
 // What token position n of the flat (B, T) holds.
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
@@ -16,11 +18,11 @@ __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
 // Forward
 
 template <int W>
-__global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int packs_total,
+__global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, size_t packs_total,
                                int T, int C) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, packs = C / W; // packs of one row
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
-    const int n = i / packs, c = i % packs * W;
+    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W; // packs of one row
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
     pack_get(p, pack_load<W>(wpe + (size_t)(n % T) * C + c));
@@ -31,7 +33,8 @@ __global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wt
 
 int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
                       cudaStream_t stream, Error *e) {
-    const int packs = B * T * (C % VEC ? C : C / VEC), blocks = ceil_div(packs, THREADS);
+    const size_t packs = (size_t)B * T * (C % VEC ? C : C / VEC);
+    const unsigned blocks = blocks_for(packs);
     if (C % VEC) forward_kernel<1><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
     else forward_kernel<VEC><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
     CUDA_LAUNCHED(e);
@@ -204,19 +207,19 @@ static int token_backward(float *dwte, float *partials, const real *dx, Embeddin
 // Backward of wpe
 
 // A thread a position and W columns; the examples are added in order.
-template <int W> __global__ void position_kernel(float *dwpe, const real *dx, int packs_total, int B) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+template <int W> __global__ void position_kernel(float *dwpe, const real *dx, size_t packs_total, int B) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
     float sum[W] = {};
-    const size_t stride = (size_t)packs_total * W; // of an example
+    const size_t stride = packs_total * W; // of an example
 #pragma unroll 8
     for (int b = 0; b < B; b++) {
         float x[W];
-        pack_get(x, pack_load<W>(dx + b * stride + (size_t)i * W));
+        pack_get(x, pack_load<W>(dx + b * stride + i * W));
 #pragma unroll
         for (int j = 0; j < W; j++) sum[j] += x[j];
     }
-    row_add<W>(dwpe + (size_t)i * W, sum);
+    row_add<W>(dwpe + i * W, sum);
 }
 
 size_t embedding_backward_workspace_bytes(int B, int T, int C) {
@@ -226,7 +229,8 @@ size_t embedding_backward_workspace_bytes(int B, int T, int C) {
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e) {
     float *partials = (float *)workspace;
-    const int packs = T * (C % VEC ? C : C / VEC), blocks = ceil_div(packs, THREADS);
+    const size_t packs = (size_t)T * (C % VEC ? C : C / VEC);
+    const unsigned blocks = blocks_for(packs);
     if (C % VEC) {
         position_kernel<1><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
         CUDA_LAUNCHED(e);
@@ -239,15 +243,16 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns), so a thread sees every row of the example.
+// columns), so a thread sees every row of the example. Blocks lie in one line, an example's side by side: a grid has
+// room for 65535 in its other directions.
 
 enum { GROUP_COLUMNS = 64 }; // threads of a block, one column each
 
-// partials (3, B, gridDim.x): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
+// partials (3, B, groups): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
 __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
-    example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int T, int C) {
+    example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int groups, int T, int C) {
     __shared__ float shared[3][GROUP_COLUMNS / WARP];
-    const int b = blockIdx.y, B = gridDim.y, c = blockIdx.x * GROUP_COLUMNS + threadIdx.x;
+    const int b = blockIdx.x / groups, c = blockIdx.x % groups * GROUP_COLUMNS + threadIdx.x;
     const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
     float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
     for (int i0 = 0; c < C && i0 < T; i0 += ROWS_IN_FLIGHT) {
@@ -273,7 +278,7 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
     const float sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
     if (threadIdx.x > 0) return;
 #pragma unroll
-    for (int s = 0; s < 3; s++) partials[((size_t)s * B + b) * gridDim.x + blockIdx.x] = sums[s];
+    for (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
 }
 
 size_t embedding_example_squares_workspace_bytes(int B, int T, int C) {
@@ -286,7 +291,7 @@ int embedding_example_squares(double *token, double *cross, double *position, fl
                               cudaStream_t stream, Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
-    example_kernel<<<dim3(groups, B), GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, T, C);
+    example_kernel<<<B * groups, GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
     CUDA_LAUNCHED(e);
     ExampleSums out = {{token, cross, position}, {NULL, NULL, NULL}, 3};
     for (int s = 0; examples && s < 3; s++) out.examples[s] = examples + s;
@@ -310,7 +315,7 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
                      Error *e) {
     const int W = C % 4 ? 1 : 4;
     const size_t packs = (size_t)E * T * (C / W);
-    const unsigned blocks = (unsigned)((packs + THREADS - 1) / THREADS);
+    const unsigned blocks = blocks_for(packs);
     if (W == 1) gather_kernel<1><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     else gather_kernel<4><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     CUDA_LAUNCHED(e);
