@@ -17,9 +17,9 @@
 #include "llmc/cuda/matmul.cuh"
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/cuda/sizes.h"
 #include "llmc/program.h"
 #include "llmc/shard.h"
-#include "llmc/workload.h"
 
 #include <assert.h>
 #include <math.h>
@@ -118,7 +118,7 @@ void engine_device(const EngineConfig *, EngineDevice *out) {
     Error none_here;
     memset(out, 0, sizeof *out);
     out->value_bytes = sizeof(real);
-    out->head_bytes = WORK_HEAD_BYTES_GPU;
+    out->head_bytes = CUDA_HEAD_BYTES;
     if (device_open(&device, &none_here)) return;
     snprintf(out->name, sizeof out->name, "%s", device.name);
     out->memory_bytes = (double)device.memory_bytes;

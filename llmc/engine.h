@@ -194,7 +194,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
 }
 
 // What came out of the step. Waits for the device. Arrays have one entry a tensor of the model's table.
-typedef struct {
+typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it

@@ -5,8 +5,6 @@
 
 #include "common.h"
 
-#include <limits.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -52,7 +52,7 @@ void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 // The l(e) of those rows. loss: (n, width), of predicting each token from those before it; sum: (n)
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum);
 
-typedef struct {
+typedef struct HellaSwagScore {
     int questions, correct, correct_norm; // acc = correct / questions
 } HellaSwagScore;
 

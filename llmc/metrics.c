@@ -2,6 +2,8 @@
 #include "metrics.h"
 
 #include "files.h"
+#include "hellaswag.h"
+#include "noise.h"
 #include "tensorboard.h"
 #include "text.h"
 

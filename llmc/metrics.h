@@ -12,8 +12,8 @@
 #ifndef GNS_METRICS_H
 #define GNS_METRICS_H
 
-#include "hellaswag.h"
-#include "noise.h"
+#include "common.h"
+#include "modes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +32,8 @@ typedef struct {
 } StepMetrics;
 
 typedef struct Metrics Metrics;
+typedef struct Noise Noise;                   // noise.h
+typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
 // Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open.
 int metrics_open(Metrics **out, const char *directory, Error *e);

@@ -1,5 +1,7 @@
 #include "noise.h"
 
+#include "engine.h"
+
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e) {
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers;

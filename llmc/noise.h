@@ -3,8 +3,9 @@
 #ifndef GNS_NOISE_H
 #define GNS_NOISE_H
 
-#include "engine.h"
 #include "gns.h"
+#include "model.h"
+#include "modes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,7 +13,9 @@ extern "C" {
 
 enum { NOISE_RANKS_EVERY = 8 }; // steps from one look at the ranks' own gradients to the next
 
-typedef struct {
+typedef struct StepResult StepResult; // engine.h
+
+typedef struct Noise {
     GnsTracker ln;                // every step
     GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN

@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "plan.h"
 
+#include "cuda/sizes.h"
 #include "parallel.h"
 
 #include <math.h>
@@ -75,7 +76,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, d
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
     const DeviceSpec *spec = device_spec_find(*wanted ? wanted : here->name);
     if (*wanted && !spec) return unknown_device(wanted, e);
-    if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = WORK_HEAD_BYTES_GPU;
+    if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
     snprintf(out->name, sizeof out->name, "%s", spec && (*wanted || gpu_engine) ? spec->name : here->name);
     if (!*wanted && !gpu_engine) device_from_measurement(out, here);
     else if (spec) device_from_spec(out, spec);

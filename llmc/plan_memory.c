@@ -1,6 +1,7 @@
 // What of a plan concerns memory.
 #include "plan.h"
 
+#include "cuda/sizes.h"
 #include "shard.h"
 #include "transport.h"
 
@@ -47,7 +48,6 @@ static double logits_bytes(const EngineConfig *shape, const PlanDevice *device) 
 }
 
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
-    const double matmul_workspace = 64 << 20;
     double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
     PlanState state = plan_state(shape, value);
     memset(memory, 0, sizeof *memory);
@@ -59,7 +59,7 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
     // What lives in the head's part of a step, and in the backward pass, shares its memory.
     double head = logits_bytes(shape, device) + 2 * value * N * C, backward = shape->inference ? 0 : value * N * 6 * C;
-    add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + matmul_workspace);
+    add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
     if (shape->gns == GNS_EXACT && !shape->inference)
         add_item(memory, "exact per-example norms, estimated",
                  sizeof(float) * (shape->model->vocab_padded * C + N * C));

@@ -1,8 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "plan_print.h"
 
-#include "parallel.h"
-
 #include <math.h>
 #include <string.h>
 

@@ -1,6 +1,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "progress.h"
 
+#include "hellaswag.h"
+#include "noise.h"
+
 #include <math.h>
 #include <string.h>
 #include <sys/ioctl.h>

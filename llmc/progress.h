@@ -3,6 +3,7 @@
 #ifndef GNS_PROGRESS_H
 #define GNS_PROGRESS_H
 
+#include "engine.h"
 #include "metrics.h"
 
 #ifdef __cplusplus

@@ -4,6 +4,7 @@
 
 #include "batch_ramp.h"
 #include "data.h"
+#include "engine.h"
 #include "files.h"
 #include "guard.h"
 #include "noise.h"

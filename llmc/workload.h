@@ -37,9 +37,6 @@ typedef struct {
     double count;
 } Work;
 
-// Most that the CUDA engine lets a chunk of logits take: 8k rows of GPT-2's vocabulary in bf16.
-enum { WORK_HEAD_BYTES_GPU = 800 << 20 };
-
 typedef struct {
     const Model *model;
     int rows, seq_len; // of the micro-step: B, T

@@ -1,6 +1,7 @@
 // The gradient noise scale against synthetic per-example gradients whose |G|^2 and tr(Sigma) are known.
 #include "test.h"
 
+#include "../../llmc/engine.h"
 #include "../../llmc/gns.h"
 #include "../../llmc/noise.h"
 #include "../../llmc/rng.h"

@@ -1,5 +1,6 @@
 // The line of a step: what stands in it, the memory against what the kernel says, and that it fits a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
+#include "../../llmc/noise.h"
 #include "../../llmc/progress.h"
 #include "test.h"
 

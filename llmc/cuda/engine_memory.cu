@@ -8,7 +8,7 @@
 #include "gelu.cuh"
 #include "layernorm.cuh"
 #include "optimizer.cuh"
-#include "../workload.h"
+#include "sizes.h"
 
 #include <string.h>
 
@@ -21,7 +21,7 @@ enum { FORWARD, HEAD, BACKWARD }; // the phases of a micro-step
 // of d12 takes as long with chunks of 4k, 8k or 16k rows, and 2% longer with 2k.
 int engine_head_examples(const EngineConfig *config) {
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
-    int most = (int)size_min(size_max(WORK_HEAD_BYTES_GPU / one, 1), config->micro_batch);
+    int most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), config->micro_batch);
     int chunks = (config->micro_batch + most - 1) / most;
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }

@@ -8,6 +8,7 @@
 #define GNS_MATMUL_CUH
 
 #include "cuda_common.cuh"
+#include "sizes.h"
 
 #include <cublasLt.h>
 
@@ -42,7 +43,6 @@ typedef struct {
 
 enum { MATMUL_PLANS_MAX = 512 }; // shapes remembered; a run needs some 20 a row count
 enum { MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
-static const size_t MATMUL_WORKSPACE_BYTES = 64u << 20; // what split sums may use
 
 typedef struct {
     cublasLtHandle_t handle;
