@@ -1,8 +1,8 @@
 // common: what every module stands on. Errors as values, checked memory, files and the clock.
 //
 // A function that can fail returns int: 0, or the exit code of what went wrong, with the story in its last argument,
-// an Error *. Every function hands it up, to program_main (program.h), which prints it and ends the program (comm_finish).
-// Only the watchdog (watchdog.h) ends it from beside, when the ranks have stopped getting on.
+// an Error *. It is handed up to program_main (program.h), which prints it and ends the program (comm_finish). Only the
+// watchdog (watchdog.h) ends it from beside, when the ranks have stopped getting on.
 #ifndef GNS_COMMON_H
 #define GNS_COMMON_H
 

@@ -1,4 +1,4 @@
-// sizes: what the CUDA engine takes of a device whatever the model. Plain C: a GPU is planned for without that engine too.
+// sizes: what the CUDA engine takes of a device whatever the model. Plain C: plans for a GPU are made without it too.
 #ifndef GNS_CUDA_SIZES_H
 #define GNS_CUDA_SIZES_H
 
