@@ -322,7 +322,7 @@ int checkpoint_save_model(const char *directory, const Model *model, RangeReader
         const Tensor *t = &model->tensors[i];
         TRY_GOTO(save_values(writer, (Range){t->offset, t->offset + t->count}, buffer, store, context, e));
     }
-    code = safetensors_finish_digest(writer, &digest, e);
+    code = safetensors_finish(writer, &digest, e);
     writer = NULL;
     if (code) goto done;
     if (manifest) manifest_add(manifest, MODEL_FILE, digest);
@@ -362,7 +362,7 @@ int checkpoint_save_optimizer(const char *directory, const char *name, const Mod
     TRY_GOTO(declare_moments(writer, mine, e));
     TRY_GOTO(save_values(writer, mine, buffer, moment1, context, e));
     TRY_GOTO(save_values(writer, mine, buffer, moment2, context, e));
-    code = safetensors_finish_digest(writer, &digest, e);
+    code = safetensors_finish(writer, &digest, e);
     writer = NULL;
     if (!code && manifest) manifest_add(manifest, name, digest);
 done:

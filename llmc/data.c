@@ -325,7 +325,9 @@ int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
     TRY(writer_create(out, path, "wb", e));
     int code = shard_write_header(*out, e);
     if (!code) return 0;
-    shard_writer_abandon(*out);
+    fclose((*out)->file);
+    unlink((*out)->partial);
+    memory_free(*out);
     *out = NULL;
     return code;
 }
@@ -378,30 +380,4 @@ int shard_publish(const char *path, Error *e) {
         return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
     parent_sync(path); // a rename is on disk once the directory that holds the name is
     return 0;
-}
-
-int shard_writer_close(ShardWriter *w, Error *e) {
-    char path[PATH_MAX], partial[PARTIAL_MAX];
-    strcpy(path, w->path);
-    partial_path(partial, path);
-    int code = shard_writer_suspend(w, e);
-    if (!code) code = shard_publish(path, e);
-    if (code) unlink(partial);
-    return code;
-}
-
-void shard_writer_abandon(ShardWriter *w) {
-    if (!w) return;
-    fclose(w->file);
-    unlink(w->partial);
-    memory_free(w);
-}
-
-int shard_write(const char *path, const uint16_t *tokens, size_t count, Error *e) {
-    ShardWriter *w;
-    TRY(shard_writer_open(&w, path, e));
-    int code = shard_writer_put(w, tokens, count, e);
-    if (!code) return shard_writer_close(w, e);
-    shard_writer_abandon(w);
-    return code;
 }

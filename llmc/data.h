@@ -71,16 +71,12 @@ typedef struct ShardWriter ShardWriter;
 int shard_writer_open(ShardWriter **out, const char *path, Error *e);
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e);
 uint64_t shard_writer_count(const ShardWriter *w); // tokens put so far
-int shard_writer_close(ShardWriter *w, Error *e);  // header, fsync, rename; frees w whatever happens
-void shard_writer_abandon(ShardWriter *w);         // removes the partial file; NULL is fine
 
-// The same in steps, for work that can be interrupted and taken up again.
+// Work on it can be interrupted and taken up again.
 int shard_writer_sync(ShardWriter *w, Error *e);    // all that was put is on disk, and the header counts it
 int shard_writer_suspend(ShardWriter *w, Error *e); // sync, and close: leaves PATH.partial. Frees w whatever happens
 int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e); // go on behind count tokens
 int shard_publish(const char *path, Error *e);                                          // PATH.partial becomes PATH
-
-int shard_write(const char *path, const uint16_t *tokens, size_t count, Error *e); // all at once
 
 #ifdef __cplusplus
 }

@@ -155,8 +155,6 @@ int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e) {
     return 0;
 }
 
-const char *outfile_path(const OutFile *file) { return file->path; }
-
 int descriptor_sync(int fd, const char *path, Error *e) {
     while (fsync(fd) != 0)
         if (errno != EINTR) return FAIL(e, ERR_WRITE, make_room, "%s: fsync failed: %s", path, strerror(errno));

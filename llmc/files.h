@@ -36,7 +36,6 @@ typedef struct OutFile OutFile;
 // Creates the file, or empties the one that is there.
 int outfile_create(OutFile **out, const char *path, Error *e);
 int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
-const char *outfile_path(const OutFile *file);
 
 // Writes what is left, fsync, close; frees *file whatever comes out, and removes a file that failed. digest may be NULL.
 int outfile_finish(OutFile *file, FileDigest *digest, Error *e);

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "llmc_bin.h"
 
-#include "safetensors.h"
+#include "float16.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -160,14 +160,6 @@ size_t model_tensor_largest(const Model *model) {
     return most;
 }
 
-const Tensor *model_find(const Model *model, const char *name) {
-    const char *prefix = "transformer.";
-    if (strncmp(name, prefix, strlen(prefix)) == 0) name += strlen(prefix);
-    for (int i = 0; i < model->tensor_count; i++)
-        if (strcmp(model->tensors[i].name, name) == 0) return &model->tensors[i];
-    return NULL;
-}
-
 int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
 
 Range model_bucket(const Model *model, int i) {

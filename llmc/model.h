@@ -125,9 +125,6 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 size_t model_tensor_largest(const Model *model); // elements in memory
 
-// The tensor of a name, with or without "transformer." in front; NULL where there is none.
-const Tensor *model_find(const Model *model, const char *name);
-
 // The flat array in pieces that the forward pass needs, and the backward pass finishes, one after the other: 0 the
 // embeddings, 1 + l the block l, the last with ln_f behind it.
 int model_bucket_count(const Model *model);

@@ -53,11 +53,6 @@ GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t
     return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Uniform in [0, 1): multiples of 2^-24, never 1.
-GNS_HD static inline float rng_uniformf(uint64_t seed, uint64_t stream, uint64_t index) {
-    return (float)(rng_u32(seed, stream, index) >> 8) * 0x1p-24f;
-}
-
 // Standard normal, a block a draw: Box and Muller 1958, in double; the first uniform is taken in (0, 1] for the log.
 // log and cos may round differently on a device: draw on one kind of machine what has to agree bit for bit.
 GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {

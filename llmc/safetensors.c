@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 
+#include "float16.h"
 #include "json_place.h"
 
 #include <cjson/cJSON.h>
@@ -9,6 +10,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -521,9 +523,7 @@ int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes,
     return 0;
 }
 
-int safetensors_finish(SafetensorsWriter *writer, Error *e) { return safetensors_finish_digest(writer, NULL, e); }
-
-int safetensors_finish_digest(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
+int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
     int code = 0;
     if (!writer->header_done) TRY_GOTO(header_write(writer, e));
     if (writer->written != writer->declared) {

@@ -11,8 +11,6 @@
 
 #include "files.h"
 
-#include <string.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -96,60 +94,11 @@ int safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const c
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
 
 // Makes the file durable (fsync) and frees the writer, whatever comes out. ERR_INTERNAL where data is missing; the
-// unfinished file is removed then.
-int safetensors_finish(SafetensorsWriter *writer, Error *e);
-int safetensors_finish_digest(SafetensorsWriter *writer, FileDigest *digest, Error *e); // and says what it holds
+// unfinished file is removed then. digest may be NULL.
+int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.
 void safetensors_abandon(SafetensorsWriter *writer);
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Conversions between fp32 (1 sign, 8 exponent, 23 fraction bits) and the 16-bit types, through their bits. To fp32 is
-// exact; from fp32 rounds to the nearest, ties to even (IEEE 754), and makes a NaN a quiet one.
-
-static inline uint32_t f32_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float f32_from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// bf16 is the upper half of an fp32.
-static inline float bf16_to_f32(uint16_t x) { return f32_from_bits((uint32_t)x << 16); }
-
-static inline uint16_t f32_to_bf16(float x) {
-    uint32_t bits = f32_bits(x);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); // NaN
-    uint32_t odd = bits >> 16 & 1;
-    return (uint16_t)((bits + 0x7fff + odd) >> 16); // just under a half, and the last bit when a tie must go up
-}
-
-// fp16: 1 sign, 5 exponent (bias 15), 10 fraction bits; exponent 0: fraction * 2^-24.
-static inline float f16_to_f32(uint16_t x) {
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
-    if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | fraction << 13);
-    if (exponent) return f32_from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13);
-    float magnitude = (float)fraction * 0x1p-24f;
-    return sign ? -magnitude : magnitude;
-}
-
-static inline uint16_t f32_to_f16(float x) {
-    uint32_t bits = f32_bits(x), magnitude = bits & 0x7fffffff;
-    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 1023)); // NaN
-    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); // 65520 and more round to infinity
-    if (magnitude < 0x38800000) {                                  // under 2^-14: subnormal, in units of 2^-24
-        // Adding 0.5 puts the unit 2^-24 at the last bit of the fp32, so the addition itself does the rounding.
-        return (uint16_t)(sign | (f32_bits(f32_from_bits(magnitude) + 0.5f) - f32_bits(0.5f)));
-    }
-    uint32_t odd = magnitude >> 13 & 1;
-    return (uint16_t)(sign | ((magnitude - ((127u - 15) << 23) + 0xfff + odd) >> 13));
-}
 
 #ifdef __cplusplus
 }

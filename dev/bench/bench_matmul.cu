@@ -27,7 +27,7 @@ static void must(int code, const Error *e) {
 
 __global__ static void fill_kernel(real *x, size_t n, uint64_t stream, float scale) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        x[i] = (real)((rng_uniformf(1, stream, i) - 0.5f) * scale);
+        x[i] = (real)((rng_uniform(1, stream, i) - 0.5) * scale);
 }
 
 static real *random_real(size_t n, uint64_t stream, float scale) {

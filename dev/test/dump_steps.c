@@ -268,7 +268,7 @@ static int dump_write(const Dump *d, const char *directory, Error *e) {
         TRY_GOTO(put_all(&f, d, e));
         TRY_GOTO(put_tokens(&f, d, e));
     }
-    return safetensors_finish(f.writer, e);
+    return safetensors_finish(f.writer, NULL, e);
 done:
     safetensors_abandon(f.writer);
     return code;

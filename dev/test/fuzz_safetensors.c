@@ -128,7 +128,7 @@ static int seed_make(Sample *s, const char *path, uint64_t *state, Error *e) {
     }
     unsigned char zeros[1024] = {0};
     TRY(safetensors_write(writer, zeros, data, e));
-    TRY(safetensors_finish(writer, e));
+    TRY(safetensors_finish(writer, NULL, e));
     char *file;
     TRY(file_read(path, MAX_BYTES, &file, &bytes, e));
     memcpy(s->bytes, file, bytes);

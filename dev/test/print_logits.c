@@ -58,7 +58,7 @@ static int probe_write(const Probe *p, const char *path, Error *e) {
     TRY_GOTO(safetensors_add(writer, "logits", SAFETENSORS_F32, 3, shape, e));
     TRY_GOTO(safetensors_write(writer, p->wide, count * sizeof *p->wide, e));
     TRY_GOTO(safetensors_write(writer, p->logits, count * (size_t)c->vocab * sizeof *p->logits, e));
-    return safetensors_finish(writer, e);
+    return safetensors_finish(writer, NULL, e);
 done:
     safetensors_abandon(writer);
     return code;

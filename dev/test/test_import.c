@@ -2,7 +2,9 @@
 // arrive where it belongs, and a malformed file is refused with a message that names it.
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/checkpoint.h"
+#include "../../llmc/float16.h"
 #include "../../llmc/safetensors.h"
+#include "half.h"
 #include "small_model.h"
 #include "test.h"
 
@@ -60,7 +62,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     Error e = {0};
     for (size_t i = 0; i < t->count; i++) {
         float x = values[t->offset + i];
-        uint16_t half = type == SAFETENSORS_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+        uint16_t half = type == SAFETENSORS_F16 ? f16_of(x) : f32_to_bf16(x);
         CHECK_OK(type == SAFETENSORS_F32 ? safetensors_write(writer, &x, 4, &e)
                                          : safetensors_write(writer, &half, 2, &e),
                  &e);
@@ -80,7 +82,7 @@ static void write_part(const char *path, SafetensorsType type, int part, int par
         CHECK_OK(safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1), &e), &e);
     }
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
-    CHECK_OK(safetensors_finish(writer, &e), &e);
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
 }
 
 static void write_index(const char *path, int parts, const char *prefix, const char *file_format) {
@@ -147,8 +149,14 @@ static void put_value(FILE *f, int version, float x) {
     else fwrite(&half, 2, 1, f);
 }
 
+static const Tensor *find(const char *name) {
+    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++)
+        if (strcmp(t->name, name) == 0) return t;
+    return NULL;
+}
+
 static void put_rows(FILE *f, int version, const char *name, size_t rows, size_t columns, bool turned) {
-    const Tensor *t = model_find(&model, name);
+    const Tensor *t = find(name);
     const float *v = values + t->offset;
     CHECK(t->count == rows * columns, "%s", name);
     for (size_t r = 0; r < rows; r++)

@@ -3,6 +3,7 @@
 #include "../../llmc/loader.h"
 #include "../../llmc/parallel.h"
 #include "../../llmc/rng.h"
+#include "shard_file.h"
 #include "test.h"
 
 #include <dirent.h>

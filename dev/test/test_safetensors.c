@@ -2,7 +2,9 @@
 // file can be wrong, and write errors. With an argument it is one half of the exchange with Python's safetensors
 // package (dev/oracle/check_safetensors.py): --write FILE writes the sample file, --read FILE checks one.
 #define _POSIX_C_SOURCE 200809L
+#include "../../llmc/float16.h"
 #include "../../llmc/safetensors.h"
+#include "half.h"
 #include "test.h"
 
 #include <sys/stat.h>
@@ -21,58 +23,57 @@ static double half_value(unsigned bits, int fraction_bits, int bias) {
     return sign * ldexp(1 + ldexp(fraction, -fraction_bits), exponent - bias);
 }
 
-typedef struct {
-    const char *name;
-    float (*widen)(uint16_t);
-    uint16_t (*narrow)(float);
-    int fraction_bits, bias;
-} Half;
-
-static const Half halves[] = {{"bf16", bf16_to_f32, f32_to_bf16, 7, 127}, {"f16", f16_to_f32, f32_to_f16, 10, 15}};
-
-// All 65,536 values: widening gives the value of the definition, narrowing that gives the same bits again.
+// All 65,536 values of both types have the value of the definition.
 static void test_half_every_value(void) {
-    for (size_t k = 0; k < 2; k++) {
-        const Half *half = &halves[k];
-        for (unsigned bits = 0; bits < 65536; bits++) {
-            double want = half_value(bits, half->fraction_bits, half->bias);
-            float got = half->widen((uint16_t)bits);
-            if (isnan(want)) {
-                CHECK(isnan(got), "%s %04x is %g, want NaN", half->name, bits, got);
-                CHECK(isnan(half->widen(half->narrow(got))), "%s %04x: a NaN got lost", half->name, bits);
-            } else {
-                CHECK(got == want && !signbit(got) == !signbit(want), "%s %04x is %g, want %g", half->name, bits, got,
-                      want);
-                CHECK(half->narrow(got) == bits, "%s %04x narrowed is %04x", half->name, bits, half->narrow(got));
-            }
+    for (unsigned bits = 0; bits < 65536; bits++) {
+        const struct {
+            float got;
+            double want;
+        } values[] = {{bf16_to_f32((uint16_t)bits), half_value(bits, 7, 127)},
+                      {f16_to_f32((uint16_t)bits), half_value(bits, 10, 15)}};
+        for (int k = 0; k < 2; k++) {
+            float got = values[k].got;
+            double want = values[k].want;
+            bool same = isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want);
+            CHECK(same, "%s %04x is %g, want %g", k ? "f16" : "bf16", bits, got, want);
         }
     }
 }
 
-// Between all neighbours: the middle goes to the even one, one fp32 step off the middle to the nearer one. The largest
-// finite value's upper neighbour is infinity, reached from half a step above it (IEEE 754-2019, section 4.3.1).
+// To bf16. A value of its own keeps its bits, and a NaN stays one. Between all neighbours the middle goes to the even one,
+// and one fp32 step off the middle to the nearer one. The largest finite value's upper neighbour is infinity, reached from
+// half a step above it (IEEE 754-2019, section 4.3.1).
 static void test_half_rounding(void) {
-    for (size_t k = 0; k < 2; k++) {
-        const Half *half = &halves[k];
-        unsigned infinity = half->narrow(INFINITY);
-        for (unsigned low = 0; low < infinity; low++) {
-            double a = half_value(low, half->fraction_bits, half->bias);
-            double below = half_value(low ? low - 1 : 1, half->fraction_bits, half->bias);
-            double b = low + 1 < infinity ? half_value(low + 1, half->fraction_bits, half->bias) : a + (a - below);
-            float middle = (float)((a + b) / 2);
-            CHECK(middle == (a + b) / 2, "the middle %g is not exact, though fp32 has more fraction bits", (a + b) / 2);
-            for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
-                float m = sign ? -middle : middle;
-                unsigned even = (low & 1 ? low + 1 : low) | sign;
-                unsigned under = half->narrow(nextafterf(m, 0)), at = half->narrow(m);
-                unsigned over = half->narrow(nextafterf(m, sign ? -INFINITY : INFINITY));
-                CHECK(at == even, "%s: tie %g gives %04x, want %04x", half->name, m, at, even);
-                CHECK(under == (low | sign), "%s: under %g gives %04x, want %04x", half->name, m, under, low | sign);
-                CHECK(over == ((low + 1) | sign), "%s: over %g gives %04x", half->name, m, over);
-            }
+    unsigned infinity = f32_to_bf16(INFINITY);
+    CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);
+    for (unsigned low = 0; low < infinity; low++) {
+        double a = half_value(low, 7, 127), below = half_value(low ? low - 1 : 1, 7, 127);
+        double b = low + 1 < infinity ? half_value(low + 1, 7, 127) : a + (a - below);
+        float middle = (float)((a + b) / 2);
+        CHECK(middle == (a + b) / 2, "the middle %g is not exact, though fp32 has more fraction bits", (a + b) / 2);
+        for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
+            float m = sign ? -middle : middle, itself = (float)(sign ? -a : a);
+            unsigned even = (low & 1 ? low + 1 : low) | sign;
+            unsigned under = f32_to_bf16(nextafterf(m, 0)), at = f32_to_bf16(m);
+            unsigned over = f32_to_bf16(nextafterf(m, sign ? -INFINITY : INFINITY));
+            CHECK(f32_to_bf16(itself) == (low | sign), "%g gives %04x", itself, f32_to_bf16(itself));
+            CHECK(at == even, "tie %g gives %04x, want %04x", m, at, even);
+            CHECK(under == (low | sign), "under %g gives %04x, want %04x", m, under, low | sign);
+            CHECK(over == ((low + 1) | sign), "over %g gives %04x", m, over);
         }
-        CHECK(half->narrow(1e-45f) == 0 && half->narrow(-1e-45f) == 0x8000, "%s: tiny values", half->name);
-        CHECK(half->narrow(3.4028235e38f) == infinity, "%s: huge values", half->name);
+    }
+    for (unsigned bits = infinity + 1; bits < 0x8000; bits++)
+        CHECK(isnan(half_value(f32_to_bf16(bf16_to_f32((uint16_t)bits)), 7, 127)), "the NaN %04x got lost", bits);
+    CHECK(f32_to_bf16(f32_from_bits(0x7f800001)) > infinity, "a NaN became infinity"); // its one bit is cut off
+    CHECK(f32_to_bf16(1e-45f) == 0 && f32_to_bf16(-1e-45f) == 0x8000, "tiny values");
+    CHECK(f32_to_bf16(3.4028235e38f) == infinity, "huge values");
+}
+
+// What the tests write fp16 with.
+static void test_half_of_tests(void) {
+    for (unsigned bits = 0; bits < 65536; bits++) {
+        double x = half_value(bits, 10, 15);
+        CHECK(!isfinite(x) || f16_of(x) == bits, "%g is %04x, not %04x", x, f16_of(x), bits);
     }
 }
 
@@ -110,7 +111,7 @@ static const SafetensorsType sample_types[] = {
     SAFETENSORS_F16};
 
 static void sample_encode(SafetensorsType type, double value, void *out) {
-    uint16_t half = type == SAFETENSORS_BF16 ? f32_to_bf16((float)value) : f32_to_f16((float)value);
+    uint16_t half = type == SAFETENSORS_BF16 ? f32_to_bf16((float)value) : f16_of(value);
     switch (type) {
 #define X(type, ctype)                                                                                                 \
     case SAFETENSORS_##type: {                                                                                         \
@@ -147,7 +148,7 @@ static int sample_write(const char *path, size_t piece, Error *e) {
     TRY(safetensors_add(writer, "empty", SAFETENSORS_F32, 1, empty, e));
     for (size_t at = 0; at < bytes; at += piece)
         TRY(safetensors_write(writer, data + at, size_min(piece, bytes - at), e));
-    return safetensors_finish(writer, e);
+    return safetensors_finish(writer, NULL, e);
 }
 
 // Checks that a file has the sample's tensors, metadata and values, whoever wrote it.
@@ -233,7 +234,7 @@ static void test_write_errors(void) {
     CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
     CHECK_OK(safetensors_write(writer, zeros, sizeof zeros, &e), &e); // not enough yet to go out
-    CHECK_ERROR(safetensors_finish(writer, &e), &e, ERR_WRITE, full);
+    CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_WRITE, full);
 
     const uint64_t long_shape[1] = {100 * shape[0]};
     int code = 0;
@@ -247,7 +248,7 @@ static void test_write_errors(void) {
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
     CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
-    CHECK_ERROR(safetensors_finish(writer, &e), &e, ERR_INTERNAL, "4 bytes of 400000");
+    CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_INTERNAL, "4 bytes of 400000");
 
     CHECK_OK(safetensors_create(&writer, path, &e), &e); // a name twice
     for (int i = 0; i < 2; i++) CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
@@ -259,7 +260,7 @@ static void test_write_errors(void) {
 
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_add_metadata(writer, "latin-1", "\xe9", &e), &e);
-    CHECK_ERROR(safetensors_finish(writer, &e), &e, ERR_INTERNAL, "not UTF-8");
+    CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_INTERNAL, "not UTF-8");
 }
 
 // An empty file of tensors is a file too.
@@ -269,7 +270,7 @@ static void test_no_tensors(void) {
     Error e = {0};
     const char *path = scratch("none.safetensors");
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
-    CHECK_OK(safetensors_finish(writer, &e), &e);
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
     CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !safetensors_metadata(&reader, "x"), "not empty");
     safetensors_close(&reader);
@@ -419,6 +420,7 @@ int main(int argc, char **argv) {
     if (!mkdtemp(directory)) return ERR_WRITE;
     RUN(test_half_every_value);
     RUN(test_half_rounding);
+    RUN(test_half_of_tests);
     RUN(test_write_and_read);
     RUN(test_no_tensors);
     RUN(test_write_errors);

@@ -8,6 +8,7 @@
 #include "../../llmc/files.h"
 #include "../../llmc/rng.h"
 #include "../../llmc/program.h"
+#include "shard_file.h"
 #include "test.h"
 
 #include <fcntl.h>
