@@ -10,6 +10,7 @@ int transport_device(const Comm *comm, Error *e) {
 
 #ifdef GNS_MPI
 
+#    include "../float16.h"
 #    include "../mpi_check.h"
 
 // One reduction or gathering under way.
@@ -32,27 +33,13 @@ struct Transport {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// bf16: the upper half of a float, rounded to nearest even. Sums are taken in fp32 and rounded again at every hop.
-
-static uint16_t bf16_from(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); // NaN stays NaN
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float bf16_to(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+// bf16. Sums are taken in fp32 and rounded again at every hop.
 
 static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     (void)type;
     const uint16_t *x = in;
     uint16_t *y = inout;
-    for (int i = 0; i < *count; i++) y[i] = bf16_from(bf16_to(x[i]) + bf16_to(y[i]));
+    for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -129,7 +116,7 @@ int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e
     }
     TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
     TRY(memory_alloc(&p->received, sizeof(uint16_t) * p->count, "sums of gradients", e));
-    for (size_t i = 0; i < all; i++) ((uint16_t *)p->sent)[i] = bf16_from(values[i]);
+    for (size_t i = 0; i < all; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
     MPI_TRY(MPI_Ireduce_scatter(p->sent, p->received, p->counts, MPI_UINT16_T, t->add_bf16, t->mpi, &p->request), e);
     return 0;
 }
@@ -150,7 +137,7 @@ static void put_in_place(const Transport *t, const Pending *p) {
     if (!p->own) return;
     if (t->wire == WIRE_FP32) memcpy(p->own, p->received, sizeof(float) * p->count);
     else
-        for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to(((const uint16_t *)p->received)[i]);
+        for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to_f32(((const uint16_t *)p->received)[i]);
 }
 
 int64_t transport_started(const Transport *t) { return t->ended + t->pending_count; }
