@@ -82,13 +82,36 @@ files() {
     done
 }
 
+# README's table of modules names all that are there, once, and no module includes one of a row above its own. (What
+# X_impl.h holds belongs to X.)
+layers() {
+    local row=0 line name include
+    local -A row_of=()
+    while IFS= read -r line; do
+        row=$((row + 1))
+        for name in $line; do
+            [ -z "${row_of[$name]:-}" ] || echo "README.md: llmc/$name stands there twice"
+            [ -e "llmc/$name.c" ] || [ -e "llmc/$name.h" ] || echo "README.md: no llmc/$name"
+            row_of[$name]=$row
+        done
+    done < <(sed -n 's/^| `llmc\/\([a-z0-9_ ]*\)` |.*/\1/p' README.md)
+    for line in llmc/*.[ch]; do
+        name=$(basename "${line%.[ch]}")
+        name=${name%_impl}
+        [ -n "${row_of[$name]:-}" ] || { echo "README.md: llmc/$name is missing"; continue; }
+        for include in $(sed -n 's/^# *include "\([a-z0-9_]*\)\.h".*/\1/p' "$line"); do
+            [ "${row_of[${include%_impl}]:-0}" -ge "${row_of[$name]}" ] || echo "$line: includes $include.h, of a row above"
+        done
+    done
+}
+
 size() {
     local bytes
     bytes=$(cat dev/docs/*.* | wc -c)
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for test in tables aliases passed_over options files size; do
+for test in tables aliases passed_over options files layers size; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
