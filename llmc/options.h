@@ -25,11 +25,11 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
 //
 //   type     INT (int64_t), REAL (double), TEXT (char[]), CHOICE (int, an index into values), FLAG (bool, no value)
 //   field    of struct Options; the flag is --field with dashes for underscores
-//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens here,
-//            or in VALIDATIONS, made steps here
+//   alias    llm.c's flag, or ""; AS_IS, or counted by llm.c in STEPS of the batch or in MICRO_BATCHES, made tokens
+//            here, or in VALIDATIONS, made steps here
 //   default  as one would type it; "" for none (0, empty or false)
 //   values   of a number: its interval, "[" and "]" inclusive, "(" and ")" exclusive; of a choice: "first|second"
-//   unit     of a number; of the other types what is to be given. --help writes it behind the flag; "" leaves it to the type
+//   unit     of a number; of the other types what is to be given: --help writes it behind the flag
 //   help     a whole phrase that says what the option is or does, not one that goes on from the operand's name
 //
 // Defaults are llm.c's or nanoGPT's where those are sensible. --weight-decay is nanoGPT's 0.1 and not llm.c's 0, which
@@ -253,8 +253,8 @@ bool options_given(const Options *o, const char *flag);
 // --help, at most 100 columns wide.
 void options_print_help(FILE *f, const char *program);
 
-// One JSON object: every option but those of planning under its field's name, and "resolved". `indent` is how many spaces stand before the
-// lines after the first. No newline at the end.
+// One JSON object: every option but those of planning under its field's name, and "resolved". `indent` is how many
+// spaces stand before the lines after the first. No newline at the end.
 void options_write_json(FILE *f, const Options *o, int indent);
 
 // The parts of options_parse, apart for tests and the fuzzer. text: bytes with a NUL behind them; name: for messages.
