@@ -278,7 +278,7 @@ given_recipes() {
     for script in scripts/run_gpt2_{350M,124M_gns}.sh; do
         again=()
         while read -r option value; do
-            alias=$(awk -v name="$option" '/^ *--/ { mine = $1 == name } mine' "$work/help" | grep -oE 'llm\.c -[a-z]+' | cut -c 7-)
+            alias=$(awk -v name="$option" '/^  --/ { mine = $1 == name } mine' "$work/help" | grep -oE 'llm\.c -[a-z]+' | cut -c 7-)
             again+=("${alias:-$option}" "$value")
         done < <(sed -n '/^OPTIONS=(/,/^)/p' "$script" | grep -oE -- '--[a-z0-9-]+ [^- ][^ ]*')
         [[ ${#again[@]} -ge 26 && " ${again[*]}" == *" -b "*" -v "* ]] || { echo "$script: only ${again[*]}"; return 1; }
