@@ -4,6 +4,8 @@
 #include "../../llmc/cuda/embedding.cuh"
 #include "../../llmc/model.h"
 
+#include <cub/device/device_radix_sort.cuh>
+
 typedef struct {
     int B, T, C, V;
     std::vector<uint16_t> tokens; // (B, T + 1)
@@ -162,10 +164,27 @@ static void test_many_elements(void) {
     case_end();
 }
 
+// What plans count for the sort, on any machine, is what cub takes on this one, or little more.
+static void test_sort_bytes(void) {
+    for (int N : {1, 100, 4864, 4865, 8064, 8065, 8833, 100000, 1 << 20, 1 << 25, random_int(1, 1 << 25)}) {
+        const size_t planned = embedding_sort_workspace_bytes(1, N), ours = 4 * round_up(N * sizeof(uint32_t), 256);
+        for (int bits : {16, 17, 24, 32}) {
+            const uint32_t *in = NULL;
+            uint32_t *out = NULL;
+            size_t taken = 0;
+            CUDA_OK(cub::DeviceRadixSort::SortPairs(NULL, taken, in, out, in, out, N, 0, bits));
+            CHECK(taken > 0 && planned >= ours + taken, "%d keys of %d bits take %zu bytes, %zu are planned", N, bits,
+                  ours + taken, planned);
+        }
+        CHECK(planned <= 1.1 * 6 * sizeof(uint32_t) * N + (16 << 10), "%d keys: %zu bytes planned", N, planned);
+    }
+}
+
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_embedding_cuda", argc, argv);
     if (code) return code;
     RUN(test_embedding);
     RUN(test_many_elements);
+    RUN(test_sort_bytes);
     return test_summary();
 }

@@ -55,13 +55,16 @@ enum { TOKEN_BITS = 16, KEY_BITS = 32 };
 
 static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
 
-// Scratch of the sort itself. Asked for all the bits, which needs no less than fewer do.
+// Scratch of the sort itself, no less than cub takes: it says how much only where there is a GPU, and plans are made
+// anywhere. Its sort from compute capability 8.0 on (Adinets, Merrill 2022, arXiv 2206.01784; the sizes are
+// those of InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh) takes 8 bits a pass, and keeps
+//   a second copy of keys and rows, for the passes between
+//   how often every digit occurs, for every pass
+//   the same for every tile, which a later tile looks back at; tiles hold 8064 keys or more on the GPUs of today
+//   a counter a pass, and what makes every part begin at a multiple of 256 bytes
 static size_t radix_bytes(int N) {
-    size_t bytes = 0;
-    const uint32_t *in = NULL;
-    uint32_t *out = NULL;
-    cub::DeviceRadixSort::SortPairs(NULL, bytes, in, out, in, out, N, 0, KEY_BITS);
-    return bytes;
+    const size_t passes = KEY_BITS / 8, digits = 256 * sizeof(uint32_t), tile = 4096;
+    return 2 * order_bytes(N) + (passes + (N + tile - 1) / tile) * digits + 2 * 256;
 }
 
 // Layout: keys and rows sorted, keys and rows unsorted, the sort's scratch.
@@ -79,7 +82,11 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     CUDA_LAUNCHED(e);
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
-    size_t bytes = radix_bytes(N);
+    size_t bytes = 0;
+    CUDA_TRY(cub::DeviceRadixSort::SortPairs(NULL, bytes, keys, order->key, rows, order->row, N, 0, bits, stream), e);
+    if (bytes > radix_bytes(N))
+        return FAIL(e, ERR_INTERNAL, NULL, "the sort of %d tokens takes %zu bytes of scratch, not %zu", N, bytes,
+                    radix_bytes(N));
     CUDA_TRY(
         cub::DeviceRadixSort::SortPairs(at + 4 * step, bytes, keys, order->key, rows, order->row, N, 0, bits, stream),
         e);
