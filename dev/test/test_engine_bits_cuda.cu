@@ -104,6 +104,34 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
     free(y);
 }
 
+// An engine without gradients and moments, where one block's memory serves all, reads the same weights to the same ends.
+static void test_inference(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        Error e = {};
+        MemoryPlan training, plan;
+        world_open(&w, &cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE), *b = NULL;
+        EngineConfig config = {};
+        config.model = &w.model;
+        config.micro_batch = w.c->micro_batch;
+        config.seq_len = w.c->seq_len;
+        config.inference = true;
+        CHECK_OK(gpu.create(&b, &config, &e), &e);
+        if (a && b) {
+            CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+            check_same_inference(&w, a, b, "inference");
+            engine_plan_memory(&a->config, &training);
+            engine_plan_memory(&config, &plan);
+            CHECK(plan.total < training.total, "%s: takes %zu bytes, training %zu", w.c->name, plan.total,
+                  training.total);
+        }
+        gpu.destroy(a);
+        gpu.destroy(b);
+        world_close(&w);
+    }
+}
+
 // The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every way through a step. For
 // what compute-sanitizer's initcheck cannot say: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
@@ -412,6 +440,7 @@ int main(int argc, char **argv) {
     int code = engine_test_begin("test_engine_bits_cuda", argc, argv);
     if (code) return code;
     RUN(test_same_bits);
+    RUN(test_inference);
     if (!small) RUN(test_filled_memory); // the tools see for themselves
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours

@@ -59,10 +59,11 @@ static EngineConfig config_of(const World *w) {
     return (EngineConfig){.model = &w->model, .micro_batch = ROWS, .seq_len = w->T, .threads = 1, .gns = GNS_EXACT};
 }
 
-static void rank_open(World *w, int r, bool shard_grads) {
+static void rank_open(World *w, int r, bool shard_grads, Recompute recompute) {
     Rank *rank = &w->rank[r];
     Error e = {0};
     *rank = (Rank){.config = config_of(w)};
+    rank->config.recompute = recompute;
     int buckets = model_bucket_count(&w->model);
     for (int i = 0; i < buckets; i++) rank->owned[i] = transport_part(model_bucket(&w->model, i), r, RANKS);
     rank->config.owned = rank->owned;
@@ -72,7 +73,8 @@ static void rank_open(World *w, int r, bool shard_grads) {
     CHECK_OK(engine_load(rank->engine, STATE_PARAM, all_of(w), w->param, &e), &e);
 }
 
-static void world_open(World *w, const ModelConfig *shape, bool shard_grads) {
+// The whole engine recomputes nothing.
+static void world_open(World *w, const ModelConfig *shape, bool shard_grads, Recompute recompute) {
     Error e = {0};
     size_t tokens = (size_t)STEPS * ROWS * ((size_t)shape->context + 1);
     CHECK_OK(model_create(&w->model, shape, &e), &e);
@@ -87,7 +89,7 @@ static void world_open(World *w, const ModelConfig *shape, bool shard_grads) {
     EngineConfig config = config_of(w);
     CHECK_OK(engine_create(&w->whole, &config, &e), &e);
     CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->param, &e), &e);
-    for (int r = 0; r < RANKS; r++) rank_open(w, r, shard_grads);
+    for (int r = 0; r < RANKS; r++) rank_open(w, r, shard_grads, recompute);
 }
 
 static void world_close(World *w) {
@@ -244,10 +246,10 @@ static void exchange(World *w) {
         }
 }
 
-static void train(const ModelConfig *shape, bool shard_grads) {
+static void train(const ModelConfig *shape, bool shard_grads, Recompute recompute) {
     World w;
     Error e = {0};
-    world_open(&w, shape, shard_grads);
+    world_open(&w, shape, shard_grads, recompute);
     for (int step = 0; step < STEPS; step++) {
         UpdateConfig update = update_config(step + 1);
         CHECK_OK(whole_gradients(&w, step, &e), &e);
@@ -268,11 +270,19 @@ static void train(const ModelConfig *shape, bool shard_grads) {
 }
 
 static void test_owned_ranges(void) {
-    for (int i = 0; i < SHAPES; i++) train(&shapes[i], false);
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], false, RECOMPUTE_NONE);
 }
 
 static void test_sharded_gradients(void) {
-    for (int i = 0; i < SHAPES; i++) train(&shapes[i], true);
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], true, RECOMPUTE_NONE);
+}
+
+static void test_shares_that_recompute(void) {
+    static const Recompute ways[] = {RECOMPUTE_GELU, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 2; i++) {
+        train(&shapes[1], false, ways[i]);
+        train(&shapes[2], true, ways[i]);
+    }
 }
 
 // Several micro-steps: what is collected is the sum of each one's gradients, in order.
@@ -281,7 +291,7 @@ static void test_collected_micro_steps(void) {
     Error e = {0};
     Rank *rank = &w.rank[1];
     static const int rows[] = {2, 1};
-    world_open(&w, &shapes[2], true);
+    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
     float *sum = take(w.model.flat_count * sizeof(float));
     double squares[200] = {0};
     CHECK_OK(rank_begin_step(rank, &e), &e);
@@ -366,7 +376,7 @@ static void test_awaited_weights(void) {
     static const char *const readers[READERS] = {"eval", "logits", "store", "hash", "micro-step"};
     World w;
     float *want[READERS], *got[READERS];
-    world_open(&w, &shapes[1], false);
+    world_open(&w, &shapes[1], false, RECOMPUTE_NONE);
     Arrivals arrivals = {&w, 0};
     size_t bytes = sizeof(float) * size_max(w.model.flat_count, ROWS * (size_t)w.T);
     for (int i = 0; i < READERS; i++) want[i] = take(bytes), got[i] = take(bytes);
@@ -385,7 +395,7 @@ static void test_awaited_weights(void) {
 static void test_memory_plan(void) {
     World w;
     MemoryPlan whole, owned, sharded;
-    world_open(&w, &shapes[2], true);
+    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
     EngineConfig c = config_of(&w), share = w.rank[0].config;
     engine_plan_memory(&c, &whole);
     engine_plan_memory(&share, &sharded);
@@ -416,6 +426,7 @@ int main(int argc, char **argv) {
     model_destroy(&w.model);
     RUN(test_owned_ranges);
     RUN(test_sharded_gradients);
+    RUN(test_shares_that_recompute);
     RUN(test_collected_micro_steps);
     RUN(test_awaited_weights);
     RUN(test_memory_plan);
