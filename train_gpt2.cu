@@ -140,7 +140,7 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 // Where a vector's gradient goes, and its per-example squares where the mode wants them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
-    return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, NULL};
+    return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL};
 }
 
 // Through pinned memory, so that the caller's tokens are free on return and the device is not waited for; only a slot
@@ -201,8 +201,7 @@ static int dweight_exact(Engine *engine, float *dw, double *squares, const real 
         shape.stride_a = (int64_t)T * in, shape.stride_b = (int64_t)T * out, shape.stride_out = (int64_t)count;
         TRY(matmul_run(engine->matmul, &shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
                        NULL, engine->stream, e));
-        TRY(reduce_examples(dw, squares, NULL, engine->example_grad, shape.batch, count, engine->scratch,
-                            engine->stream, e));
+        TRY(reduce_examples(dw, squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream, e));
     }
     return 0;
 }
@@ -418,8 +417,8 @@ static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error
     if (mode != GNS_EXACT) return 0;
     TRY(embedding_sort(&order, engine->tokens, true, B, T, engine->sorted, engine->stream, e));
     return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, example_sq(engine, WPE, 0),
-                                     NULL, engine->dx, engine->head_at_token, order, B, T, C, engine->scratch,
-                                     engine->stream, e);
+                                     engine->dx, engine->head_at_token, order, B, T, C, engine->scratch, engine->stream,
+                                     e);
 }
 
 static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
@@ -444,7 +443,6 @@ int engine_begin_step(Engine *engine, Error *e) {
     if (!engine->config.shard_grads) TRY(engine_clear(engine, Range{0, model->flat_count}, e));
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
-    engine->micro_steps = 0;
     engine->stats_sent = engine->scaled = false;
     return 0;
 }
@@ -462,7 +460,6 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
-    engine->micro_steps++;
     engine->watch = {};
     return 0;
 }

@@ -16,11 +16,13 @@ static void test_gelu(void) {
         const float extremes[] = {0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f};
         for (size_t i = 0; i < n && i < 7; i++) x[i] = (real)extremes[i];
         real *d_x = device_from(x), *d_dy = device_new<real>(n), *y = device_new<real>(n);
+        const ColumnGradient dbias = {device_new<float>(n), NULL};
+        void *workspace = workspace_new(bias_backward_workspace_bytes(1, 1, (int)n));
         run_twice(
             "gelu", [&] { device_set(d_dy, dy); },
             [&] {
                 CHECK_OK(gelu_forward(y, d_x, n, 0, &e), &e);
-                CHECK_OK(gelu_backward(d_dy, d_dy, d_x, n, 0, &e), &e); // in place
+                CHECK_OK(gelu_backward_bias(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, workspace, 0, &e), &e); // in place
             },
             {{y, n * sizeof(real)}, {d_dy, n * sizeof(real)}});
         std::vector<double> want(n), want_dx(n);

@@ -7,6 +7,7 @@
 #include "crossentropy.cuh"
 #include "vec.cuh"
 
+#include <assert.h>
 #include <math_constants.h>
 
 enum { ROW_THREADS = sizeof(real) == 2 ? 768 : 512, ROW_WARPS = ROW_THREADS / WARP }; // as the registers allow
@@ -56,69 +57,68 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
 }
 
 // Columns at and behind V do not take part.
-template <int W> __device__ inline void mask_padding(float (&x)[W], int c, int V) {
-    if (c + W <= V) return;
+__device__ static inline void mask_padding(float (&x)[VEC], int c, int V) {
+    if (c + VEC <= V) return;
 #pragma unroll
-    for (int j = 0; j < W; j++)
+    for (int j = 0; j < VEC; j++)
         if (c + j >= V) x[j] = -CUDART_INF_F;
 }
 
-template <int W> __device__ inline Pack<W> logits_load(const real *row, int c, int V) {
-    const Pack<W> pack = pack_load<W>(row + c);
-    if (c + W <= V) return pack;
-    float x[W];
+__device__ static inline Pack<VEC> logits_load(const real *row, int c, int V) {
+    const Pack<VEC> pack = pack_load<VEC>(row + c);
+    if (c + VEC <= V) return pack;
+    float x[VEC];
     pack_get(x, pack);
     mask_padding(x, c, V);
-    return pack_of<W>(x);
+    return pack_of<VEC>(x);
 }
 
-template <int W> __device__ inline float pack_max(const Pack<W> &pack) {
-#ifndef GNS_FP32
-    if constexpr (W > 1) { // two comparisons an instruction
-        const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
-        const __nv_bfloat162 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
-        return fmaxf(__low2float(m), __high2float(m));
-    }
-#endif
-    float x[W];
+__device__ static inline float pack_max(const Pack<VEC> &pack) {
+#ifdef GNS_FP32
+    float x[VEC];
     pack_get(x, pack);
     float max = x[0];
-#pragma unroll
-    for (int j = 1; j < W; j++) max = fmaxf(max, x[j]);
+#    pragma unroll
+    for (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
+#else // two comparisons an instruction
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
+    const __nv_bfloat162 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+    return fmaxf(__low2float(m), __high2float(m));
+#endif
 }
 
 enum { ROW_PACKS = 4 }; // loads in flight
 
 // The thread's part of the row; CACHED: leaves it in cache too.
-template <int W, bool CACHED> __device__ inline Partial row_partial(const real *row, real *cache, int V) {
-    const int stride = ROW_THREADS * W;
+template <bool CACHED> __device__ inline Partial row_partial(const real *row, real *cache, int V) {
+    const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
-    for (int c0 = threadIdx.x * W; c0 < V; c0 += stride * ROW_PACKS) {
-        Pack<W> packs[ROW_PACKS];
+    for (int c0 = threadIdx.x * VEC; c0 < V; c0 += stride * ROW_PACKS) {
+        Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
 #pragma unroll
         for (int p = 0; p < ROW_PACKS; p++)
-            if (c0 + p * stride < V) packs[p] = logits_load<W>(row, c0 + p * stride, V);
+            if (c0 + p * stride < V) packs[p] = logits_load(row, c0 + p * stride, V);
 #pragma unroll
         for (int p = 0; p < ROW_PACKS; p++)
-            if (c0 + p * stride < V) max = fmaxf(max, pack_max<W>(packs[p]));
+            if (c0 + p * stride < V) max = fmaxf(max, pack_max(packs[p]));
         mine.sum *= exp_minus(mine.max, max);
         mine.max = max;
 #pragma unroll
         for (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
             if (CACHED) pack_store(cache + c0 + p * stride, packs[p]);
-            float x[W];
+            float x[VEC];
             pack_get(x, packs[p]);
 #pragma unroll
-            for (int j = 0; j < W; j++) mine.sum += exp_minus(x[j], max);
+            for (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
         }
     }
     return mine;
 }
 
-template <int W, bool GRADIENT, bool CACHED>
+template <bool GRADIENT, bool CACHED>
 __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
     extern __shared__ __align__(16) unsigned char cache_bytes[];
     __shared__ Partial shared[ROW_WARPS];
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     real *row = k.logits + (size_t)blockIdx.x * k.Vp;
     const int n = k.row0 + blockIdx.x;
     const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
-    const Partial all = partial_join_block(row_partial<W, CACHED>(row, cache, k.V), shared);
+    const Partial all = partial_join_block(row_partial<CACHED>(row, cache, k.V), shared);
     const float logsumexp = all.max + logf(all.sum);
     if constexpr (!GRADIENT) {
         if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - real_to_float(row[target]);
@@ -135,32 +135,32 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
 
     const float shift = logsumexp + logf((float)k.T), onehot = 1.0f / k.T; // exp(x - shift) = softmax / T
 #pragma unroll 4
-    for (int c = threadIdx.x * W; c < k.Vp; c += ROW_THREADS * W) {
-        float x[W] = {};
-        if (c < k.V) pack_get(x, pack_load<W>((CACHED ? cache : row) + c));
+    for (int c = threadIdx.x * VEC; c < k.Vp; c += ROW_THREADS * VEC) {
+        float x[VEC] = {};
+        if (c < k.V) pack_get(x, pack_load<VEC>((CACHED ? cache : row) + c));
         mask_padding(x, c, k.V); // exp(-inf) = 0
-        float p[W];
+        float p[VEC];
 #pragma unroll
-        for (int j = 0; j < W; j++) p[j] = exp_minus(x[j], shift);
-        if (target / W == c / W) { // the one thread that has it
+        for (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
+        if (target / VEC == c / VEC) { // the one thread that has it
 #pragma unroll
-            for (int j = 0; j < W; j++) {
+            for (int j = 0; j < VEC; j++) {
                 if (c + j != target) continue;
                 k.losses[blockIdx.x] = logsumexp - x[j];
                 p[j] -= onehot;
             }
         }
-        pack_store(row + c, pack_of<W>(p));
+        pack_store(row + c, pack_of<VEC>(p));
     }
 }
 
-template <int W, bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, cudaStream_t stream, Error *e) {
+template <bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, cudaStream_t stream, Error *e) {
+    assert(rows.Vp % VEC == 0); // as the model pads it
     const int bytes = CACHED ? (int)(rows.Vp * sizeof(real)) : 0;
     if (CACHED)
-        CUDA_TRY(
-            cudaFuncSetAttribute(row_kernel<W, GRADIENT, CACHED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-            e);
-    row_kernel<W, GRADIENT, CACHED><<<R, ROW_THREADS, bytes, stream>>>(rows);
+        CUDA_TRY(cudaFuncSetAttribute(row_kernel<GRADIENT, CACHED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                 e);
+    row_kernel<GRADIENT, CACHED><<<R, ROW_THREADS, bytes, stream>>>(rows);
     CUDA_LAUNCHED(e);
     return 0;
 }
@@ -180,13 +180,11 @@ int crossentropy_gradient(float *losses, real *logits, const uint16_t *tokens, i
     const Rows rows = {losses, logits, tokens, row0, T, V, Vp};
     bool fits = false;
     TRY(cache_fits(&fits, Vp, e));
-    if (Vp % VEC) return rows_launch<1, true, false>(rows, R, stream, e);
-    return fits ? rows_launch<VEC, true, true>(rows, R, stream, e) : rows_launch<VEC, true, false>(rows, R, stream, e);
+    return fits ? rows_launch<true, true>(rows, R, stream, e) : rows_launch<true, false>(rows, R, stream, e);
 }
 
 int crossentropy_loss(float *losses, const real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
                       cudaStream_t stream, Error *e) {
     const Rows rows = {losses, (real *)logits, tokens, row0, T, V, Vp}; // not written without GRADIENT
-    return Vp % VEC ? rows_launch<1, false, false>(rows, R, stream, e)
-                    : rows_launch<VEC, false, false>(rows, R, stream, e);
+    return rows_launch<false, false>(rows, R, stream, e);
 }

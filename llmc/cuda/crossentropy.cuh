@@ -7,7 +7,7 @@
 // A chunk of R rows of the flat (B, T) positions, starting at position row0:
 //   losses[r]  = logsumexp(logits[r][0..V-1]) - logits[r][target]                  losses (R) fp32: pass losses + row0
 //   logits[r]  = (softmax(logits[r]) - onehot(target)) / T for columns < V, 0 for V <= column < Vp   (gradient only)
-// logits (R, Vp): row stride Vp, 16-byte rows are fast (Vp % 8 == 0). What stands in the padding is never read.
+// logits (R, Vp): row stride Vp, a multiple of 8. What stands in the padding is never read.
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
 int crossentropy_gradient(float *losses, real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
                           cudaStream_t stream, Error *e);

@@ -293,16 +293,14 @@ size_t embedding_example_squares_workspace_bytes(int B, int T, int C) {
     return (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double);
 }
 
-int embedding_example_squares(double *token, double *cross, double *position, float *examples, const real *dx,
-                              const float *UG, EmbeddingOrder order, int B, int T, int C, void *workspace,
-                              cudaStream_t stream, Error *e) {
+int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
+                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
+                              Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
     example_kernel<<<B * groups, GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
     CUDA_LAUNCHED(e);
-    ExampleSums out = {{token, cross, position}, {NULL, NULL, NULL}, 3};
-    for (int s = 0; examples && s < 3; s++) out.examples[s] = examples + s;
-    return reduce_example_partials(out, partials, 3, B, groups, stream, e);
+    return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -33,13 +33,12 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   token    += sum over b of |E_b|^2
 //   cross    += sum over b of <E_b, U_b> = sum over b, t of dx_bt . UG_bt     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
-// and, where examples != NULL, the three of every example: examples (B, 3) fp32.
 // UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather); NULL: no cross term.
 // order is the one with by_example = true.
 size_t embedding_example_squares_workspace_bytes(int B, int T, int C);
-int embedding_example_squares(double *token, double *cross, double *position, float *examples, const real *dx,
-                              const float *UG, EmbeddingOrder order, int B, int T, int C, void *workspace,
-                              cudaStream_t stream, Error *e);
+int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
+                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
+                              Error *e);
 
 // UG (E, T, C) fp32 = U[e][token(e, t)], U (E, V, C) fp32 the head's per-example gradients, tokens (E, T+1).
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,

@@ -72,7 +72,6 @@ struct Engine {
     cudaEvent_t stats_there; // stats_host has the step's numbers
     bool stats_sent;         // ... or will, at that event: nothing was added since
     GnsMode mode;            // the least that a micro-step of this step has measured
-    int micro_steps;         // of this step
 };
 
 // Numbers of a step, summed on the device: loss, <E, U>, then of every tensor |g|^2, sum_b |g_b|^2, |g|^2 of this rank's

@@ -32,53 +32,39 @@ __device__ static inline float gelu_derivative(float x) {
 
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 
-// out = BACKWARD ? a gelu'(x) : gelu(x), over `packs` packs of W.
-template <int W, bool BACKWARD>
-__global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *out, const real *a, const real *x, size_t packs) {
+// y = gelu(x), over `packs` packs of W.
+template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, const real *x, size_t packs) {
     const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
-    Pack<W> v[FLAT_PACKS], dy[FLAT_PACKS];
+    Pack<W> v[FLAT_PACKS];
 #pragma unroll
     for (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
-        if (i >= packs) continue;
-        v[p] = pack_load<W>(x + i * W);
-        if (BACKWARD) dy[p] = pack_load<W>(a + i * W);
+        if (i < packs) v[p] = pack_load<W>(x + i * W);
     }
 #pragma unroll
     for (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
-        float f[W], d[W];
+        float f[W];
         pack_get(f, v[p]);
-        if (BACKWARD) pack_get(d, dy[p]);
 #pragma unroll
-        for (int j = 0; j < W; j++) f[j] = BACKWARD ? d[j] * gelu_derivative(f[j]) : gelu(f[j]);
-        pack_store(out + i * W, pack_of<W>(f));
+        for (int j = 0; j < W; j++) f[j] = gelu(f[j]);
+        pack_store(y + i * W, pack_of<W>(f));
     }
-}
-
-template <bool BACKWARD>
-static int gelu_flat(real *out, const real *a, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    const size_t body = n / VEC * VEC, tail = n - body, block = (size_t)FLAT_THREADS * FLAT_PACKS;
-    if (body) {
-        const unsigned blocks = (unsigned)((body / VEC + block - 1) / block);
-        gelu_kernel<VEC, BACKWARD><<<blocks, FLAT_THREADS, 0, stream>>>(out, a, x, body / VEC);
-        CUDA_LAUNCHED(e);
-    }
-    if (tail) {
-        gelu_kernel<1, BACKWARD>
-            <<<1, FLAT_THREADS, 0, stream>>>(out + body, BACKWARD ? a + body : NULL, x + body, tail);
-        CUDA_LAUNCHED(e);
-    }
-    return 0;
 }
 
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    return gelu_flat<false>(y, NULL, x, n, stream, e);
-}
-
-int gelu_backward(real *dx, const real *dy, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    return gelu_flat<true>(dx, dy, x, n, stream, e);
+    const size_t body = n / VEC * VEC, tail = n - body, block = (size_t)FLAT_THREADS * FLAT_PACKS;
+    if (body) {
+        const unsigned blocks = (unsigned)((body / VEC + block - 1) / block);
+        gelu_kernel<VEC><<<blocks, FLAT_THREADS, 0, stream>>>(y, x, body / VEC);
+        CUDA_LAUNCHED(e);
+    }
+    if (tail) {
+        gelu_kernel<1><<<1, FLAT_THREADS, 0, stream>>>(y + body, x + body, tail);
+        CUDA_LAUNCHED(e);
+    }
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

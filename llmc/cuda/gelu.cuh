@@ -8,11 +8,8 @@
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// dx = dy gelu'(x), n elements; dx may be dy.
-int gelu_backward(real *dx, const real *dy, const real *x, size_t n, cudaStream_t stream, Error *e);
-
-// The same over (B, T, C), and the bias gradient of the projection that made x: sums over rows of dx as written.
-// Workspace: bias_backward_workspace_bytes(B, T, C).
+// dx = dy gelu'(x), (B, T, C), and the bias gradient of the projection that made x: sums over rows of dx as written.
+// dx may be dy. Workspace: bias_backward_workspace_bytes(B, T, C).
 int gelu_backward_bias(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
 

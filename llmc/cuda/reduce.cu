@@ -8,33 +8,32 @@
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
 // By one block: the sums of one set. A warp takes an example.
-__device__ static void example_partials_sum(const ExampleSums &out, const double *partials, int set, int B, int G) {
+__device__ static void example_partials_sum(const ExampleSums &sums, const double *partials, int set, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const double *mine = partials + (size_t)set * B * G;
-    const double before = threadIdx.x == 0 && out.sums[set] ? *out.sums[set] : 0.0;
+    const double before = threadIdx.x == 0 && sums.of[set] ? *sums.of[set] : 0.0;
     double total = 0.0;
     for (int b = warp; b < B; b += SUM_WARPS) {
         double example = 0.0;
 #pragma unroll 8
         for (int g = lane; g < G; g += WARP) example += mine[(size_t)b * G + g];
         example = warp_sum(example);
-        if (lane == 0 && out.examples[set]) out.examples[set][(size_t)b * out.stride] = (float)example;
         if (lane == 0) total += example;
     }
     total = block_sum(total, shared);
-    if (threadIdx.x == 0 && out.sums[set]) *out.sums[set] = before + total;
+    if (threadIdx.x == 0 && sums.of[set]) *sums.of[set] = before + total;
 }
 
 // One block a set.
 __global__ void __launch_bounds__(SUM_THREADS)
-    example_partials_kernel(const __grid_constant__ ExampleSums out, const double *partials, int B, int G) {
-    example_partials_sum(out, partials, blockIdx.x, B, G);
+    example_partials_kernel(const __grid_constant__ ExampleSums sums, const double *partials, int B, int G) {
+    example_partials_sum(sums, partials, blockIdx.x, B, G);
 }
 
-int reduce_example_partials(ExampleSums out, const double *partials, int sets, int B, int G, cudaStream_t stream,
+int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e) {
-    example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(out, partials, B, G);
+    example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(sums, partials, B, G);
     CUDA_LAUNCHED(e);
     return 0;
 }
@@ -139,25 +138,25 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
 }
 
 typedef struct {
-    float *sums[COLUMN_SETS_MAX];
+    float *of[COLUMN_SETS_MAX];
 } ColumnSums;
 
 // Block (0, set) adds the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
 __global__ void __launch_bounds__(SUM_THREADS)
-    column_total_kernel(const __grid_constant__ ColumnSums out, const __grid_constant__ ExampleSums out_squares,
+    column_total_kernel(const __grid_constant__ ColumnSums sums, const __grid_constant__ ExampleSums example_sums,
                         const float *batch_sums, const double *squares, const __grid_constant__ Finish f) {
     const int set = blockIdx.y, c = ((int)blockIdx.x - 1) * SUM_THREADS + threadIdx.x;
     after_wait();
     if (blockIdx.x == 0) {
-        example_partials_sum(out_squares, squares, set, f.B, f.column_groups);
+        example_partials_sum(example_sums, squares, set, f.B, f.column_groups);
         return;
     }
     if (c >= f.C) return;
-    const float before = out.sums[set][c];
+    const float before = sums.of[set][c];
     float sum = 0.0f;
 #pragma unroll 8
     for (int z = 0; z < f.batches; z++) sum += batch_sums[((size_t)z * f.sets + set) * f.C + c];
-    out.sums[set][c] = before + sum;
+    sums.of[set][c] = before + sum;
 }
 
 int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
@@ -167,17 +166,15 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
     float *batch_sums = (float *)((char *)workspace + partials_bytes(&f));
     double *squares = (double *)((char *)batch_sums + batch_sums_bytes(&f));
     ColumnSums sums = {};
-    ExampleSums examples = {};
-    examples.stride = 1;
+    ExampleSums example_sums = {};
     for (int s = 0; s < sets; s++) {
-        sums.sums[s] = gradients[s].sum;
-        examples.sums[s] = gradients[s].squares;
-        examples.examples[s] = gradients[s].example_squares;
+        sums.of[s] = gradients[s].sum;
+        example_sums.of[s] = gradients[s].squares;
     }
     TRY(launch_after(column_examples_kernel, dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), stream,
                      e, batch_sums, squares, partials, f));
     TRY(launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), stream, e, sums,
-                     examples, (const float *)batch_sums, (const double *)squares, f));
+                     example_sums, (const float *)batch_sums, (const double *)squares, f));
     return 0;
 }
 
@@ -266,8 +263,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
     float squares[EXAMPLES_AT_ONCE] = {};
     for (size_t i = ((size_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * W; i < n;
          i += (size_t)gridDim.x * FLAT_THREADS * W) {
-        Floats<W> v[EXAMPLES_AT_ONCE], g = {};
-        if (gradient) g = floats_load<W>(gradient + i);
+        Floats<W> v[EXAMPLES_AT_ONCE], g = floats_load<W>(gradient + i);
 #pragma unroll
         for (int b = 0; b < EXAMPLES_AT_ONCE; b++)
             if (b < E) v[b] = floats_load<W>(x + b * n + i);
@@ -280,7 +276,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
                 g.x[j] += v[b].x[j];
             }
         }
-        if (gradient) floats_store<W>(gradient + i, g);
+        floats_store<W>(gradient + i, g);
     }
 #pragma unroll
     for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
@@ -292,8 +288,8 @@ __global__ void __launch_bounds__(FLAT_THREADS)
 
 size_t reduce_examples_workspace_bytes(int E) { return (size_t)E * FLAT_BLOCKS * sizeof(double); }
 
-int reduce_examples(float *gradient, double *squares, float *example_squares, const float *x, int E, size_t n,
-                    void *workspace, cudaStream_t stream, Error *e) {
+int reduce_examples(float *gradient, double *squares, const float *x, int E, size_t n, void *workspace,
+                    cudaStream_t stream, Error *e) {
     double *partials = (double *)workspace;
     for (int b = 0; b < E; b += EXAMPLES_AT_ONCE) {
         const int some = E - b < EXAMPLES_AT_ONCE ? E - b : EXAMPLES_AT_ONCE;
@@ -303,9 +299,7 @@ int reduce_examples(float *gradient, double *squares, float *example_squares, co
         else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
         CUDA_LAUNCHED(e);
     }
-    if (!squares && !example_squares) return 0;
-    const ExampleSums out = {{squares}, {example_squares}, 1};
-    return reduce_example_partials(out, partials, 1, E, FLAT_BLOCKS, stream, e);
+    return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@
 
 // Where one column gradient goes. sum == NULL: the whole set is not wanted.
 typedef struct {
-    float *sum;             // (C)  += sum over all rows
-    double *squares;        // (1)  += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
-    float *example_squares; // (B)   = |g_b|^2; or NULL
+    float *sum;      // (C) += sum over all rows
+    double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
 } ColumnGradient;
 
 // How the rows are cut: a function of the shape alone, so that bits do not depend on the GPU.
@@ -46,11 +45,11 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
                    cudaStream_t stream, Error *e);
 
 // Per-example gradients in one pass: x (E, n) fp32 holds g_b of E examples.
-//   gradient (n) += sum over b of x_b, in order (NULL: skip)
-//   squares (1)  += sum over b of |x_b|^2 (NULL: skip); example_squares (E) = |x_b|^2 (NULL: skip)
+//   gradient (n) += sum over b of x_b, in order
+//   squares (1)  += sum over b of |x_b|^2
 size_t reduce_examples_workspace_bytes(int E);
-int reduce_examples(float *gradient, double *squares, float *example_squares, const float *x, int E, size_t n,
-                    void *workspace, cudaStream_t stream, Error *e);
+int reduce_examples(float *gradient, double *squares, const float *x, int E, size_t n, void *workspace,
+                    cudaStream_t stream, Error *e);
 
 // sum (1) += sum of x (n) fp32, by one block. For losses.
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
@@ -59,13 +58,11 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
 // The last step of every per-example norm. partials (sets, B, G) fp64: parts of |g_b|^2. For every set s
-// *sums[s] += sum over b and g of its partials, examples[s][b * stride] = sum over g; either may be NULL.
+// *of[s] += sum over b and g of its partials, where of[s] is not NULL.
 typedef struct {
-    double *sums[COLUMN_SETS_MAX];
-    float *examples[COLUMN_SETS_MAX];
-    int stride; // between the examples of one set in `examples`, in floats
+    double *of[COLUMN_SETS_MAX];
 } ExampleSums;
-int reduce_example_partials(ExampleSums out, const double *partials, int sets, int B, int G, cudaStream_t stream,
+int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e);
 
 #endif
