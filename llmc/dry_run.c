@@ -17,7 +17,7 @@ static void existing_part(char *path) {
 }
 
 // What a rank of so many keeps, without starting any: rank 0's share.
-static int plan_shares(Run *r, int ranks, Error *e) {
+static int plan_ownership(Run *r, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
     TRY(setup_shards(r, &comm, e));
     r->parallel.comm = NULL; // which ends here
@@ -29,7 +29,7 @@ static int plan_of(Run *r, Plan *plan, Error *e) {
     int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
     EngineDevice here;
     engine_device(&r->shape, &here);
-    TRY(plan_shares(r, ranks, e));
+    TRY(plan_ownership(r, ranks, e));
     *plan = (Plan){
         .model = &r->model,
         .shape = r->shape,

@@ -12,7 +12,7 @@
 
 // NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
 // are taken to reach the same shares of theirs.
-static const PlanShares gpu_shares = {
+static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's
     // forward 613) are slower than those that read as much (fcproj 682, the head's dinput 691): results leave when a
@@ -31,7 +31,7 @@ static const PlanShares gpu_shares = {
 };
 
 // A CPU's peak and bandwidth are measured on the spot, so the shares are those of our own kernels (dev/RESULTS.md).
-static const PlanShares cpu_shares = {
+static const PlanEfficiency cpu_efficiency = {
     .matmul = 0.92,
     .matmul_reads = 0, // operands are packed into the caches while others are multiplied
     .attention_forward = 0.35,
@@ -51,7 +51,7 @@ static void device_from_spec(PlanDevice *d, const DeviceSpec *spec) {
     d->link = spec->link;
     d->network = spec->network;
     d->devices_a_machine = spec->devices_a_machine;
-    d->shares = gpu_shares;
+    d->efficiency = gpu_efficiency;
 }
 
 static void device_from_measurement(PlanDevice *d, const EngineDevice *here) {
@@ -59,7 +59,7 @@ static void device_from_measurement(PlanDevice *d, const EngineDevice *here) {
     d->peak = here->flops;
     d->bandwidth = here->bandwidth;
     d->devices_a_machine = 1;
-    d->shares = cpu_shares;
+    d->efficiency = cpu_efficiency;
 }
 
 // No such device in the table: its names as a hint.
@@ -91,7 +91,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, d
 double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->bandwidth; }
 
 double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
-    const PlanShares *s = &d->shares;
+    const PlanEfficiency *s = &d->efficiency;
     double bytes = w->read + w->written, seconds = 0;
     switch (w->kind) {
     case WORK_MATMUL:
@@ -207,8 +207,9 @@ double plan_link_bandwidth(const PlanDevice *d, int ranks) {
 double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
     if (ranks == 1) return 0;
     double machines = ceil((double)ranks / d->devices_a_machine), network_hops = machines > 1 ? machines : 0;
-    double latency = (ranks - 1 - fmin(network_hops, ranks - 1)) * d->shares.hop + network_hops * d->shares.network_hop;
-    double bandwidth = d->shares.link * plan_link_bandwidth(d, ranks);
+    double latency =
+        (ranks - 1 - fmin(network_hops, ranks - 1)) * d->efficiency.hop + network_hops * d->efficiency.network_hop;
+    double bandwidth = d->efficiency.link * plan_link_bandwidth(d, ranks);
     return latency + (ranks - 1.0) / ranks * bytes / bandwidth;
 }
 

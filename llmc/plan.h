@@ -3,7 +3,7 @@
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
 // model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
-// the share of the data sheet's figure that code of this kind reaches (PlanShares). A kernel whose intensity (FLOPs a
+// the share of the data sheet's figure that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs a
 // byte) is under the machine's critical one, peak over bandwidth, is bound by memory.
 // Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer tiles
 // than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take away from
@@ -33,7 +33,7 @@ typedef struct {
     double link;               // of the link and of the network: large collectives
     double launch;             // s: no kernel takes less
     double hop, network_hop;   // s: latency of a ring's round inside a machine; between two
-} PlanShares;
+} PlanEfficiency;
 
 typedef struct {
     char name[256];                 // "": there is none
@@ -44,7 +44,7 @@ typedef struct {
     double link, network;           // B/s each way a device, in a machine and between machines; 0: not known
     int devices_a_machine;
     double head_bytes; // of a chunk of logits, as the engine cuts them
-    PlanShares shares;
+    PlanEfficiency efficiency;
 } PlanDevice;
 
 // The device to plan for: `wanted` (--device) from the table of devices, otherwise what the engine would run on here.

@@ -104,16 +104,16 @@ static PlanDevice round_device(void) {
         .network = 0.5,
         .devices_a_machine = 4,
         .head_bytes = 1e12,
-        .shares = {.matmul = 0.5,
-                   .matmul_reads = 0.25,
-                   .attention_forward = 0.4,
-                   .attention_backward = 0.2,
-                   .stream = 0.5,
-                   .copy = 1,
-                   .link = 0.5,
-                   .launch = 0.125,
-                   .hop = 1,
-                   .network_hop = 3},
+        .efficiency = {.matmul = 0.5,
+                       .matmul_reads = 0.25,
+                       .attention_forward = 0.4,
+                       .attention_backward = 0.2,
+                       .stream = 0.5,
+                       .copy = 1,
+                       .link = 0.5,
+                       .launch = 0.125,
+                       .hop = 1,
+                       .network_hop = 3},
     };
 }
 
@@ -517,7 +517,7 @@ static void test_exposed(void) {
     Model model;
     make_model(&model, "d2", 256, 64);
     Plan p = make_plan(&model, "H200", 10, 64);
-    PlanShares *s = &p.device.shares;
+    PlanEfficiency *s = &p.device.efficiency;
     p.ranks = 2;
     p.device.link = 1e9, s->link = 0.5, s->hop = 1e-3; // 0.5 GB/s
     double C = 128, embeddings = 256 * C + 64 * C, layer = 12 * C * C + 13 * C;

@@ -67,8 +67,8 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD("AdamW moments, fp32", engine->moment2, owned, FORWARD, BACKWARD);
 }
 
-// Elements from one block's share of an activation to the next: every share begins as aligned as the whole.
-static size_t share_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
+// Elements from one block's slice of an activation to the next: every slice begins as aligned as the whole.
+static size_t slice_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
 
 // How many blocks' worth of an activation is kept.
 typedef struct {
@@ -89,19 +89,19 @@ static void layout_activations(Engine *engine, Arena *a) {
     Kept kept = blocks_kept(&engine->config);
     const char *what = "activations";
     Block *b = &engine->base;
-    ADD(what, b->x, kept.x * share_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->ln1, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->mean1, kept.rest * share_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->rstd1, kept.rest * share_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->qkv, kept.rest * share_stride(N * 3 * C), FORWARD, BACKWARD);
-    ADD(what, b->attention, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->lse, kept.rest * share_stride(N * NH), FORWARD, BACKWARD);
-    ADD(what, b->x_mid, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->ln2, kept.rest * share_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->mean2, kept.rest * share_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->rstd2, kept.rest * share_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->fc, kept.rest * share_stride(N * 4 * C), FORWARD, BACKWARD);
-    ADD(what, b->gelu, kept.gelu * share_stride(N * 4 * C), FORWARD, BACKWARD);
+    ADD(what, b->x, kept.x * slice_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln1, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean1, kept.rest * slice_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd1, kept.rest * slice_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->qkv, kept.rest * slice_stride(N * 3 * C), FORWARD, BACKWARD);
+    ADD(what, b->attention, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->lse, kept.rest * slice_stride(N * NH), FORWARD, BACKWARD);
+    ADD(what, b->x_mid, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->ln2, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
+    ADD(what, b->mean2, kept.rest * slice_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->rstd2, kept.rest * slice_stride(N), FORWARD, BACKWARD);
+    ADD(what, b->fc, kept.rest * slice_stride(N * 4 * C), FORWARD, BACKWARD);
+    ADD(what, b->gelu, kept.gelu * slice_stride(N * 4 * C), FORWARD, BACKWARD);
     ADD(what, engine->x_final, N * C, FORWARD, BACKWARD);
     ADD(what, engine->lnf, N * C, FORWARD, HEAD);
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
@@ -136,9 +136,9 @@ static size_t engine_layout(Engine *engine, Arena *a) {
     return arena_plan(a);
 }
 
-// Where block l finds its part of what the base points to.
-template <typename X> static X *share(X *base, size_t kept, int l, size_t count) {
-    return kept > 1 ? base + l * share_stride(count) : base;
+// Block l's slice of an activation; where one block's memory serves all, there is but one.
+template <typename X> static X *block_slice(X *base, size_t kept, int l, size_t count) {
+    return kept > 1 ? base + l * slice_stride(count) : base;
 }
 
 static void blocks_place(Engine *engine) {
@@ -148,19 +148,19 @@ static void blocks_place(Engine *engine) {
     const Block *b = &engine->base;
     for (int l = 0; l < m->layers; l++) {
         Block *k = &engine->block[l];
-        k->x = share(b->x, kept.x, l, N * C);
-        k->ln1 = share(b->ln1, kept.rest, l, N * C);
-        k->mean1 = share(b->mean1, kept.rest, l, N);
-        k->rstd1 = share(b->rstd1, kept.rest, l, N);
-        k->qkv = share(b->qkv, kept.rest, l, N * 3 * C);
-        k->attention = share(b->attention, kept.rest, l, N * C);
-        k->lse = share(b->lse, kept.rest, l, N * m->heads);
-        k->x_mid = share(b->x_mid, kept.rest, l, N * C);
-        k->ln2 = share(b->ln2, kept.rest, l, N * C);
-        k->mean2 = share(b->mean2, kept.rest, l, N);
-        k->rstd2 = share(b->rstd2, kept.rest, l, N);
-        k->fc = share(b->fc, kept.rest, l, N * 4 * C);
-        k->gelu = share(b->gelu, kept.gelu, l, N * 4 * C);
+        k->x = block_slice(b->x, kept.x, l, N * C);
+        k->ln1 = block_slice(b->ln1, kept.rest, l, N * C);
+        k->mean1 = block_slice(b->mean1, kept.rest, l, N);
+        k->rstd1 = block_slice(b->rstd1, kept.rest, l, N);
+        k->qkv = block_slice(b->qkv, kept.rest, l, N * 3 * C);
+        k->attention = block_slice(b->attention, kept.rest, l, N * C);
+        k->lse = block_slice(b->lse, kept.rest, l, N * m->heads);
+        k->x_mid = block_slice(b->x_mid, kept.rest, l, N * C);
+        k->ln2 = block_slice(b->ln2, kept.rest, l, N * C);
+        k->mean2 = block_slice(b->mean2, kept.rest, l, N);
+        k->rstd2 = block_slice(b->rstd2, kept.rest, l, N);
+        k->fc = block_slice(b->fc, kept.rest, l, N * 4 * C);
+        k->gelu = block_slice(b->gelu, kept.gelu, l, N * 4 * C);
     }
 }
 
