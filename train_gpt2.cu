@@ -143,8 +143,8 @@ static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL};
 }
 
-// Through pinned memory, so that the caller's tokens are free on return and the device is not waited for; only a slot
-// whose own copy, two micro-steps ago, is still under way holds us up.
+// Copies tokens to the device by way of a pinned slot, so that the caller may reuse its own on return and nobody waits
+// for the device, unless the slot's last copy, two micro-steps ago, is still under way.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
@@ -187,8 +187,8 @@ static int dweight(Engine *engine, float *dw, const real *x, const real *dy, int
     return matmul_run(engine->matmul, &shape, dw, x, dy, NULL, engine->stream, e);
 }
 
-// The same, by example: g_b (in, out) = x_b (T, in)^T dy_b (T, out), of which sum and sum of squares are kept. A few
-// examples at a time, as many as the scratch holds.
+// The same, by example: g_b (in, out) = x_b (T, in)^T dy_b (T, out); dW += sum of g_b, *squares += sum of |g_b|^2. As
+// many examples at a time as example_grad has room for.
 static int dweight_exact(Engine *engine, float *dw, double *squares, const real *x, const real *dy, int B, int T,
                          int in, int out, Error *e) {
     size_t count = (size_t)in * out;
@@ -215,14 +215,16 @@ static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorK
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What travels between ranks while this one computes. Buckets: the embeddings, then 1 + l for block l (model_bucket).
+// When transfers between ranks begin, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
+// (model_bucket).
 //
-// A journey takes some of the multiprocessors (NCCL: 24) for the third of a millisecond or so. Beside it a kernel that
-// hands out tiles to whichever block is free loses no more than is missing: our attention, and cuBLASLt's persistent
-// products. One whose every block has its share from the beginning, as the dGELU product and on Hopper that of dqkv's
-// weights, takes half as long again. So a gradient's journey begins before attention, the weights' behind it, where
-// persistent products come next. (Measured with d48 on two H200: 308.8 ms a step; gradients from behind attention or
-// dGELU on 314.5, from the block's end on 314.0; weights from before attention on 0.3 to 1.4 more.)
+// For the third of a millisecond that a transfer takes, NCCL holds some of the multiprocessors (24). A kernel whose
+// thread blocks fetch their next tile when they are free slows down by no more than these: our attention, and
+// cuBLASLt's persistent products. One whose tiles are dealt out to its thread blocks at launch takes half as long again:
+// the dGELU product and, on Hopper, the product that makes the gradient of qkv's weights. So the transfer of gradients
+// begins right before attention, that of weights right after it, where persistent products follow.
+// (Measured with d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end
+// of the block 314.0; with weights sent before attention 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -234,8 +236,9 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// A block's gradient waits for the next block's attention, unless there is none, or a block soon needs the memory that
-// this reduction holds (shard_grads): then the journey needs all the time there is.
+// Is the gradient of block l sent only when the backward pass comes to the attention of the block that follows, l - 1?
+// Not where no block follows, and not with shard_grads: a block will soon need the memory that the transfer reads, so
+// that it begins at once. l may be one past the last block.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -262,8 +265,8 @@ static int block_ln1(Engine *engine, const Block *k, int l, int N, Error *e) {
                              engine->config.model->config.channels, engine->stream, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A block's output and the sum with the residual stream are the business
-// of the LayerNorm that comes next.
+// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the LayerNorm that comes next adds
+// it to the residual stream.
 static int forward(Engine *engine, int B, int T, Error *e) {
     int C = engine->config.model->config.channels, L = engine->config.model->config.layers, N = B * T;
     const Block *block = engine->block;
@@ -300,7 +303,8 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
                       NULL, engine->stream, e);
 }
 
-// dwte (Vp, C) += U_b of examples [b, b + n), by example, of which also the rows at the examples' tokens are kept.
+// Of examples [b, b + n), one at a time: dwte (Vp, C) += U_b, the head's gradient; its squared norm; and the rows of it
+// that belong to the example's own tokens, into head_at_token.
 static int head_dweight_exact(Engine *engine, int b, int n, int T, Error *e) {
     int C = engine->config.model->config.channels, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
@@ -339,8 +343,8 @@ static int head_train(Engine *engine, int B, GnsMode mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// dx += backward of y = LN(x) from dy (= where first). The bias of the projection that was added to the residual stream
-// just before x has the column sums of the new dx for a gradient: they come with it.
+// dx += backward of y = LN(x) from dy (first: dx = that). x is the residual stream just behind a projection; the gradient
+// of that projection's bias, the column sums of the new dx, is taken in the same pass. bias_layer < 0: there is none.
 static int ln_backward(Engine *engine, bool first, const real *x, const float *mean, const float *rstd, TensorKind w,
                        TensorKind b, int l, TensorKind bias, int bias_layer, int B, int T, GnsMode mode, Error *e) {
     ColumnGradient before = {};
@@ -351,8 +355,8 @@ static int ln_backward(Engine *engine, bool first, const real *x, const float *m
                               engine->stream, e);
 }
 
-// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can,
-// it takes the slope along with the product, which saves two passes over dwide.
+// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can
+// multiply by gelu' as it writes the product, two passes over dwide are saved.
 static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, N = B * T;
     ColumnGradient dbias = column_gradient(engine, FC_B, l, mode);
@@ -370,7 +374,7 @@ static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int 
     return bias_backward(dbias, dwide, B, T, 4 * C, engine->scratch, engine->stream, e);
 }
 
-// Puts back what the forward did not keep of block l. The last block's is still there: nothing ran since.
+// Computes again what the forward did not keep of block l. The last block's is still there: no other has run since.
 static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, Error *e) {
     if (l == engine->config.model->config.layers - 1) return 0;
     int N = B * T, C = engine->config.model->config.channels;
@@ -395,13 +399,13 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(linear_dweight(engine, k->attention, dx, PROJ_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
     if (final_comes_later(engine, l + 1))
-        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // it is, since the last block
+        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
                            e));
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
-    // Of the block before: its last bias comes with this LayerNorm.
+    // Block l - 1's gradient begins here: its fcproj's bias comes with this LayerNorm.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
 }
@@ -464,8 +468,8 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     return 0;
 }
 
-// A micro-step, in either way that training takes them, over tokens of all sorts. What it computes on the way is of no
-// account.
+// Runs each kind of micro-step that training will run, so that all of its products are timed, on made-up tokens. The
+// gradients and numbers that come of it are thrown away.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime

@@ -82,9 +82,9 @@ enum { TUNING_BYTES = 1 << 14 }; // the most that the text takes, with its NUL
 const char *engine_tuning(const Engine *engine);
 int engine_set_tuning(Engine *engine, const char *tuning, Error *e);
 
-// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. What lies outside the owned
-// ranges, of arrays that exist for these alone, is not there: storing leaves values alone, loading passes over them (but
-// for the weights that are read, which a load of STATE_PARAM always sets).
+// The four arrays an engine keeps, all in the model's flat layout, seen from outside as fp32. Of arrays that exist for
+// the owned ranges alone, the rest is not there: storing leaves its values alone, loading passes over them. (The weights
+// that forward and backward read are all there, and a load of STATE_PARAM sets them all.)
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
@@ -107,9 +107,10 @@ int engine_begin_step(Engine *engine, Error *e);
 // return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-// With several ranks: who follows the gradients of a micro-step on their way. The ranges are the model's buckets, from
-// the last to the first. Both functions may queue work on the engine's stream, and what they return ends the micro-step.
-// `final` is called when work comes next that others may run beside, which may be a while after the gradient is.
+// With several ranks: who is told how far a micro-step's gradients are. The ranges are the model's buckets, from the last
+// to the first. Both functions may queue work on the engine's stream; an error that they return ends the micro-step.
+// `final` may come a while after the gradient is complete: when the engine's next kernels suffer least from a transfer
+// beside them.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; NULL: nobody cares
     int (*final)(void *context, Range range, Error *e);  // all that lies in it has got its gradient
@@ -125,10 +126,16 @@ static inline int watch_final(const GradientWatch *watch, const Model *model, in
     return watch->final ? watch->final(watch->context, model_bucket(model, i), e) : 0;
 }
 
-// With shard_grads there is no gradient of a whole step. The running micro-step's are in memory from `begins` on, which
-// clears what it finds there, until `begins` of the bucket two places before (of any, for bucket 0 until its own in the
-// next micro-step). Before that, what they have become between the ranks is to be collected: the sums of owned ranges,
-// which norms and update are about, take over (first) or add those of a range within a single owned one.
+// With shard_grads there is no gradient of a whole step. Of a micro-step's gradients the blocks' share two places in
+// memory, one for even and one for odd buckets:
+//
+//     bucket               is in memory from its `begins` until
+//     0 (the embeddings)   its `begins` in the next micro-step
+//     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
+//
+// The watcher clears the place at `begins` (engine_clear), since the engine adds to what is there. Before that time is
+// over, and after the ranks have summed the gradients up between them, this takes those of a range, which lies within a
+// single owned one, over to the step's sums (first), or adds them. Norms and update are about these sums.
 int engine_collect(Engine *engine, Range range, bool first, Error *e);
 
 // Sets gradients in memory to 0: with shard_grads those of a bucket. Without, engine_begin_step clears all.
@@ -158,10 +165,10 @@ void *engine_stream(Engine *engine);
 int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 
 // With several ranks: weights may still be on their way from the others when the next forward pass begins. Before it
-// reads any of a range, the engine calls `await`, which orders its stream behind their arrival; and before that, where it
-// can, `soon`: the range comes next, and this is a good time to send for it, since other work may run beside what the
-// engine queues now. The ranges are the model's buckets, from the first to the last, or all of them for `soon`, and what
-// engine_store is asked for.
+// reads any of a range, the engine calls `await`, which orders its stream behind their arrival. Before that, where it
+// can, it calls `soon`: the range is needed next, and a transfer that begins now slows the engine's kernels least. The
+// ranges are the model's buckets, from the first to the last; all at once for `soon`, if the engine likes; and for
+// `await` also what engine_store and engine_hash are asked for.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -184,8 +191,8 @@ typedef struct {
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
-// AdamW over the owned part of the range, with the gradient divided by B and clipped by the norm that engine_norms left.
-// Leaves everything as it is where that norm is not finite.
+// AdamW over the owned part of the range, with the gradient divided by B, and clipped by the norm that engine_norms
+// left. Changes nothing where that norm is not finite.
 int engine_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
 // Does a micro-step in this mode measure the tensor's per-example norms?
@@ -202,7 +209,7 @@ typedef struct StepResult {
 } StepResult;
 int engine_result(Engine *engine, StepResult *result, Error *e);
 
-// Losses of n <= micro_batch rows of T <= seq_len tokens, without training. tokens: (n, T + 1). loss: (n, T), nats, loss
+// Losses of n <= micro_batch rows of T <= seq_len tokens, without training. tokens: (n, T + 1). loss: (n, T), in nats,
 // of predicting tokens[b][t + 1].
 int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 

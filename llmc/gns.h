@@ -128,12 +128,12 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
 // Calibration: how many times the LayerNorms' scale the whole model's is. Both are averaged over the same sampled
 // steps, five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
 //
-// So long an average spans the time in which |G|^2 falls by orders of magnitude. The variance is then not that of all
-// its steps alike, and the error from a mean difference remembers the large ones of the start: it falls like
-// 2^(-tokens / 2 half_life) where the average itself forgets them like 2^(-tokens / half_life), and a ratio that had
-// settled by a quarter of a run was not trusted before 43 to 65%. Here each step has a variance of its own, half the
-// square of its difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent
-// covariance matrix estimator", with differences for residuals): the error forgets as fast as the average.
+// So long an average spans a time in which |G|^2 falls by orders of magnitude, and a step's variance with it. An
+// error from the mean square of all differences would be dominated by the large ones of the start for too long: it falls
+// like 2^(-tokens / 2 half_life), while the average forgets those steps like 2^(-tokens / half_life), so that a ratio
+// would be distrusted long after it has settled. Here each step has a variance of its own, half the square of its
+// difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent covariance matrix
+// estimator", with differences for residuals): the error forgets as fast as the average.
 // It rests on half as many steps, so it is itself less certain. That is why the LayerNorms' own tracker, whose bound
 // is to hold in 95% of cases, does without (93% in the worst of them, and no earlier growth); and why the calibration
 // asks for 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady

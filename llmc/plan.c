@@ -11,7 +11,7 @@
 // Devices
 
 // NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
-// are taken to reach the same shares of theirs.
+// are taken to reach the same part of theirs.
 static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's
@@ -30,7 +30,7 @@ static const PlanEfficiency gpu_efficiency = {
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// A CPU's peak and bandwidth are measured on the spot, so the shares are those of our own kernels (dev/RESULTS.md).
+// A CPU's peak and bandwidth are measured on the spot, so these are the efficiencies of our own kernels (dev/RESULTS.md).
 static const PlanEfficiency cpu_efficiency = {
     .matmul = 0.92,
     .matmul_reads = 0, // operands are packed into the caches while others are multiplied

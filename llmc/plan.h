@@ -3,8 +3,8 @@
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
 // model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
-// the share of the data sheet's figure that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs a
-// byte) is under the machine's critical one, peak over bandwidth, is bound by memory.
+// the part of the data sheet's figure that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs
+// a byte) is under the machine's critical one, peak over bandwidth, is bound by memory.
 // Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer tiles
 // than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take away from
 // the kernels beside them.

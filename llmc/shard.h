@@ -11,7 +11,7 @@ extern "C" {
 // Arrays for the owned ranges alone (EngineConfig.owned) hold these one behind the other.
 size_t shard_elements(const EngineConfig *config);
 
-// Of what of the flat arrays there is something, and where in its array it begins.
+// A piece of a range that this rank stores, and its offset in the stored array.
 typedef struct {
     Range range;
     size_t place;

@@ -341,10 +341,11 @@ struct Work {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next work item, for one of `workers` that draw until there is none. Who is free draws, so that a block that
-// begins late, because NCCL holds its multiprocessor, leaves its share to the others. (With fixed shares the kernels
-// took up to 1.8 times as long there.) Which block computes a tile has no bearing on its numbers.
-// *tickets counts the draws and is 0 again after a kernel's last one, since every worker draws one that is void.
+// Draws the next work item, for one of `workers` that draw until there is none. A block draws when it is free, so that
+// one that begins late, because NCCL holds its multiprocessor, leaves its items to the others. (With items dealt out
+// beforehand the kernels took up to 1.8 times as long there.) Which block computes a tile has no bearing on its numbers.
+// *tickets counts the draws. Each worker's last draw finds no item; with the last of these the count wraps to 0, where
+// the next kernel begins.
 // Heads are taken in lots of at most `at_once`, one for each multiprocessor, so that a head's keys and values stay in
 // L2 while its tiles are worked on; within a lot, tiles go from the last to the first, which under the causal mask is
 // from the longest to the shortest for queries. Lots are of one size, so that the last one keeps all blocks busy too.

@@ -40,8 +40,8 @@ struct Engine {
     float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
     uint8_t *decay;              // optimizer_decay_map
-    ReduceSegment *segment;      // (tensors) the table's places, for norms
-    ReduceSegment *segment_part; // (tensors) of which this much lies in a range
+    ReduceSegment *segment;      // (tensors) where each lies, for norms
+    ReduceSegment *segment_part; // (tensors) what of each lies in the range at hand
     double *stats;               // numbers of the step, see stats_count
     GradientWatch watch;         // of the next micro-step
     WeightsWatch weights_watch;  // await NULL: all weights are there
@@ -49,7 +49,7 @@ struct Engine {
     bool scaled;                 // grad_scale is this step's
 
     Block *block;         // (L)
-    Block base;           // of the first
+    Block base;           // where each activation begins; a block has a slice of it
     real *x_final;        // (B, T, C)  output of the last block
     real *lnf;            // (B, T, C)
     float *meanf, *rstdf; // (B, T)
@@ -59,7 +59,7 @@ struct Engine {
     real *logits;         // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;          // (B, T, 4C) gradient of qkv, fc
-    void *sorted;         // embedding_sort
+    void *sorted;         // workspace of embedding_sort
     void *scratch;        // of whichever kernel runs
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact)
@@ -70,7 +70,7 @@ struct Engine {
     int slot;
     double *stats_host;      // (stats_count), then one number of engine_hash's; pinned
     cudaEvent_t stats_there; // stats_host has the step's numbers
-    bool stats_sent;         // ... or will, at that event: nothing was added since
+    bool stats_sent;         // stats_there is of the latest numbers: none has changed since
     GnsMode mode;            // the least that a micro-step of this step has measured
 };
 
@@ -95,7 +95,7 @@ static inline double *stats_rank_room(double *stats, const Model *model) {
 // Everything starts at zero: so do the rows of wte behind the vocabulary, for good.
 int engine_state_clear(Engine *engine, Error *e);
 
-// The step's numbers set out for the host: stats_there says when they are in stats_host.
+// Queues the copy of the step's numbers to stats_host, unless it has been; stats_there says when they are there.
 int engine_send_stats(Engine *engine, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------

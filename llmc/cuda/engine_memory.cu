@@ -26,7 +26,7 @@ int engine_head_examples(const EngineConfig *config) {
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }
 
-// What kernels may ask for at any micro-batch up to the configured one: their needs do not grow steadily with it.
+// The most scratch that a kernel needs at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const EngineConfig *config) {
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
@@ -210,7 +210,7 @@ int engine_memory_take(Engine *engine, Error *e) {
     cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
         char fit[128];
-        (void)cudaGetLastError(); // the failed allocation is dealt with here
+        (void)cudaGetLastError(); // or the next launch would report this failure
         suggest_fit(&engine->config, room, fit, sizeof fit);
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",

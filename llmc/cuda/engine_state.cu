@@ -33,14 +33,14 @@ int engine_state_clear(Engine *engine, Error *e) {
     return 0;
 }
 
-// What has been queued so far has made weights and moments what they are now: engine_store waits for that and no more.
+// Marks where in the queue weights and moments have got the values that engine_store is to store: it waits for no more.
 static int state_ready(Engine *engine, Error *e) {
     CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e);
     return 0;
 }
 
-// Ends a call that has queued copies from or to its caller's memory: that is the caller's again, whatever `code` says
-// became of the call.
+// Ends a call that has queued copies from or to its caller's memory. They are waited for where the call has failed
+// (code), too: on return the memory is the caller's again.
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
@@ -86,12 +86,12 @@ void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
-// Orders the store stream behind what is to be stored, and behind nothing that need not be waited for. Weights and
-// moments are as engine_update left them when it recorded `state_ready`, however much of the next step has been queued
-// since: that only reads them, and the update that would change them waits for the copy (engine.h). What engine_create
-// and engine_load put there was there when they returned.
-// Two things come from elsewhere, so that the mark is set anew, behind all that is queued: gradients, and weights on
-// their way from other ranks. These are waited for whatever is stored: who has stored everything may end the program.
+// Makes the store stream wait until what is to be stored is there, and no longer. Weights and moments are as
+// engine_update left them when it recorded `state_ready`: what has been queued of the next step since then only reads
+// them, and nobody calls the next engine_update before the copy is done (engine.h). Before the first update they are as
+// engine_create and engine_load left them, which wait themselves.
+// In two cases `state_ready` is recorded anew, behind all that is queued: for gradients, and where weights may be on
+// their way from other ranks. Those are waited for whatever is stored, since the program may end after the last store.
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
     TRY(watch_await(&engine->weights_watch, range, e));
     if (kind == STATE_GRAD || engine->weights_watch.await) TRY(state_ready(engine, e));
@@ -206,7 +206,7 @@ int engine_send_stats(Engine *engine, Error *e) {
 }
 
 int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    TRY(engine_send_stats(engine, e)); // ahead of the update, beside which the host prepares the next step
+    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
     if (!engine->scaled)
         TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,

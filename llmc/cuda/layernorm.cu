@@ -259,7 +259,7 @@ template <int SETS> __device__ inline void partials_store(float *to, const float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
-// one write of dresidual. Threads behind the row's end only keep step.
+// one write of dresidual. Threads behind the row's end only take part in barriers.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;

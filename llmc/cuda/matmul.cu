@@ -132,7 +132,7 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
                           o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, o->stream);
 }
 
-// Shortest of a few runs, in milliseconds; an algorithm that does not run takes for ever.
+// Shortest of a few runs, in milliseconds; infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
                      const cudaEvent_t *event, float *shortest, Error *e) {
     const int runs = 6; // the first warms up
@@ -197,7 +197,7 @@ static int choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t 
     return 0;
 }
 
-// text: behind the key. What cuBLASLt says to the words is the judge of them.
+// text: what stands behind the key. cuBLASLt judges whether the words are an algorithm for the plan.
 static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
                        Error *e) {
     cublasLtMatmulHeuristicResult_t needs;

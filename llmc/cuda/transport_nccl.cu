@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// More than a step has buckets: a mark that a later work has taken over is waited for a little too long, no more.
+// Events for the transfers that were begun last: more than a step has buckets. For one longer ago the event is a later
+// transfer's, so that the wait is a little too long, and never too short.
 enum { MARKS = 128 };
 
 struct Transport {
@@ -16,9 +17,9 @@ struct Transport {
     WireType wire;
     ncclComm_t nccl;
     cudaStream_t engine, stream; // the engine's, and ours
-    cudaEvent_t engine_done;     // mark on the engine's
-    cudaEvent_t ended[MARKS];    // marks on ours: the work of number n has the one of n modulo MARKS
-    int64_t started;             // works so far
+    cudaEvent_t engine_done;     // where the engine's stream was when the last transfer began
+    cudaEvent_t ended[MARKS];    // the end of transfer n is event n modulo MARKS
+    int64_t started;             // transfers so far
     __nv_bfloat16 *rounded;      // a bucket's gradients in bf16; one bucket after the other, in the stream's order
     size_t largest;              // elements that it has room for
 };
@@ -41,8 +42,8 @@ static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, con
 int transport_device(const Comm *comm, Error *e) {
     int count = 0;
     if (comm->ranks == 1) return 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 0; // the engine says so, and says it better
-    if (count == 1) return 0; // its own, where a batch system shows each rank one; otherwise check_apart finds out
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 0; // engine_create reports it
+    if (count == 1) return 0; // the batch system may show each rank its own; check_apart tells if not
     if (comm->local_rank >= count) {
         FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
         return error_hint(e, "use mpirun -np %d, or more machines", count);
@@ -99,7 +100,7 @@ static int reserve_rounded(Transport *t, Error *e) {
     if (bytes == 0) return 0;
     cudaError_t status = cudaMalloc((void **)&t->rounded, bytes);
     if (status == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); // the failed allocation is dealt with here
+        (void)cudaGetLastError(); // or the next launch would report this failure
         return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
                     "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
                     (double)bytes / (1 << 20));
@@ -140,7 +141,8 @@ void transport_destroy(Transport *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of the two streams
 
-// A work begins. The watchdog's lock is held while it aborts NCCL, so that nobody hands more to what is going away.
+// Begins a transfer, behind what the engine has queued. (The watchdog's lock, which watchdog_begin takes, is held while
+// the watchdog aborts NCCL: nothing is handed to a communicator that is going away.)
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
@@ -169,8 +171,8 @@ int transport_finish(Transport *t, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Buckets: `each` elements a rank by the collectives for equal parts, in place, and the remainder, which is short, to or
-// from the last rank.
+// A bucket: equal parts of `each` elements go through the collectives for equal parts, in place; the short remainder
+// goes to, or comes from, the last rank.
 
 typedef struct {
     size_t each, rest, begin; // elements: of a part, of the remainder, before this rank's part
