@@ -168,6 +168,10 @@ CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda
 
 $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(TIMED))
 
+# The runtime, and the other ranks, that this test plays.
+$(CUDA_BUILD)/dev/test/test_device_cuda: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(addprefix cuda,GetDeviceCount \
+	SetDevice GetDevice DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
+
 # A test of either engine.
 $(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c
 	@mkdir -p $(@D)

@@ -53,6 +53,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     if (is_complete(r)) return say_complete(r);
+    TRY(transport_device(r->comm, e));
     TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));

@@ -79,7 +79,9 @@ int setup_buffers(Run *r, Error *e); // these, and what training needs: the load
 // What rank comm->rank of comm->ranks keeps, as far as the ramp's largest batch allows: into r->shape.
 int setup_shards(Run *r, Comm *comm, Error *e);
 
-int setup_engine(Run *r, Error *e); // this, then the engine, with the weights of r->saved if there is one
+// This, then the engine, on the device that transport_device has chosen, with the weights of r->saved if there is one.
+int setup_engine(Run *r, Error *e);
+
 int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take: r->at.tuning. All ranks must call this
 int setup_output(Run *r, Error *e); // the run directory, on rank 0: nothing was written before
 void run_destroy(Run *r);

@@ -168,7 +168,6 @@ int setup_shards(Run *r, Comm *comm, Error *e) {
 }
 
 int setup_engine(Run *r, Error *e) {
-    TRY(transport_device(r->comm, e));
     TRY(setup_shards(r, r->comm, e));
     TRY(engine_create(&r->engine, &r->shape, e));
     if (r->saved[0]) {

@@ -29,8 +29,9 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Chooses this rank's device, by its number on this machine. Before the engine is created; talks to nobody.
-int transport_device(const Comm *comm, Error *e);
+// Chooses this rank's device, by its number on this machine, before the engine is created. All ranks together; an error
+// is settled. ERR_NO_GPU where a rank has none that it can use, or two have the same.
+int transport_device(Comm *comm, Error *e);
 
 // largest: elements of the largest bucket, for which there is memory from here on. stream: engine_stream's. All ranks
 // together.

@@ -66,7 +66,7 @@ sanitize() {
         for program in "$BUILD"/cuda-BF16/dev/test/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
-            *-test_shards_cuda) ;; # runs the engine's kernels only
+            *-test_shards_cuda | *-test_device_cuda) ;; # runs the engine's kernels only; runs none
             initcheck-test_engine*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;
             esac

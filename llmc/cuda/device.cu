@@ -10,14 +10,38 @@ double device_peak_flops(const Device *device) {
 
 __global__ static void probe_kernel() {}
 
+static const char *const hint_no_gpu = "the CPU trainer, train_gpt2, needs no GPU";
+
+int device_count(int *count, Error *e) {
+    *count = 0;
+    cudaError_t status = cudaGetDeviceCount(count);
+    if (status != cudaSuccess)
+        return FAIL(e, ERR_NO_GPU, hint_no_gpu, "no usable NVIDIA GPU: %s", cudaGetErrorString(status));
+    return *count ? 0 : FAIL(e, ERR_NO_GPU, hint_no_gpu, "no NVIDIA GPU on this machine");
+}
+
+// The GPU is there, and what came of the first call that wants something of it? A context takes memory before anybody
+// can ask how much is free.
+static int first_call(cudaError_t status, int ordinal, Error *e) {
+    const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
+    cudaDeviceProp properties;
+    if (status == cudaSuccess) return 0;
+    (void)cudaGetLastError(); // it is dealt with here
+    const char *name = cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess ? properties.name : "unknown";
+    if (status == cudaErrorMemoryAllocation)
+        return FAIL(e, ERR_MEMORY, hint,
+                    "out of GPU memory: GPU %d (%s) has not even the half GiB free that CUDA itself needs", ordinal,
+                    name);
+    return FAIL(e, ERR_NO_GPU, hint, "GPU %d (%s) cannot be used: %s", ordinal, name, cudaGetErrorString(status));
+}
+
+int device_take(int ordinal, Error *e) { return first_call(cudaSetDevice(ordinal), ordinal, e); }
+
 int device_open(Device *device, Error *e) {
     const int oldest = 8; // compute capability 8.0, Ampere: the first with bf16 matrix units
-    const char *hint = "the CPU trainer, train_gpt2, needs no GPU";
-    int count = 0, current = 0;
-    cudaError_t status = cudaGetDeviceCount(&count);
-    if (status != cudaSuccess) return FAIL(e, ERR_NO_GPU, hint, "no usable NVIDIA GPU: %s", cudaGetErrorString(status));
-    if (count == 0) return FAIL(e, ERR_NO_GPU, hint, "no NVIDIA GPU on this machine");
+    int count, current = 0;
     cudaDeviceProp properties;
+    TRY(device_count(&count, e));
     CUDA_TRY(cudaGetDevice(&current), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, current), e);
     snprintf(device->name, sizeof device->name, "%s", properties.name);
@@ -27,15 +51,15 @@ int device_open(Device *device, Error *e) {
     device->multiprocessors = properties.multiProcessorCount;
     device->memory_bytes = properties.totalGlobalMem;
     if (device->major < oldest)
-        return FAIL(e, ERR_NO_GPU, hint, "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0",
-                    device->name, device->major, device->minor, oldest);
+        return FAIL(e, ERR_NO_GPU, hint_no_gpu,
+                    "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0", device->name,
+                    device->major, device->minor, oldest);
     cudaFuncAttributes attributes;
-    status = cudaFuncGetAttributes(&attributes, probe_kernel);
+    cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
         FAIL(e, ERR_NO_GPU, NULL, "this program was built without code for the %s (compute capability %d.%d)",
              device->name, device->major, device->minor);
         return error_hint(e, "build it again with CUDA_ARCH=%d%d", device->major, device->minor);
     }
-    CUDA_TRY(status, e);
-    return 0;
+    return first_call(status, current, e);
 }

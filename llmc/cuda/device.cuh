@@ -12,8 +12,14 @@ typedef struct {
     size_t memory_bytes;
 } Device;
 
-// Looks at the current device. ERR_NO_GPU, in one clear line, where there is none, where it is too old for this
-// program, or where the program holds no code for it.
+// How many there are, one at least: ERR_NO_GPU otherwise, and why.
+int device_count(int *count, Error *e);
+
+// Makes device number `ordinal` the current one. ERR_NO_GPU, or ERR_MEMORY, where others have it to themselves.
+int device_take(int ordinal, Error *e);
+
+// Looks at the current device. The same errors, in one clear line, and ERR_NO_GPU where it is too old for this program,
+// or where the program holds no code for it.
 int device_open(Device *device, Error *e);
 
 // Peak of dense matrix products in the build's precision (fp32 sums), FLOP/s; 0 for a device not in the table.

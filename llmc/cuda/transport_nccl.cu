@@ -1,7 +1,7 @@
 // transport between GPUs: NCCL, on a stream of its own so that it overlaps with the engine's. NCCL is set up over MPI.
 // This file takes the place of cpu/transport_mpi.c in the CUDA trainer.
 #include "../transport.h"
-#include "cuda_common.cuh"
+#include "device.cuh"
 
 #include <assert.h>
 #include <nccl.h>
@@ -39,20 +39,16 @@ static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, con
 // ---------------------------------------------------------------------------------------------------------------------
 // Which GPU
 
-int transport_device(const Comm *comm, Error *e) {
-    int count = 0;
-    if (comm->ranks == 1) return 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 0; // engine_create reports it
+static int take_device(const Comm *comm, Error *e) {
+    int count;
+    TRY(device_count(&count, e));
     if (count == 1) return 0; // the batch system may show each rank its own; check_apart tells if not
-    if (comm->local_rank >= count) {
-        FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
-        return error_hint(e, "use mpirun -np %d, or more machines", count);
-    }
-    CUDA_TRY(cudaSetDevice(comm->local_rank), e);
-    return 0;
+    if (comm->local_rank < count) return device_take(comm->local_rank, e);
+    FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
+    return error_hint(e, "use mpirun -np %d, or more machines", count);
 }
 
-// Two ranks on one GPU would hang in NCCL or crawl.
+// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl.
 static int check_apart(Comm *comm, Error *e) {
     enum { BYTES = 128 };
     char mine[BYTES] = "", *all;
@@ -69,6 +65,12 @@ static int check_apart(Comm *comm, Error *e) {
         code = FAIL(e, ERR_NO_GPU, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
                     same, mine + BYTES / 2, mine);
     return comm_agree(comm, code, e);
+}
+
+int transport_device(Comm *comm, Error *e) {
+    if (comm->ranks == 1) return 0;
+    TRY(comm_agree(comm, take_device(comm, e), e));
+    return check_apart(comm, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -89,6 +91,7 @@ static int start_nccl(Transport *t, Error *e) {
     ncclUniqueId id;
     if (t->comm->rank == 0) NCCL_TRY(ncclGetUniqueId(&id), t, e);
     TRY(comm_broadcast(t->comm, &id, sizeof id, e));
+    watchdog_begin(t->comm->watchdog, "start of NCCL");
     NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, t->comm->rank), t, e);
     WatchdogDevice device = {check_nccl, abort_nccl, t};
     watchdog_device(t->comm->watchdog, &device);
@@ -117,7 +120,6 @@ int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest,
     t->wire = wire;
     t->largest = largest;
     t->engine = (cudaStream_t)stream;
-    TRY(check_apart(comm, e));
     TRY(comm_agree(comm, reserve_rounded(t, e), e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
@@ -129,7 +131,8 @@ int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest,
 void transport_destroy(Transport *t) {
     if (!t) return;
     watchdog_device(t->comm->watchdog, NULL);
-    if (t->nccl) ncclCommAbort(t->nccl); // waits for nobody: after an error the others may be gone
+    watchdog_wait(t->comm->watchdog, "end of NCCL"); // after an error perhaps this rank's alone
+    if (t->nccl) ncclCommAbort(t->nccl);             // waits for nobody: after an error the others may be gone
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
