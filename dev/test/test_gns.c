@@ -436,6 +436,12 @@ static void test_calibration_is_wary(void) {
     }
 }
 
+// A ratio that is given counts, below 1 too; else the measured one.
+static void test_ratio(void) {
+    CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
+    CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // the estimate from the ranks' gradients
 
@@ -598,6 +604,7 @@ int main(void) {
     RUN(test_calibration);
     RUN(test_calibration_is_timely);
     RUN(test_calibration_is_wary);
+    RUN(test_ratio);
     RUN(test_ranks_unbiased);
     RUN(test_ranks_limits);
     RUN(test_groups);

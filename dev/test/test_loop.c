@@ -1,5 +1,6 @@
 // The training loop against one written down here, step by step: which rows a step takes and how many, its learning
-// rate, what it divides by, the step that AdamW is told of, and what the log says. Same engine, same bits.
+// rate, what it divides by, the step that AdamW is told of, and what the log says. Same engine, same bits. And what the
+// batch ramp makes of the noise scale.
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/checkpoint.h"
 #include "../../llmc/engine.h"
@@ -132,8 +133,24 @@ static void test_every_step(void) {
     world_close(&w);
 }
 
+// The ramp's target is kappa x ratio x scale: the batches are those of the product, whichever factor it comes from.
+static void test_ramp_target(void) {
+    static const double factors[][2] = {{8, 0.5}, {1, 4}, {1, 0.5}}; // kappa, ratio
+    for (int i = 0; i < 3; i++)
+        CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                          "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min 2 --batch-max 32 "
+                          "--train-tokens 6000 --gns ln --gns-half-life 60 --lr %g --ramp-kappa %g --gns-ratio %g "
+                          "--checkpoint-every 0 --out target%d",
+                          V, T, MICRO_BATCH, peak, factors[i][0], factors[i][1], i) == 0,
+              "%s", log_tail());
+    CHECK(newest_step("target2") > newest_step("target0") && newest_step("target0") < 6000 / 2 / T, "%ld, %ld steps",
+          newest_step("target0"), newest_step("target2"));
+    CHECK(same_metrics("target0/metrics.jsonl", "target1/metrics.jsonl"), "kappa 8 x ratio 0.5 is not 1 x 4");
+}
+
 int main(void) {
     trainer_setup();
     RUN(test_every_step);
+    RUN(test_ramp_target);
     return trainer_end();
 }
