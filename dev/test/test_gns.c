@@ -245,6 +245,8 @@ static void test_lower_formula(void) {
     }
     CHECK(gns_lower(-0.5, 5, (GnsCovariance){0.04, 0, 0}, 2) == INFINITY, "a finite bound where G2 is below -2 SE");
     CHECK(gns_lower(1, 0, (GnsCovariance){0.04, 0, 0}, 2) == 0, "no noise, yet a bound");
+    CHECK(gns_lower(1, -5, (GnsCovariance){0.04, 0, 0}, 2) == 0, "less than no noise, yet a bound");
+    CHECK(!gns_calibration_knows(&(GnsTracker){.weight = 1}, (GnsEstimate){.g2 = 1, .s = -1}), "a scale below 0");
     CHECK(gns_lower(1, 1, (GnsCovariance){0.04, 0.5, 0}, 2) == 0, "S lost in its error, yet a bound");
     CHECK_CLOSE(gns_lower(0.5, 7, (GnsCovariance){0, 0, 0}, 2), 14, 1e-12, 0);
     for (uint64_t i = 0; i < 2000; i++) {

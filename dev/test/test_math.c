@@ -136,6 +136,7 @@ static void test_adamw_landmarks(void) {
         CHECK_CLOSE(adamw_update(1, g, &m, &v, &s, true), 0.99, 1e-6, 1);
     }
     AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-8, 0.5, 1, 1);
+    CHECK(s.bias1 == 1 - s.beta1 && s.bias2 == 1 - s.beta2, "corrections of other betas than the moments decay by");
     float m = 0, v = 0;
     CHECK_CLOSE(adamw_update(2, 0, &m, &v, &s, true), 2 * (1 - 0.01 * 0.5), 1e-7, 1);
     CHECK(adamw_update(2, 0, &m, &v, &s, false) == 2, "moved without gradient or decay");
