@@ -34,6 +34,29 @@ static void test_philox_known_answers(void) {
     }
 }
 
+// What is made of the words, by a program in Python that was written from rng.h's text: the words in integers, log and
+// cos to 60 digits. Other draws would be as random, and not those of the run that a checkpoint is of.
+static void test_known_draws(void) {
+    static const struct {
+        uint64_t seed, stream, index, u64;
+        double uniform, normal;
+    } known[] = {
+        {0, 0, 0, 0xe169c58d6627e8d5, 0x1.c2d38b1acc4fdp-1, -0.397667538444182123},
+        {1337, 3, 7, 0xeca013ce18cf5814, 0x1.d940279c319ebp-1, 1.19884273565066457},
+        {42, (uint64_t)1 << 40, 12345678901, 0x5b037842a7715455, 0x1.6c0de10a9dc54p-2, -0.0326105713758661764},
+        {0x299f31d0a4093822, 0x0370734413198a2e, 0x05a308d3243f6a88, 0x195b231f5d62d4c1, 0x1.95b231f5d62d0p-4,
+         -1.44527199279832819},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint64_t seed = known[i].seed, stream = known[i].stream, index = known[i].index;
+        CHECK(rng_u64(seed, stream, index) == known[i].u64, "draw %zu: %016llx", i,
+              (unsigned long long)rng_u64(seed, stream, index));
+        CHECK(rng_uniform(seed, stream, index) == known[i].uniform, "draw %zu: %a", i,
+              rng_uniform(seed, stream, index));
+        CHECK_CLOSE(rng_normal(seed, stream, index), known[i].normal, 1e-14, 1);
+    }
+}
+
 // Mean, variance and 64-bin chi-square of the uniforms, and that streams, seeds and neighbours share nothing.
 static void test_uniform(void) {
     enum { N = 200000, BINS = 64 };
@@ -214,6 +237,7 @@ static void test_schedule_landmarks(void) {
 
 int main(void) {
     RUN(test_philox_known_answers);
+    RUN(test_known_draws);
     RUN(test_uniform);
     RUN(test_normal);
     RUN(test_adamw);
