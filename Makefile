@@ -97,6 +97,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
 $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_begin_step
+$(BUILD)/dev/test/test_data: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
 
 # Which this test counts.

@@ -5,6 +5,7 @@
 #include "shard_file.h"
 #include "test.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,6 +13,29 @@
 
 static char directory[512]; // a fresh one, removed at the end
 static Error e;
+
+// What goes wrong in the next such call: the linker sends them here (-Wl,--wrap, see the Makefile).
+static struct {
+    bool interrupt_read, halve_read; // EINTR, fewer bytes
+    bool fail_sync;                  // EIO
+} fault;
+
+static bool take(bool *flag) { // set, and no more
+    bool was = *flag;
+    *flag = false;
+    return was;
+}
+
+ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
+    if (take(&fault.interrupt_read)) return errno = EINTR, -1;
+    return __real_pread(fd, to, take(&fault.halve_read) ? bytes / 2 : bytes, at);
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) { return take(&fault.fail_sync) ? (errno = EIO, -1) : __real_fsync(fd); }
 
 static const char *path_of(const char *name) {
     static char paths[4][1024];
@@ -198,6 +222,24 @@ static void test_many_shards(void) {
     data_close(data);
 }
 
+// Nobody's failure: the rest is read from where it stopped.
+static void test_interrupted_and_short_reads(void) {
+    enum { T = 40 };
+    const int length = T + 1;
+    uint16_t *tokens = make_shards("piece", &length, 1, 1000), row[T + 1];
+    DataSet *data;
+    CHECK_OK(data_open(&data, path_of("piece_*.bin"), T, 1000, 0, &e), &e);
+    for (int i = 1; i < 4; i++) {
+        memset(row, 0xff, sizeof row);
+        fault.halve_read = i & 1, fault.interrupt_read = i & 2;
+        CHECK_OK(data_rows_sequential(data, 0, 1, row, &e), &e);
+        CHECK(!fault.halve_read && !fault.interrupt_read, "it reads otherwise");
+        CHECK(memcmp(row, tokens, sizeof row) == 0, "other tokens");
+    }
+    data_close(data);
+    free(tokens);
+}
+
 static void test_literal_name(void) { // a file whose name looks like a pattern is found as itself
     const uint16_t tokens[3] = {1, 2, 3};
     CHECK_OK(shard_write(path_of("odd[1]*.bin"), tokens, 3, &e), &e);
@@ -265,6 +307,7 @@ static void test_bad_shards(void) {
     write_raw(path_of("full.bin"), M, 1, 100, 100, 65535, 0);
     CHECK_OK(data_open(&data, path_of("full.bin"), 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
     data_close(data);
+    refuse("full.bin", 4, 65535, "token 65535 at position 0");
 }
 
 // A file too large to be checked when opened: its bad token is found by the window that holds it, and by data_check.
@@ -314,6 +357,25 @@ static void test_writing_fails(void) {
     CHECK_OK(data_open(&data, path_of("kept.bin"), 3, 5, 0, &e), &e);
     data_close(data);
     free(many);
+    fault.fail_sync = true;
+    CHECK_ERROR(shard_write(path_of("unsynced.bin"), tokens, 4, &e), &e, ERR_WRITE, "unsynced.bin: cannot write");
+    CHECK(access(path_of("unsynced.bin"), F_OK) != 0, "it got its name");
+    fault.fail_sync = false;
+}
+
+// As many tokens as the header can count, and not one more: in a file with a hole.
+static void test_largest_shard(void) {
+    const uint16_t token = 1;
+    const char *path = path_of("largest.bin"), *partial = path_of("largest.bin.partial");
+    ShardWriter *w;
+    write_file(partial, "", 0);
+    CHECK(truncate(partial, SHARD_HEADER_BYTES + 2L * SHARD_MAX_TOKENS) == 0, "cannot make a sparse file");
+    CHECK_OK(shard_writer_resume(&w, path, SHARD_MAX_TOKENS - 1, &e), &e);
+    CHECK_OK(shard_writer_put(w, &token, 1, &e), &e);
+    CHECK_ERROR(shard_writer_put(w, &token, 1, &e), &e, ERR_USAGE,
+                "largest.bin: a shard holds at most 2147483647 tokens");
+    CHECK_OK(shard_writer_suspend(w, &e), &e);
+    unlink(partial);
 }
 
 int main(void) {
@@ -327,10 +389,12 @@ int main(void) {
     RUN(test_epochs);
     RUN(test_any_split);
     RUN(test_many_shards);
+    RUN(test_interrupted_and_short_reads);
     RUN(test_literal_name);
     RUN(test_bad_shards);
     RUN(test_large_shard);
     RUN(test_writing_fails);
+    RUN(test_largest_shard);
     remove_all();
     return test_summary();
 }
