@@ -55,7 +55,14 @@ static int tables_load(Engine *engine, Error *e) {
     return 0;
 }
 
+// Everything else has kernels for any model there may be.
+int engine_check(const EngineConfig *config, Error *e) {
+    const ModelConfig *m = &config->model->config;
+    return attention_check(m->channels / m->heads, e);
+}
+
 static int engine_open(Engine *engine, Error *e) {
+    TRY(engine_check(&engine->config, e));
     TRY(device_open(&engine->device, e));
     TRY(memory_alloc_zero((void **)&engine->block, engine->config.model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));

@@ -58,6 +58,9 @@ typedef struct {
 } EngineDevice;
 void engine_device(const EngineConfig *config, EngineDevice *device);
 
+// Can the engine compute this shape? ERR_USAGE where not, as engine_create would say.
+int engine_check(const EngineConfig *config, Error *e);
+
 int engine_create(Engine **out, const EngineConfig *config, Error *e);
 void engine_destroy(Engine *engine); // NULL is fine
 

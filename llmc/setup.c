@@ -94,6 +94,17 @@ static int setup_model_path(Run *r, Error *e) {
     return 0;
 }
 
+static int check_engine(const Run *r, bool from_file, Error *e) {
+    Error why;
+    int code = engine_check(&r->shape, &why);
+    if (!code) return 0;
+    if (from_file)
+        return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
+                    r->options.model, why.what);
+    *e = why;
+    return code;
+}
+
 int setup_model(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
@@ -112,6 +123,7 @@ int setup_model(Run *r, Error *e) {
     };
     if (r->shape.threads > 0) omp_set_num_threads(r->shape.threads); // those of model_init_values
     if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
+    TRY(check_engine(r, from_file, e));
     return setup_tokenizer(r, from_file, e);
 }
 

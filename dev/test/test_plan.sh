@@ -97,10 +97,33 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
+refuses_what_the_cuda_engine_cannot() { # before anything is planned or written, and wherever the model comes from
+    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin # foretells_the_steps'
+    # shellcheck disable=SC2086
+    "$train" --train $shard $wide --steps 1 --out wide > run.log 2>&1 || { cat run.log; return 1; }
+    local what code
+    while read -r code what; do
+        # shellcheck disable=SC2086
+        "$cuda" $what --out none > plan.txt 2>&1
+        [ $? = "$code" ] && said 'head sizes up to 128, not 192' || { cat plan.txt; return 1; }
+        [ "$code" = 64 ] && { said 'use more heads' || return 1; } || ! grep -q 'more heads' plan.txt || return 1
+        [ ! -e none ] || return 1
+    done <<- END
+		64 --dry-run $wide
+		64 --dry-run --model d12 --heads 4
+		64 --train $shard $wide --steps 1
+		65 --dry-run --model wide/step_00000001 --seq-len 16
+		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
+		65 --sample-only --model wide
+	END
+    plan $wide --heads 2
+}
+
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
     says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
-    foretells_the_steps estimates_what_the_cuda_engine_takes; do
+    foretells_the_steps estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot; do
     try $test
 done
 exit $failed

@@ -82,12 +82,16 @@ size_t attention_workspace_bytes(int B, int T, int NH, int D) {
     return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T();
 }
 
+int attention_check(int D, Error *e) {
+    if (D <= ATTENTION_HEAD_SIZE_MAX) return 0;
+    return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",
+                ATTENTION_HEAD_SIZE_MAX, D);
+}
+
 static int check_shape(AttentionShape s, Error *e) {
     if (s.B < 1 || s.T < 1 || s.NH < 1 || s.D < 1)
         return FAIL(e, ERR_INTERNAL, NULL, "attention: empty shape B %d T %d NH %d D %d", s.B, s.T, s.NH, s.D);
-    if (s.D > 128)
-        return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to 128, not %d", s.D);
-    return 0;
+    return attention_check(s.D, e);
 }
 
 #ifdef GNS_FP32
