@@ -398,7 +398,7 @@ static int parse_piece(Piece *piece, const SafetensorsReader *reader, const Safe
         return FAIL(e, ERR_INPUT, "use another checkpoint",
                     "%s: tensor %.80s from byte %llu on is no range of a moment", reader->path, entry->name,
                     data_byte(reader, entry));
-    if (entry->type != SAFETENSORS_F32 || entry->count != piece->range.end - piece->range.begin)
+    if (entry->type != SAFETENSORS_F32 || entry->count != range_length(piece->range))
         return FAIL(e, ERR_INPUT, "use another checkpoint",
                     "%s: tensor %.80s from byte %llu on does not hold its range in F32", reader->path, entry->name,
                     data_byte(reader, entry));
@@ -445,7 +445,7 @@ static int pieces_open(Pieces *p, const char *directory, const Names *names, Err
 }
 
 static int load_piece(const Piece *piece, float *buffer, RangeWriter load, void *context, Error *e) {
-    size_t count = piece->range.end - piece->range.begin;
+    size_t count = range_length(piece->range);
     for (size_t first = 0; first < count; first += CHUNK) {
         size_t n = size_min(CHUNK, count - first), begin = piece->range.begin + first;
         TRY(safetensors_read_f32(piece->reader, piece->entry, first, n, buffer, e));

@@ -111,7 +111,8 @@ int engine_begin_step(Engine *engine, Error *e);
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
 // With several ranks: who is told how far a micro-step's gradients are. The ranges are the model's buckets, from the last
-// to the first. Both functions may queue work on the engine's stream; an error that they return ends the micro-step.
+// to the first; but bucket 0, to which the head's gradient belongs, begins before all others, and is final last. Both
+// functions may queue work on the engine's stream; an error that they return ends the micro-step.
 // `final` may come a while after the gradient is complete: when the engine's next kernels suffer least from a transfer
 // beside them.
 typedef struct {
@@ -136,9 +137,10 @@ static inline int watch_final(const GradientWatch *watch, const Model *model, in
 //     0 (the embeddings)   its `begins` in the next micro-step
 //     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
 //
-// The watcher clears the place at `begins` (engine_clear), since the engine adds to what is there. Before that time is
-// over, and after the ranks have summed the gradients up between them, this takes those of a range, which lies within a
-// single owned one, over to the step's sums (first), or adds them. Norms and update are about these sums.
+// The watcher clears the place at `begins` (engine_clear), since the engine adds to what is there. When the ranks have
+// summed a bucket's gradients up between them, and while these are in memory, engine_collect takes them over into the
+// step's sums (first), or adds them: those of a range that lies within a single owned one. Norms and update are about
+// these sums.
 int engine_collect(Engine *engine, Range range, bool first, Error *e);
 
 // Sets gradients in memory to 0: with shard_grads those of a bucket. Without, engine_begin_step clears all.

@@ -56,9 +56,9 @@ int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range
 // values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
 int transport_sum(Transport *t, double *values, int count, Error *e);
 
-// Works started so far, and waiting for the first `works` of them.
+// The number of transfers started so far; and waiting for the first so many.
 int64_t transport_started(const Transport *t);
-int transport_wait_for(Transport *t, int64_t works, Error *e);
+int transport_wait_for(Transport *t, int64_t transfers, Error *e);
 
 static inline int transport_wait(Transport *t, Error *e) { return transport_wait_for(t, transport_started(t), e); }
 

@@ -29,7 +29,7 @@ struct Transport {
     WireType wire;
     Pending *pending; // those under way, after pending_done that have ended
     int pending_done, pending_count, pending_capacity;
-    int64_t ended; // works before all of `pending`
+    int64_t ended; // transfers before all of `pending`
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ static void put_in_place(const Transport *t, const Pending *p) {
 
 int64_t transport_started(const Transport *t) { return t->ended + t->pending_count; }
 
-int transport_wait_for(Transport *t, int64_t works, Error *e) {
+int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    for (; t->pending_done < t->pending_count && t->ended + t->pending_done < works; t->pending_done++) {
+    for (; t->pending_done < t->pending_count && t->ended + t->pending_done < transfers; t->pending_done++) {
         Pending *p = &t->pending[t->pending_done];
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
         put_in_place(t, p);
@@ -188,8 +188,8 @@ int64_t transport_started(const Transport *t) {
     return 0;
 }
 
-int transport_wait_for(Transport *t, int64_t works, Error *e) {
-    (void)t, (void)works, (void)e;
+int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
+    (void)t, (void)transfers, (void)e;
     return 0;
 }
 

@@ -222,7 +222,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
                                   engine->moment2 + p.place,
                                   engine->grad_sum + shard_grad_sum_place(&engine->config, p.range),
                                   engine->decay + begin / DECAY_GRANULE};
-        TRY(optimizer_update(&arrays, p.range.end - begin, step, engine->grad_scale, engine->stream, e));
+        TRY(optimizer_update(&arrays, range_length(p.range), step, engine->grad_scale, engine->stream, e));
     }
     return state_ready(engine, e);
 }

@@ -161,9 +161,9 @@ static int work_started(Transport *t, Error *e) {
 
 int64_t transport_started(const Transport *t) { return t->started; }
 
-int transport_wait_for(Transport *t, int64_t works, Error *e) {
+int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    if (works > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(works - 1) % MARKS], 0), e);
+    if (transfers > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(transfers - 1) % MARKS], 0), e);
     return 0;
 }
 
