@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "inputs.h"
 
+#include "../llmc/files.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>

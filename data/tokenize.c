@@ -10,6 +10,7 @@
 // Shards are written as PREFIX_train_000000.bin.partial, ... and get their names together, when all is done. Meanwhile
 // PREFIX.state says how far input and output are: the same command, given again after an interruption, goes on there.
 #define _POSIX_C_SOURCE 200809L
+#include "../llmc/files.h"
 #include "../llmc/tokenizer_impl.h"
 #include "blocks.h"
 #include "bpe_train.h"

@@ -1,5 +1,7 @@
 #include "batch_ramp.h"
 
+#include "files.h"
+
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <math.h>

@@ -15,6 +15,8 @@
 // Values that pass between file and engine at a time.
 enum { CHUNK = 1 << 20 };
 
+static const char *const fetch_again = "fetch the file again";
+
 #define MODEL_FILE "model.safetensors"
 #define INDEX      ".index.json" // behind that
 
@@ -88,19 +90,13 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
 }
 
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {
-    char path[PATH_MAX], *text;
+    char path[PATH_MAX];
+    JsonText json;
     if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
-    size_t bytes;
     TRY(path_join(path, sizeof path, directory, "config.json", e));
-    TRY(file_read(path, 1 << 20, &text, &bytes, e));
-    const char *end = text;
-    cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    const JsonText json = {text, bytes, root};
-    int code =
-        root ? config_parse(&json, path, config, e)
-             : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
-    cJSON_Delete(root);
-    memory_free(text);
+    TRY(json_read(&json, path, 1 << 20, fetch_again, e));
+    int code = config_parse(&json, path, config, e);
+    json_free(&json);
     return code;
 }
 
@@ -156,8 +152,7 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
 
 static bool files_have(const ModelFiles *files, const char *name) {
     for (int i = 0; i < files->count; i++) {
-        const char *path = files->reader[i].path, *slash = strrchr(path, '/');
-        if (strcmp(slash ? slash + 1 : path, name) == 0) return true;
+        if (strcmp(path_name(files->reader[i].path), name) == 0) return true;
     }
     return false;
 }
@@ -167,15 +162,14 @@ static int files_add_indexed(ModelFiles *files, const JsonText *index, const cha
                              Error *e) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(index->root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
-        return FAIL(e, ERR_INPUT, "fetch the file again", "%s: field \"weight_map\" at byte %zu is not an object", path,
+        return FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
                     json_place(index, map));
     size_t most = (size_t)cJSON_GetArraySize(map);
     TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            return FAIL(e, ERR_INPUT, "fetch the file again",
-                        "%s: %.80s at byte %zu is not in a file of this directory", path, item->string,
-                        json_place(index, item));
+            return FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
+                        item->string, json_place(index, item));
         if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
     }
     return 0;
@@ -183,17 +177,10 @@ static int files_add_indexed(ModelFiles *files, const JsonText *index, const cha
 
 static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
     const size_t most = 1 << 26; // bytes
-    char *text;
-    size_t bytes;
-    const char *end = NULL;
-    TRY(file_read(path, most, &text, &bytes, e));
-    cJSON *index = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    const JsonText json = {text, bytes, index};
-    int code = index ? files_add_indexed(files, &json, directory, path, e)
-                     : FAIL(e, ERR_INPUT, "fetch the file again", "%s: malformed JSON at byte %zu", path,
-                            end ? (size_t)(end - text) : 0);
-    cJSON_Delete(index);
-    memory_free(text);
+    JsonText index;
+    TRY(json_read(&index, path, most, fetch_again, e));
+    int code = files_add_indexed(files, &index, directory, path, e);
+    json_free(&index);
     return code;
 }
 

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE // sched_getaffinity
 #include "comm.h"
+#include "files.h"
 #include "hash.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-// common: what every module stands on. Errors as values, checked memory, files and the clock.
+// common: what every module stands on. Errors as values, checked memory and the clock.
 //
 // A function that can fail returns int: 0, or the exit code of what went wrong, with the story in its last argument,
 // an Error *. It is handed up to program_main (program.h), which prints it and ends the program (comm_finish). Only the
@@ -75,15 +75,6 @@ const char *version_text(void);
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e);
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);
 void memory_free(void *p); // NULL is fine
-
-// A whole file in memory with a NUL behind it; *out from memory_alloc. max_bytes guards against a wrong path.
-int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
-
-// Creates a directory and its parents; an existing one is fine.
-int directory_create(const char *path, Error *e);
-
-// Joins a path; FAILs where it would not fit.
-int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
 
 double clock_seconds(void); // monotonic
 

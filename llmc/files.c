@@ -210,6 +210,45 @@ int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
+int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+    int code = 0;
+    *out = NULL;
+    *out_bytes = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        code = FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+        goto done;
+    }
+    if ((size_t)st.st_size > max_bytes) {
+        code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: %lld bytes, more than the %zu it may have", path,
+                    (long long)st.st_size, max_bytes);
+        goto done;
+    }
+    TRY_GOTO(memory_alloc((void **)out, (size_t)st.st_size + 1, path, e));
+    size_t have = 0;
+    while (have < (size_t)st.st_size) {
+        ssize_t n = read(fd, *out + have, (size_t)st.st_size - have);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            code = FAIL(e, ERR_INPUT, "check the disk", "%s: read failed at byte %zu: %s", path, have,
+                        n ? strerror(errno) : "file got shorter");
+            goto done;
+        }
+        have += (size_t)n;
+    }
+    (*out)[have] = 0;
+    *out_bytes = have;
+done:
+    if (code) {
+        memory_free(*out);
+        *out = NULL;
+    }
+    close(fd);
+    return code;
+}
+
 enum {
     SAMPLE_BYTES = 1 << 16, // of one block of a sample
     SAMPLE_BLOCKS = 64,
@@ -296,6 +335,18 @@ int directory_sync(const char *path, Error *e) {
     return code;
 }
 
+int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {
+    int n = snprintf(out, out_bytes, "%s/%s", directory, name);
+    if (n < 0 || (size_t)n >= out_bytes)
+        return FAIL(e, ERR_USAGE, "use a shorter path", "%s: path too long", directory);
+    return 0;
+}
+
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 void path_parent(const char *path, char *out, size_t bytes) {
     snprintf(out, bytes, "%s", path);
     char *slash = strrchr(out, '/');
@@ -308,6 +359,23 @@ void parent_sync(const char *path) {
     Error ignored;
     path_parent(path, directory, sizeof directory);
     directory_sync(directory, &ignored);
+}
+
+int directory_create(const char *path, Error *e) {
+    char partial[PATH_MAX];
+    if (strlen(path) >= sizeof partial) return FAIL(e, ERR_USAGE, "use a shorter path", "%s: path too long", path);
+    for (size_t i = 1; i <= strlen(path); i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        memcpy(partial, path, i);
+        partial[i] = 0;
+        if (mkdir(partial, 0777) == 0 || errno == EEXIST) continue;
+        return FAIL(e, ERR_WRITE, "choose a directory that you may write to", "%s: cannot create: %s", partial,
+                    strerror(errno));
+    }
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+        return FAIL(e, ERR_WRITE, "choose another path", "%s: exists and is not a directory", path);
+    return 0;
 }
 
 int path_rename(const char *from, const char *to, const char *parent, Error *e) {

@@ -1,5 +1,5 @@
-// files: writing that lasts. A file written here is on the disk, with a digest of what should be there, before its
-// name counts for anything; and the few things around that: syncing directories, removing trees, room on the disk.
+// files: paths, directories, files read as a whole, and writing that lasts. A file written here is on the disk, with a
+// digest of what should be there, before its name counts for anything.
 #ifndef GNS_FILES_H
 #define GNS_FILES_H
 
@@ -65,14 +65,26 @@ int file_digest_disk(const char *path, FileDigest *digest, Error *e);
 // first and the last included.
 int file_digest_sampled(const char *path, FileDigest *digest, Error *e);
 
+// A whole file in memory with a NUL behind it; *out from memory_alloc. max_bytes guards against a wrong path.
+int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
+
 bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
 
+// Joins a path; FAILs where it would not fit.
+int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
+
+// The last part of a path, behind its last slash.
+const char *path_name(const char *path);
+
 // The directory that holds a path: ".", where it names none.
 void path_parent(const char *path, char *out, size_t bytes);
 void parent_sync(const char *path); // if its file system allows that
+
+// Creates a directory and its parents; an existing one is fine.
+int directory_create(const char *path, Error *e);
 
 // Renames and syncs the parent, which both share. The new name must be free.
 int path_rename(const char *from, const char *to, const char *parent, Error *e);

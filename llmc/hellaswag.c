@@ -1,6 +1,7 @@
 #include "hellaswag.h"
 
 #include "data.h"
+#include "files.h"
 
 #include <assert.h>
 #include <cjson/cJSON.h>

@@ -91,12 +91,6 @@ static int inspect_shards(const char *pattern, FILE *out, Error *e) {
     return code;
 }
 
-static void split_path(const char *path, char directory[ARCHIVE_PATH], const char **name) {
-    const char *slash = strrchr(path, '/');
-    snprintf(directory, ARCHIVE_PATH, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    *name = slash ? slash + 1 : path;
-}
-
 static bool is_safetensors(const char *name) {
     const char *dot = strrchr(name, '.');
     return dot && strcmp(dot, ".safetensors") == 0;
@@ -128,8 +122,8 @@ static int inspect_listed(const char *directory, const char *name, FILE *out, Er
 
 static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH];
-    const char *name;
-    split_path(path, directory, &name);
+    const char *name = path_name(path);
+    path_parent(path, directory, sizeof directory);
     if (holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     if (is_safetensors(name)) return inspect_tensors(path, out, e);

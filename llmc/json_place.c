@@ -1,8 +1,30 @@
 #include "json_place.h"
 
+#include "files.h"
+
 #include <cjson/cJSON.h>
-#include <stdbool.h>
 #include <string.h>
+
+int json_parse_text(JsonText *json, char *text, size_t bytes, const char *path, const char *hint, Error *e) {
+    const char *end = text;
+    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes, &end, false)};
+    if (json->root) return 0;
+    FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
+    json_free(json);
+    return e->code;
+}
+
+int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e) {
+    char *text;
+    size_t bytes;
+    TRY(file_read(path, max_bytes, &text, &bytes, e));
+    return json_parse_text(json, text, bytes, path, hint, e);
+}
+
+void json_free(JsonText *json) {
+    cJSON_Delete(json->root);
+    memory_free((char *)json->text);
+}
 
 // A walk through the text beside the tree. The text is known to be well-formed, as cJSON sees it; all the same nothing
 // behind its end is looked at.

@@ -103,24 +103,19 @@ static size_t check_last_lines(const char *text, size_t bytes) {
 int manifest_read(Manifest *manifest, const char *directory, Error *e) {
     char path[PATH_MAX], *text;
     size_t bytes;
+    JsonText json;
     *manifest = (Manifest){.count = 0};
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
-    int code = 0;
     if (!check_last_lines(text, bytes)) {
-        code =
-            FAIL(e, ERR_INPUT, damaged,
-                 "%s: damaged: its last line is not the hash of what stands above it in bytes 0 to %zu", path, bytes);
-        goto done;
+        memory_free(text);
+        return FAIL(e, ERR_INPUT, damaged,
+                    "%s: damaged: its last line is not the hash of what stands above it in bytes 0 to %zu", path,
+                    bytes);
     }
-    const char *end = text;
-    cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    const JsonText json = {text, bytes, root};
-    code = root ? parse_manifest(manifest, &json, path, e)
-                : FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, (size_t)(end - text));
-    cJSON_Delete(root);
-done:
-    memory_free(text);
+    TRY(json_parse_text(&json, text, bytes, path, damaged, e));
+    int code = parse_manifest(manifest, &json, path, e);
+    json_free(&json);
     return code;
 }
 

@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "option_rows.h"
 
+#include "files.h"
+
 #include <assert.h>
 #include <ctype.h>
 #include <string.h>

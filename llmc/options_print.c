@@ -1,6 +1,7 @@
 // The options as text: --help and run.json.
 #include "option_rows.h"
 
+#include "files.h"
 #include "text.h"
 
 #include <ctype.h>
@@ -74,10 +75,8 @@ static void print_row(FILE *f, OptionId id) {
 }
 
 void options_print_help(FILE *f, const char *program) {
-    const char *slash = strrchr(program, '/');
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
-    fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N) [options]\n",
-            slash ? slash + 1 : program);
+    fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N) [options]\n", path_name(program));
     for (int id = 0; id < OPTION_COUNT; id++) {
         if (id == 0 || option_rows[id].section != option_rows[id - 1].section)
             fprintf(f, "\n%s\n", option_section_titles[option_rows[id].section]);

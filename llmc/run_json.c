@@ -6,6 +6,7 @@
 #include "run.h"
 
 #include "files.h"
+#include "json_place.h"
 #include "text.h"
 
 #include <cjson/cJSON.h>
@@ -29,13 +30,10 @@ static void put_data_json(FILE *f, const char *name, const DataSet *data) {
 // The parts of the run.json that is there, as far as what they did still counts. A run.json that is no longer whole
 // costs the memory of them, not the run.
 static cJSON *earlier_parts(const Run *r, const char *path) {
-    char *text;
-    size_t bytes;
-    if (!r->saved[0] || file_read(path, RUN_JSON_MAX_BYTES, &text, &bytes, &(Error){0})) return NULL;
-    cJSON *old = cJSON_ParseWithLength(text, bytes);
-    memory_free(text);
-    cJSON *parts = cJSON_DetachItemFromObjectCaseSensitive(old, "parts"), *part = parts ? parts->child : NULL;
-    cJSON_Delete(old);
+    JsonText old;
+    if (!r->saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return NULL;
+    cJSON *parts = cJSON_DetachItemFromObjectCaseSensitive(old.root, "parts"), *part = parts ? parts->child : NULL;
+    json_free(&old);
     while (part) {
         cJSON *next = part->next;
         double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));

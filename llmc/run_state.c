@@ -18,17 +18,12 @@ static const char *const damaged = "use another checkpoint, or --fresh to start 
 // ---------------------------------------------------------------------------------------------------------------------
 // Shards
 
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 int shard_list_create(ShardList *list, const DataSet *data, Error *e) {
     int count = data_describe(data).shards, code = 0;
     *list = (ShardList){0};
     TRY(memory_alloc_zero((void **)&list->shard, (size_t)count * sizeof *list->shard, "shard names", e));
     for (; list->count < count; list->count++) {
-        const char *path = data_shard_path(data, list->count), *name = base_name(path);
+        const char *path = data_shard_path(data, list->count), *name = path_name(path);
         char **copy = &list->shard[list->count].name;
         TRY_GOTO(file_digest_sampled(path, &list->shard[list->count].digest, e));
         TRY_GOTO(memory_alloc((void **)copy, strlen(name) + 1, "shard names", e));
@@ -364,27 +359,17 @@ int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e)
     return 0;
 }
 
-static void state_close(StateIO *io) {
-    cJSON_Delete(io->object);
-    memory_free((char *)io->json.text);
-}
-
-// Opens the file as far as any reader needs it. Where this succeeds, state_close must follow.
+// Opens the file as far as any reader needs it. Where this succeeds, json_free must follow.
 static int state_open(StateIO *io, char *path, size_t path_bytes, const char *directory, Error *e) {
-    char *text;
-    size_t bytes;
-    const char *end = NULL;
     int64_t format = 0;
+    int code = 0;
     TRY(path_join(path, path_bytes, directory, STATE_NAME, e));
-    TRY(file_read(path, STATE_MAX_BYTES, &text, &bytes, e));
-    *io = (StateIO){.object = cJSON_ParseWithLengthOpts(text, bytes, &end, false), .path = path};
-    io->json = (JsonText){text, bytes, io->object};
+    *io = (StateIO){.path = path};
+    TRY(json_read(&io->json, path, STATE_MAX_BYTES, damaged, e));
+    io->object = io->json.root;
     io->build = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(io->object, "build"));
     if (!io->build) io->build = "an unknown build";
-    int code = 0;
-    if (!io->object)
-        code = FAIL(e, ERR_INPUT, damaged, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
-    if (!code && !cJSON_IsObject(io->object))
+    if (!cJSON_IsObject(io->object))
         code =
             FAIL(e, ERR_INPUT, damaged, "%s: not a JSON object at byte %zu", path, json_place(&io->json, io->object));
     if (!code) code = io_int(io, "format", &format, e);
@@ -393,7 +378,7 @@ static int state_open(StateIO *io, char *path, size_t path_bytes, const char *di
                     "%s: format %" PRId64 " at byte %zu, only %d is known; it was written by %.200s", path, format,
                     json_place(&io->json, cJSON_GetObjectItemCaseSensitive(io->object, "format")), STATE_FORMAT,
                     io->build);
-    if (code) state_close(io);
+    if (code) json_free(&io->json);
     return code;
 }
 
@@ -505,7 +490,7 @@ int run_state_read(const RunState *state, const char *directory, char **changes,
     if (!code) code = check_counts(&io, state, e);
     if (!code) code = check_unnamed_batch(&io, state, e);
     if (!code) code = list_changes(&io, state, changes, e);
-    state_close(&io);
+    json_free(&io.json);
     return code;
 }
 
@@ -518,6 +503,6 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     if (!code) code = io_int(&io, "examples", &summary->examples, e);
     if (!code) code = io_int(&io, "batch", &summary->batch, e);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
-    state_close(&io);
+    json_free(&io.json);
     return code;
 }

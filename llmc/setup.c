@@ -284,17 +284,12 @@ int setup_buffers(Run *r, Error *e) {
     return memory_alloc((void **)&r->result.example_sq, n * sizeof(double), "norms", e);
 }
 
-// The last part of a path: the files may have been moved together.
-static const char *model_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-// What state.json says of this run. `build` and its text belong to the caller.
+// What state.json says of this run: of a path the name alone, since all files may have been moved together. `build` and
+// its text belong to the caller.
 RunState run_state(Run *r, const char *build) {
     return (RunState){
         .model = r->model.config,
-        .start = checkpoint_is_model(r->options.model) ? model_name(r->options.model) : "scratch",
+        .start = checkpoint_is_model(r->options.model) ? path_name(r->options.model) : "scratch",
         .seq_len = r->shape.seq_len,
         .seed = (uint64_t)r->options.seed,
         .train = &r->shards,

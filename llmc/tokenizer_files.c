@@ -7,6 +7,7 @@
 // In these files a byte is written as a character of "GPT-2's alphabet": bytes that print stand for themselves (in
 // Latin-1), the others, in order, for U+0100, U+0101, ...
 #define _POSIX_C_SOURCE 200809L
+#include "files.h"
 #include "hash.h"
 #include "tokenizer_impl.h"
 

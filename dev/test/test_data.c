@@ -2,6 +2,7 @@
 // name.
 #define _DEFAULT_SOURCE // mkdtemp, mkfifo
 #include "../../llmc/data.h"
+#include "../../llmc/files.h"
 #include "shard_file.h"
 #include "test.h"
 

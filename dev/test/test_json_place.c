@@ -88,7 +88,7 @@ static void test_random_texts(void) {
             CHECK(next == text.count, "%d values of %d: %s", next, text.count, bytes);
         }
         values += next;
-        cJSON_Delete((cJSON *)json.root);
+        cJSON_Delete(json.root);
         free(bytes);
     }
     CHECK(values > 5000, "%d values only", values);
