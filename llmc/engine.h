@@ -4,7 +4,8 @@
 // A device works through a queue, and the host runs ahead of it. In a step only engine_result waits until the queue has
 // come as far as the step's numbers (and engine_micro_step, if need be, until an earlier one's tokens are copied).
 // Beside the steps engine_create, engine_tune, engine_load, engine_store, engine_hash, engine_eval and engine_logits
-// wait.
+// wait. Several engines on one device take turns: before one computes, the other's last engine_result, engine_eval or
+// engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the division by B happens in the

@@ -160,11 +160,18 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
         .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .batch = ROWS};
 }
 
+// Engines of one device take turns: this one has had its own.
+static int turn_ends(World *w, Engine *engine, Error *e) {
+    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    return engine_result(engine, &ignored, e);
+}
+
 // A step's gradients of the rank, in one micro-step.
 static int rank_gradients(World *w, Rank *rank, int step, Error *e) {
     TRY(rank_begin_step(rank, e));
     TRY(rank_micro_step(rank, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
-    return rank_norms(rank, e);
+    TRY(rank_norms(rank, e));
+    return turn_ends(w, rank->engine, e);
 }
 
 static int whole_gradients(World *w, int step, Error *e) {
@@ -172,7 +179,8 @@ static int whole_gradients(World *w, int step, Error *e) {
     TRY(engine_micro_step(w->whole, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
     for (int i = 0; i < model_bucket_count(&w->model); i++)
         TRY(engine_rank_norms(w->whole, model_bucket(&w->model, i), e));
-    return engine_norms(w->whole, all_of(w), e);
+    TRY(engine_norms(w->whole, all_of(w), e));
+    return turn_ends(w, w->whole, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -305,6 +313,7 @@ static void test_collected_micro_steps(void) {
         CHECK_OK(engine_store(w.whole, STATE_GRAD, all_of(&w), w.x, &e), &e);
         for (size_t i = 0; i < w.model.flat_count; i++) sum[i] = m == 0 ? w.x[i] : sum[i] + w.x[i];
         CHECK_OK(rank_micro_step(rank, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
+        CHECK_OK(turn_ends(&w, rank->engine, &e), &e);
     }
     StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq};
     CHECK_OK(rank_norms(rank, &e), &e);
