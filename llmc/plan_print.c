@@ -116,7 +116,9 @@ static void print_memory(FILE *f, const PlanReport *r) {
             state.gradients / parameters, state.moments / parameters);
     if (p->estimate_memory)
         fprintf(f, "  (from the sizes of tensors; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
-    if (!p->device.measured) fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580)\n");
+    if (!p->device.measured)
+        fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
+                p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

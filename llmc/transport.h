@@ -38,7 +38,8 @@ int transport_device(Comm *comm, Error *e);
 int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
 
 // Device memory, bytes: what NCCL takes for itself, some of it with the first work only (plan_memory.c says how that was
-// measured), and what this takes for the gradients in transfer.
+// measured: with NCCL_NVLS_ENABLE=0. With NVLink multicast, NCCL's default, it may be more), and what this takes for the
+// gradients in transfer.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
