@@ -550,17 +550,24 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
+// Ranks of one row each, whose estimate is that of the examples' norms.
+static void observe_single_rows(Noise *noise, int B, Norms norms) {
+    int64_t rows[MAX_B];
+    for (int b = 0; b < B; b++) rows[b] = 1;
+    noise_observe_ranks(noise, rows, B, B * norms.n, B * B * norms.q, noise->tokens_since_ranks);
+}
+
 // LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
-// tokens since the one before, with half-lives five times as long.
+// tokens since the one before, with half-lives five times as long. So does the ranks' estimate from its steps.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, AVERAGES = LAYER + 2 };
     static const char *const parts[AVERAGES] = {
         [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight", [TYPE + 1] = "attn",
         [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1."};
     const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
-    double example_sq[64], grad_sq[64], tokens_since = 0;
+    double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0;
     const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
-    Average want[AVERAGES];
+    Average want[AVERAGES], want_ranks = {0, 0, 5 * HALF_LIFE};
     Model model;
     Noise noise;
     Error e = {0};
@@ -580,6 +587,14 @@ static void test_groups(void) {
         for (int k = SAMPLED_LN; k < AVERAGES && exact; k++)
             average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
         if (exact) tokens_since = 0;
+        tokens_since_ranks += tokens;
+        if (step % 8 == 0) {
+            Norms all = group_norms(&model, &result, B, "");
+            observe_single_rows(&noise, (int)B, all);
+            average_add(&want_ranks, B, all, tokens_since_ranks);
+            tokens_since_ranks = 0;
+        }
+        check_average("ranks", step, &noise.ranks, &want_ranks);
         check_average("ln", step, &noise.ln, &want[LN]);
         check_average("ln of samples", step, &noise.calibration.ln, &want[SAMPLED_LN]);
         check_average("total", step, &noise.calibration.total, &want[TOTAL]);
