@@ -189,13 +189,21 @@ static void hide_fields(const char *checkpoint, const char *const *fields) {
     memory_free(text);
 }
 
-// From a step of the first test's run, without some fields.
-static int run_without(const char *const *fields) {
+// The first test's run as it was at a step, and from there on.
+static void copy_part(void) {
     remove_tree("part");
     copy_tree("whole/step_00000010", "part/step_00000010");
     copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
-    hide_fields("part/step_00000010", fields);
+}
+
+static int run_part(void) {
     return trainer_run("--train-tokens %d --out part --checkpoint-every 0", trainer.thorough ? 24000 : 5000);
+}
+
+static int run_without(const char *const *fields) {
+    copy_part();
+    hide_fields("part/step_00000010", fields);
+    return run_part();
 }
 
 // A build that is older lacks what came later: it goes on where there is one thing only that it can have meant, and
@@ -217,6 +225,26 @@ static void test_older_builds(void) {
                   log_mentions("it was written by gns.c ") && log_mentions("go on with the program that wrote it"),
               "%s: %s", needed[i], log_tail());
     }
+}
+
+// Counts that no run could have written, in a file whose JSON is sound.
+static void test_impossible_counts(void) {
+    static const char *const fields[] = {"tokens", "step"};
+    size_t bytes;
+    char *text = read_text("whole/step_00000010/state.json", &bytes), other[1 << 16];
+    for (int i = 0; i < 2; i++) {
+        char *at = text ? strstr(text, path_of("\"%s\":", fields[i])) : NULL;
+        CHECK(at && bytes + 1 < sizeof other, "state.json has no %s", fields[i]);
+        if (!at) continue;
+        at += strcspn(at, "0123456789");
+        snprintf(other, sizeof other, "%.*s9%s", (int)(at - text), text, at); // 10 becomes 910
+        copy_part();
+        put_state("part/step_00000010", other);
+        int code = run_part();
+        CHECK(code == ERR_INPUT && log_mentions(path_of("state.json: field \"%s\" at byte ", fields[i])),
+              "%s: exit code %d: %s", fields[i], code, log_tail());
+    }
+    memory_free(text);
 }
 
 // Nothing is out of line before there are 128 values to compare with; the next one can be.
@@ -290,6 +318,7 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_older_builds);
+    RUN(test_impossible_counts);
     RUN(test_window);
     RUN(test_outliers_are_skipped);
     return trainer_end();
