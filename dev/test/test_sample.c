@@ -1,0 +1,173 @@
+// Sampling: each token has its share of the unit interval, in its place, and a text is made of the draws and the context
+// that it is said to be made of.
+#define _POSIX_C_SOURCE 200809L
+#include "../../llmc/sample.h"
+#include "small_model.h"
+#include "test.h"
+
+#include <time.h>
+
+enum { MAX_V = 40 };
+
+static uint64_t seed; // another one in every run
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One token
+
+// softmax(logits / temperature) of the k largest, of equal ones those with the lower numbers; 0 for the others.
+static void shares(const float *logits, int V, double temperature, int k, double *share) {
+    long double sum = 0, weight[MAX_V]; // whose range needs no maximum taken off
+    for (int v = 0; v < V; v++) {
+        int before = 0; // how many rank before it
+        for (int w = 0; w < V; w++) before += logits[w] > logits[v] || (logits[w] == logits[v] && w < v);
+        weight[v] = k > 0 && before >= k ? 0 : expl(logits[v] / (long double)temperature);
+        sum += weight[v];
+    }
+    for (int v = 0; v < V; v++) share[v] = (double)(weight[v] / sum);
+}
+
+static int draw(const float *logits, int V, double temperature, int k, double u) {
+    float own[MAX_V], scratch[MAX_V];
+    memcpy(own, logits, sizeof own);
+    for (int v = 0; v < MAX_V; v++) scratch[v] = NAN;
+    return sample_token(own, scratch, V, temperature, k, u);
+}
+
+static void check_draws(const float *logits, int V, double temperature, int k) {
+    double share[MAX_V], begin = 0;
+    shares(logits, V, temperature, k, share);
+    for (int v = 0; v < V; begin += share[v++]) {
+        const double within[] = {begin == 0 ? 0 : 1e-6, 0.5, 1 - 1e-6};
+        for (int i = 0; i < 3 && share[v] > 1e-6; i++) {
+            int got = draw(logits, V, temperature, k, begin + within[i] * share[v]);
+            CHECK(got == v, "V %d, temperature %g, top %d: token %d, want %d, whose share is %g", V, temperature, k,
+                  got, v, share[v]);
+        }
+    }
+}
+
+static void test_shares(void) {
+    static const double temperatures[] = {0.3, 1, 2.5};
+    for (uint64_t trial = 0; trial < 200; trial++) {
+        float logits[MAX_V] = {0};
+        int V = 2 + (int)(rng_u32(seed, 0, trial) % (MAX_V - 1)), k = (int)(rng_u32(seed, 1, trial) % MAX_V);
+        for (int v = 0; v < V; v++) // some of them equal; all far from 0
+            logits[v] = 1000 + 0.25f * (float)(rng_u32(seed, 2 + trial, (uint64_t)v) % 16);
+        check_draws(logits, V, temperatures[trial % 3], k);
+    }
+}
+
+static void test_likeliest(void) {
+    static const float logits[MAX_V] = {-3, 2, -1, 2, 1};
+    for (int i = 0; i < 10; i++) {
+        CHECK(draw(logits, 5, 0, 0, i / 10.0) == 1, "not the first of the largest");
+        CHECK(draw(logits, 5, 1, 1, i / 10.0) == 1, "not the only one of the top 1");
+    }
+    int last = draw(logits, 5, 1, 3, 1 - 0x1p-53);
+    CHECK(last == 4, "token %d at the end of the interval", last);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A text, of bytes, with a context that soon slides
+
+enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
+
+typedef struct {
+    Model model;
+    EngineConfig shape;
+    Engine *engine;
+    Tokenizer *tokenizer;
+} World;
+
+static void world_create(World *w) {
+    const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
+    Error e = {0};
+    float *params;
+    CHECK_OK(model_create(&w->model, &config, &e), &e);
+    CHECK_OK(tokenizer_create_bytes(&w->tokenizer, &e), &e);
+    w->shape = (EngineConfig){.model = &w->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
+    CHECK_OK(engine_create(&w->engine, &w->shape, &e), &e);
+    CHECK_OK(memory_alloc((void **)&params, w->model.flat_count * sizeof *params, "parameters", &e), &e);
+    small_params(&w->model, seed, params);
+    CHECK_OK(engine_load(w->engine, STATE_PARAM, (Range){0, w->model.flat_count}, params, &e), &e);
+    memory_free(params);
+}
+
+static void world_destroy(World *w) {
+    engine_destroy(w->engine);
+    tokenizer_destroy(w->tokenizer);
+    model_destroy(&w->model);
+}
+
+static int sample_to(World *w, const SampleConfig *config, char **text, char **copy, Error *e) {
+    size_t bytes;
+    FILE *out = open_memstream(text, &bytes), *second = open_memstream(copy, &bytes);
+    int code = sample_text(w->engine, &w->shape, w->tokenizer, config, STREAM, out, second, e);
+    fclose(out);
+    fclose(second);
+    return code;
+}
+
+// The text shows these tokens, but for control characters.
+static void check_text(World *w, const SampleConfig *config, const uint16_t *tokens, size_t n) {
+    char *text = NULL, *copy = NULL;
+    Error e = {0};
+    CHECK_OK(sample_to(w, config, &text, &copy, &e), &e);
+    CHECK(strlen(copy) == n && strlen(text) == n + 1 && text[n] == '\n', "%zu and %zu bytes of %zu tokens",
+          strlen(copy), strlen(text), n);
+    for (size_t i = 0; i < n && i < strlen(copy); i++) {
+        bool control = (tokens[i] < 32 && tokens[i] != '\n' && tokens[i] != '\t') || tokens[i] == 127;
+        char want = (char)(control ? '?' : tokens[i]);
+        CHECK(text[i] == want && copy[i] == want, "byte %zu is %d and %d, want %d", i, text[i], copy[i], want);
+    }
+    free(text);
+    free(copy);
+}
+
+// Where all tokens are equally likely the draws show: those of stream 2^20 + STREAM, one after the other.
+static void test_draws_of_a_text(void) {
+    const SampleConfig config = {.tokens = DRAWN, .temperature = 1e30, .seed = seed};
+    World w;
+    uint16_t tokens[DRAWN];
+    world_create(&w);
+    for (uint64_t i = 0; i < DRAWN; i++) tokens[i] = (uint16_t)(V * rng_uniform(seed, (1 << 20) + STREAM, i));
+    check_text(&w, &config, tokens, DRAWN);
+    world_destroy(&w);
+}
+
+// The likeliest token behind the last T, from a prompt or from a newline that is not shown.
+static void test_context_of_a_text(void) {
+    const char *const prompts[] = {NULL, "", "a", "longer\tthan T\x7f\x01"};
+    World w;
+    Error e = {0};
+    world_create(&w);
+    for (int k = 0; k < 4; k++) {
+        const SampleConfig config = {.tokens = DRAWN, .seed = seed, .prompt = prompts[k]};
+        bool shown = prompts[k] && prompts[k][0];
+        const char *begin = shown ? prompts[k] : "\n";
+        uint16_t tokens[100];
+        float logits[V];
+        size_t first = strlen(begin), n = first;
+        for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)begin[i];
+        for (; n < first + DRAWN; n++) {
+            size_t context = n < T ? n : T;
+            CHECK_OK(engine_logits(w.engine, tokens + n - context, (int)context, logits, &e), &e);
+            tokens[n] = 0;
+            for (int v = 1; v < V; v++)
+                if (logits[v] > logits[tokens[n]]) tokens[n] = (uint16_t)v;
+        }
+        if (shown) check_text(&w, &config, tokens, n);
+        else check_text(&w, &config, tokens + first, DRAWN);
+    }
+    world_destroy(&w);
+}
+
+int main(void) {
+    seed = (uint64_t)time(NULL);
+    printf("  seed %llu\n", (unsigned long long)seed);
+    RUN(test_shares);
+    RUN(test_likeliest);
+    RUN(test_draws_of_a_text);
+    RUN(test_context_of_a_text);
+    return test_summary();
+}
