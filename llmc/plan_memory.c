@@ -62,7 +62,7 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
     if (shape->gns == GNS_EXACT && !shape->inference)
         add_item(memory, "exact per-example norms, estimated",
-                 sizeof(float) * (shape->model->vocab_padded * C + N * C));
+                 sizeof(float) * ((double)model_tensor_largest(shape->model) + N * C));
 }
 
 // What a GPU holds beside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo

@@ -84,9 +84,9 @@ static int setup_options(Run *r, Error *e) {
     Options *o = &r->options;
     if (o->help || o->version) return 0;
     TRY(options_resolve(o, e));
-    if (o->sample_only && !o->dry_run && r->comm->ranks > 1)
-        return FAIL(e, ERR_USAGE, "start it without mpirun", "--sample-only is for one process, not %d",
-                    r->comm->ranks);
+    if (r->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
+        return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
+                    *o->check ? "--check" : "--sample-only", r->comm->ranks);
     if (is_first(r)) fputs(o->notes, stderr);
     if (*o->check) return 0;
     return setup_model(r, e);

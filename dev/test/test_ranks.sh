@@ -162,11 +162,15 @@ samples_between_steps() { # rank 0 alone needs all weights then, of which some w
         --deadline-checkpoint 15 --deadline-step 15 && layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 &&
         same_weights sampled silent
 }
-one_rank_samples() { # the others would wait for it at the end of the program, under a deadline
+one_rank_samples() { # and checks: the others would wait for it at the end of the program, under a deadline
     local command=("$train" --sample-only --model "$(newest_checkpoint r2)" --sample-tokens 3) code
     mpi 2 "${command[@]}" > sample.log 2>&1
     code=$?
     [ $code = 64 ] && [ "$(grep -c '^error.*: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    mpi 2 "$train" --check "$(newest_checkpoint r2)" > sample.log 2>&1
+    code=$?
+    [ $code = 64 ] && [ "$(grep -c '^error.*: --check.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    mpi 1 "$train" --check "$(newest_checkpoint r2)" > sample.log || { cat sample.log; return 1; }
     mpi 1 "${command[@]}" > sample.log && mpi 2 "${command[@]}" --dry-run > sample.log
 }
 not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
