@@ -47,6 +47,9 @@ ifeq ($(SAN),1)
 ALL_CFLAGS += -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 endif
 
+# A file of one line, written only when the line changes, so that what depends on it is made anew just then.
+write_if_new = @mkdir -p $(@D) && line='$(subst ','\'',$(1))' && { echo "$$line" | cmp -s - $@ || echo "$$line" > $@; }
+
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/cpu/*.c))
 LIBRARY := $(BUILD)/libgns.a
 # ----------------------------------------------------------------------------------------------------------------------
@@ -66,7 +69,12 @@ COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty=+ --abbrev
 $(BUILD)/llmc/version.o: $(BUILD)/commit
 $(BUILD)/llmc/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(COMMIT))"')
 $(BUILD)/commit: FORCE
-	@mkdir -p $(@D) && { echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@; }
+	$(call write_if_new,$(COMMIT))
+
+# With what everything is compiled: anew when that changes.
+FLAGS := $(CC) $(ALL_CFLAGS)
+$(BUILD)/flags: FORCE
+	$(call write_if_new,$(FLAGS))
 
 # Only these see MPI.
 $(BUILD)/llmc/comm.o $(BUILD)/llmc/cpu/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
@@ -78,7 +86,7 @@ $(LIBRARY): $(OBJECTS)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
@@ -86,7 +94,7 @@ $(BUILD)/%.o: %.c
 $(BUILD)/dev/test/test_tokenizer: LDLIBS += -lpcre2-8
 
 # The engine without its main, for tests.
-$(BUILD)/engine.o: train_gpt2.c
+$(BUILD)/engine.o: train_gpt2.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -DGNS_NO_MAIN -c -o $@ $<
 
@@ -146,6 +154,14 @@ CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS)
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
 	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
+# With what nvcc compiles, and for which GPUs: anew when that changes. The C beside it also, and so linked with another
+# library, when that is another build's.
+CUDA_FLAGS := $(NVCC) $(NVCC_FLAGS)
+$(CUDA_BUILD)/flags: FORCE
+	$(call write_if_new,$(CUDA_FLAGS))
+$(CUDA_BUILD)/cflags: FORCE
+	$(call write_if_new,$(BUILD): $(FLAGS))
+
 # ptxas says what every kernel uses; the report is kept. A kernel that spills registers to memory fails the build for the
 # GPUs that kernels are tuned for; for others it is said: slower, not wrong.
 SPILLS = awk '/Compiling entry function/ { entry = $$0 } / [1-9][0-9]* bytes spill/ { print entry; print; spills = 1; \
@@ -153,14 +169,14 @@ SPILLS = awk '/Compiling entry function/ { entry = $$0 } / [1-9][0-9]* bytes spi
 	END { if (spills) print (tuned ? "error" : "warning") ": $<: registers spill"; exit tuned }'
 
 # Its numbered remarks are shown too: among them is that products of the tensor cores wait for one another (wgmma).
-$(CUDA_BUILD)/%.o: %.cu
+$(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@[ -n "$(NVCC)" ] || { echo "error: no nvcc. Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@grep -vE 'ptxas info *: [^(]|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
 	@$(SPILLS) $(@:.o=.ptxas) >&2 || { rm -f $@; exit 1; }
 
-$(CUDA_BUILD)/%.o: %.c
+$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
@@ -174,12 +190,12 @@ $(CUDA_BUILD)/dev/test/test_device_cuda: CUDA_LINK += $(addprefix -Xlinker --wra
 	SetDevice GetDevice DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
 
 # A test of either engine.
-$(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c
+$(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c $(CUDA_BUILD)/cflags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 $(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
-$(CUDA_BUILD)/engine.o: train_gpt2.cu
+$(CUDA_BUILD)/engine.o: train_gpt2.cu $(CUDA_BUILD)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 

@@ -51,11 +51,36 @@ ln -s "$root/Makefile" Makefile
 program cuda/bin/nvcc 'echo "$*" >> calls
 for word; do [ "$before" != -o ] || : > "$word"; before=$word; done
 case "$*" in *" -c "*) cat report >&2 ;; esac'
-echo 'int module;' > llmc/module.c
+echo 'int module;' | tee llmc/module.c llmc/cuda/plain.c > /dev/null
 touch train_gpt2.cu llmc/cuda/kernel.cu report
 build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_gpt2cu CUDA_HOME="$work/gpu/cuda" NO_MPI=1 "$@"; } # [VARIABLE=VALUE...]
 compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
+
+# What was compiled for another GPU, or with other flags, is compiled anew, and only that.
+begin
+returns 0 build_gpu CUDA_ARCH=90a
+check "first: $(compiled)" [ "$(compiled)" = "kernel.cu sm_90a train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH=90a
+check "the same again: $(cat calls)" [ ! -s calls ]
+returns 0 build_gpu CUDA_ARCH=80
+check "for another: $(compiled)" [ "$(compiled)" = "kernel.cu sm_80 train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH="80 90"
+check "for two: $(compiled)" [ "$(compiled)" = "kernel.cu sm_80 sm_90a train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH=80
+returns 0 build_gpu CUDA_ARCH=80 CFLAGS="-O1 -DWORD='\"word\"'"
+check "flags of C: $(cat "$work/log")" says "$work/log" "-o build/cpu-nompi/llmc/module.o"
+check "flags of C: nvcc compiled $(compiled)" [ -z "$(compiled)" ]
+returns 0 build_gpu CUDA_ARCH=80 CFLAGS="-O1 -DWORD='\"word\"'"
+check "the same flags: $(cat "$work/log")" [ ! -s calls ]
+for native in 1 0 1 0; do
+    returns 0 build_gpu CUDA_ARCH=80 NATIVE=$native
+    library=build/cpu-nompi$([ $native = 1 ] || echo -generic)/libgns.a
+    check "NATIVE=$native: $(cat "$work/log")" says "$work/log" "-o build/cuda-BF16/llmc/cuda/plain.o"
+    check "NATIVE=$native: linked with another library: $(cat calls)" says calls " $library "
+    check "NATIVE=$native: nvcc compiled $(compiled)" [ -z "$(compiled)" ]
+done
+end other_flags
 
 # The GPUs that nvidia-smi tells of.
 begin
