@@ -94,6 +94,7 @@ static int setup_model_path(Run *r, Error *e) {
     return 0;
 }
 
+// What the engine cannot compute is the fault of the options, or of the files that the shape comes from.
 static int check_engine(const Run *r, bool from_file, Error *e) {
     Error why;
     int code = engine_check(&r->shape, &why);
