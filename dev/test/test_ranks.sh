@@ -194,10 +194,14 @@ replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that s
         rows=$((rows + batch))
     done > replayed.jsonl
     rm -rf replay
-    lr=0 micro=2 run 4 replay --ramp replay:replayed.jsonl --train-tokens $((16 * rows)) ${replay_more-} > replay.out
+    lr=${lr:-0} micro=2 run 4 replay --ramp replay:replayed.jsonl --train-tokens $((16 * rows)) ${replay_more-} > replay.out
     local got=$?
     [ $got = "$code" ] || { echo "$*: exit code $got, not $code"; cat replay.out replay.log; return 1; }
     [ "$code" != 0 ] || [ "$(grep -c '"batch"' replay/metrics.jsonl)" = $# ]
+}
+a_last_step_of_fewer_rows_than_ranks() { # those without send their part of the weights all the same, and in the same order
+    lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
+        lr=1e-3 replay_more="--zero 1 --deadline-step 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
 }
 too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
     replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1
@@ -214,7 +218,8 @@ for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_rank
     zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
-    not_finite_while_weights_travel too_small_a_batch too_small_a_batch_to_replay alone_without_mpirun; do
+    not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
+    alone_without_mpirun; do
     try $test
 done
 exit $failed
