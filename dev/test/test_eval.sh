@@ -89,7 +89,9 @@ eval_only_says_what_the_run_said() { # its last validation, and its last score
     awk -v a="$(value e1 acc)" -v b="$(scores learner | grep -oE 'swag": [0-9.]+' | cut -d ' ' -f 2)" \
         'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1; scores learner; return 1; }
     awk -v l="$(value e1 loss)" -v p="$(value e1 perplexity)" -v b="$(grep 'bits a byte' e1 | awk '{ print $4 }')" \
-        'BEGIN { exit !(p / exp(l) < 1.0001 && p / exp(l) > 0.9999 && b * log(2) / l < 1.0001 && b * log(2) / l > 0.9999) }'
+        'BEGIN { exit !(p / exp(l) < 1.0001 && p / exp(l) > 0.9999 && b * log(2) / l < 1.0001 && b * log(2) / l > 0.9999) }' || return 1
+    awk -v n="$questions" '$1 ~ /^acc/ { d = $4 - sqrt($2 * (1 - $2) / (n - 1)); lines++; wrong += !(d < 6e-5 && d > -6e-5) }
+        END { exit lines != 2 || wrong }' e1 || { echo "standard errors of $questions answers:"; cat e1; return 1; }
 }
 the_whole_set_by_default() { # which is more than --val-tokens' own default
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
