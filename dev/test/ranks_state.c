@@ -14,6 +14,7 @@ typedef struct {
     Engine *engine;
     float *want, *got; // (flat_count)
     uint16_t *tokens;  // (rows, SEQ_LEN + 1)
+    WireType wire;
 } State;
 
 enum { LAYERS = 3, SEQ_LEN = 8, VOCAB = 50 };
@@ -50,7 +51,7 @@ static int setup(State *s, Error *e) {
     size_t tokens = (size_t)step_rows(s) * (SEQ_LEN + 1);
     TRY(memory_alloc((void **)&s->tokens, sizeof *s->tokens * tokens, "test", e));
     small_tokens(VOCAB, 1, tokens, s->tokens);
-    return parallel_start(&s->parallel, s->engine, WIRE_FP32, e);
+    return parallel_start(&s->parallel, s->engine, s->wire, e);
 }
 
 static int compare(State *s, StateKind kind, Range range, Error *e) {
@@ -112,7 +113,7 @@ static int check_collects(const State *s, int wanted, Error *e) {
 static int check_step(State *s, Error *e) {
     Range all = {0, s->model.flat_count};
     int micro_steps = parallel_micro_steps(&s->parallel, step_rows(s));
-    double most = 0;
+    double most = 0, tolerance = s->wire == WIRE_BF16 ? 4e-3 : 1e-6;
     small_params(&s->model, 1, s->want);
     TRY(engine_load(s->engine, STATE_PARAM, all, s->want, e));
     TRY(step_of_ranks(s, micro_steps, e));
@@ -122,13 +123,14 @@ static int check_step(State *s, Error *e) {
     TRY(parallel_store(&s->parallel, STATE_GRAD, all, s->got, e));
     for (size_t i = 0; i < all.end; i++) most = fmax(most, fabs(s->want[i]));
     for (size_t i = 0; i < all.end; i++) // ranks add up in another order
-        if (!(fabs(s->got[i] - s->want[i]) <= 1e-6 * most))
+        if (!(fabs(s->got[i] - s->want[i]) <= tolerance * most))
             return FAIL(e, ERR_INTERNAL, NULL, "gradient %zu of the step is %g, not %g", i, s->got[i], s->want[i]);
     return parallel_served(&s->parallel, e);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static State s;
+    s.wire = argc > 1 && strcmp(argv[1], "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
     Error e = {0};
     const uint64_t seed = 20240520;
     int code = setup(&s, &e);

@@ -141,6 +141,27 @@ a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where 
         grep -q '^static int' sample || { cat sample; return 1; }
     "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7
 }
+bits_are_of_the_words_bytes() { # where a token is several of them, and <|endoftext|> none: counted by vocab.json
+    local python part
+    python=$(find_python) || skip "no python3" || return
+    for part in 1 2 3 4 5 6; do head -c ${part}000 text.txt > "part$part.txt"; done # few enough for one token to tell
+    "$tokenize" --tokenizer vocabulary --out documents part?.txt > documents.log 2>&1 || { cat documents.log; return 1; }
+    "$train" --eval-only --model "$(newest_checkpoint words)" --val 'documents_*.bin' > e10 || return 1
+    "$python" - <<'PYTHON'
+import array, glob, json, math, re
+vocabulary = json.load(open("vocabulary/vocab.json"))
+length = {token: 0 if word == "<|endoftext|>" else len(word) for word, token in vocabulary.items()}
+(shard,) = glob.glob("documents_*.bin")
+tokens = array.array("H", open(shard, "rb").read()[1024:])
+n = (len(tokens) - 1) // 32 * 32  # whole windows
+want = sum(length[token] for token in tokens[1 : n + 1]) / n
+said = open("e10").read()
+loss, bits, got = (float(re.search(p + r" +([0-9.]+)", said).group(1)) for p in ("loss", "bits a byte", " at"))
+assert sum(length[token] == 0 for token in tokens) >= 5, "no documents end"
+assert abs(got - want) < 6e-4, f"{got} bytes a token, not {want}"
+assert abs(bits * math.log(2) * want / loss - 1) < 1e-5, f"{bits} bits a byte, not {loss / math.log(2) / want}"
+PYTHON
+}
 
 refuse() { # CODE MENTION OPTIONS...: one line on stderr, nothing on stdout
     local code=$1 mention=$2 got
@@ -189,7 +210,8 @@ refuse_after_setup() {
 
 for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation goes_into_the_other_logs resumed_as_if_never_stopped learns_to_answer \
     reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
-    ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch refusals; do
+    ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch bits_are_of_the_words_bytes \
+    refusals; do
     try $test
 done
 exit $failed

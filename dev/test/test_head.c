@@ -1,5 +1,5 @@
 // The head of the CPU engine: the same losses and gradients in one chunk as in several, the same distribution from
-// engine_logits as from the losses, and logits far from 0.
+// engine_logits as from the losses, logits far from 0; and sums of squares of arrays as long as wte.
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/cpu/layers.h"
 #include "small_model.h"
@@ -126,9 +126,40 @@ static void test_large_logits(void) {
     }
 }
 
+// The largest logit is the last, <|endoftext|>'s, which no lane of a vector has.
+static void test_large_last_logit(void) {
+    enum { V = 49 };
+    float logits[V] = {0}, loss;
+    const uint16_t last = V - 1;
+    logits[V - 1] = 120; // exp: infinite in fp32
+    cross_entropy(&loss, logits, &last, 1, V, V, 1);
+    CHECK(fabsf(loss) < 1e-6f, "%g", loss);
+}
+
+// Of more elements than the sum is taken of at a time.
+static void test_sums_of_large_arrays(void) {
+    const size_t n = ((size_t)2 << 21) + 5000;
+    float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);
+    double want = 0;
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (float)(i % 1000) / 512; // so that 1 + x is exact
+        y[i] = 1;
+        want += (double)x[i] * x[i];
+    }
+    CHECK_CLOSE(sum_squares(x, n), want, 1e-5, 0);
+    CHECK_CLOSE(add_and_sum_squares(y, x, n), want, 1e-5, 0);
+    for (size_t i = 0; i < n; i++) wrong += y[i] != 1 + x[i];
+    CHECK(wrong == 0, "%zu of %zu sums are wrong", wrong, n);
+    free(x);
+    free(y);
+}
+
 int main(void) {
     RUN(test_several_chunks);
     RUN(test_logits_behind_a_prefix);
     RUN(test_large_logits);
+    RUN(test_large_last_logit);
+    RUN(test_sums_of_large_arrays);
     return test_summary();
 }

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../../llmc/checkpoint.h"
 #include "../../llmc/float16.h"
+#include "../../llmc/run_state.h"
 #include "../../llmc/safetensors.h"
 #include "half.h"
 #include "small_model.h"
@@ -58,6 +59,53 @@ static void check_received(const char *path) {
 // ---------------------------------------------------------------------------------------------------------------------
 // safetensors
 
+static int receive_again(void *context, Range range, const float *from, Error *e) { // moment 2, which is -2 moment 1
+    (void)context;
+    (void)e;
+    for (size_t i = range.begin; i < range.end; i++) received[i] += from[i - range.begin] == -2 * values[i];
+    return 0;
+}
+
+static int ignore(void *context, Range range, const float *from, Error *e) {
+    (void)context, (void)range, (void)from, (void)e;
+    return 0;
+}
+
+static int give_again(void *context, Range range, float *to, Error *e) {
+    (void)context;
+    (void)e;
+    for (size_t i = range.begin; i < range.end; i++) to[i - range.begin] = -2 * values[i];
+    return 0;
+}
+
+// A tensor and moments that pass between file and engine in several pieces, the last of them short.
+static void test_beyond_a_chunk(void) {
+    const ModelConfig shape = {1, 1, 64, 20000, 8};
+    const Model small = model;
+    float *const small_values = values, *const small_received = received;
+    Error e = {0};
+    size_t wrong = 0;
+    CHECK_OK(model_create(&model, &shape, &e), &e);
+    CHECK(model.tensors[0].count > 1 << 20, "%zu", model.tensors[0].count);
+    values = malloc(model.flat_count * sizeof *values);
+    received = malloc(model.flat_count * sizeof *received);
+    for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
+    CHECK_OK(directory_create("large", &e), &e);
+    CHECK_OK(checkpoint_save_model("large", &model, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_optimizer("large", OPTIMIZER_NAME, &model, (Range){0, model.flat_count}, give, give_again,
+                                       NULL, NULL, &e),
+             &e);
+    check_received("large");
+    memset(received, 0, model.flat_count * sizeof *received);
+    CHECK_OK(checkpoint_load_optimizer("large", &model, receive, receive_again, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) wrong += received[i] != values[i] + 1;
+    CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
+    model_destroy(&model);
+    free(values);
+    free(received);
+    model = small, values = small_values, received = small_received;
+}
+
 static void write_tensor(SafetensorsWriter *writer, const Tensor *t, SafetensorsType type) {
     Error e = {0};
     for (size_t i = 0; i < t->count; i++) {
@@ -108,6 +156,74 @@ static void test_one_file(void) {
         make_values(2 + (uint64_t)i);
         write_part("one/model.safetensors", types[i], 0, 1, i ? "" : "transformer.");
         check_received("one");
+    }
+}
+
+// config.json as written, with one field more (of two of a name the first counts), is that of another model.
+static void test_other_models(void) {
+    static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
+                                         "\"activation_function\": \"gelu\"",
+                                         "\"layer_norm_epsilon\": 1e-6",
+                                         "\"scale_attn_weights\": false",
+                                         "\"scale_attn_by_inverse_layer_idx\": true",
+                                         "\"add_cross_attention\": true",
+                                         "\"tie_word_embeddings\": false",
+                                         "\"n_inner\": 95",
+                                         "\"n_layer\": 2.5",
+                                         "\"n_embd\": 48",
+                                         "\"n_positions\": 20",
+                                         "\"vocab_size\": 102",
+                                         "\"vocab_size\": 100",
+                                         "\"n_positions\": 18",
+                                         "\"n_layer\": 4"};
+    char *text, *changed;
+    size_t bytes;
+    Error e = {0};
+    CHECK_OK(directory_create("other", &e), &e);
+    make_values(1);
+    CHECK_OK(checkpoint_save_model("other", &model, give, NULL, NULL, &e), &e);
+    CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
+    changed = malloc(bytes + 100);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        ModelConfig config;
+        Model another;
+        int length = sprintf(changed, "{%s, %s", fields[i], text + 1);
+        CHECK_OK(file_save("other/config.json", changed, (size_t)length, NULL, &e), &e);
+        int code = checkpoint_read_config("other", &config, &e);
+        if (!code) {
+            CHECK_OK(model_create(&another, &config, &e), &e);
+            code = checkpoint_load_model("other", &another, ignore, NULL, &e);
+            model_destroy(&another);
+        }
+        CHECK(code == ERR_INPUT, "%s: exit code %d", fields[i], code);
+    }
+    free(changed);
+    memory_free(text);
+}
+
+// The moments may lie in several files, whichever comes first; a hole or a part twice is refused.
+static void test_moments_in_parts(void) {
+    static const struct {
+        size_t begin, end; // of the second part; the first ends at 640, the third begins at 1280
+        int code;
+    } cases[] = {{640, 1280, 0}, {704, 1280, ERR_INPUT}, {640, 1216, ERR_INPUT}, {576, 1280, ERR_INPUT}};
+    Error e = {0};
+    make_values(7);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Range part[] = {{0, 640}, {cases[i].begin, cases[i].end}, {1280, model.flat_count}};
+        static const char *const names[] = {"optimizer-c.safetensors", "optimizer-a.safetensors",
+                                            "optimizer-b.safetensors"};
+        size_t wrong = 0;
+        CHECK_OK(directory_create("moments", &e), &e);
+        for (int k = 0; k < 3; k++)
+            CHECK_OK(checkpoint_save_optimizer("moments", names[k], &model, part[k], give, give_again, NULL, NULL, &e),
+                     &e);
+        memset(received, 0, model.flat_count * sizeof *received);
+        int code = checkpoint_load_optimizer("moments", &model, receive, receive_again, NULL, &e);
+        CHECK(code == cases[i].code, "case %zu: exit code %d", i, code);
+        for (size_t k = 0; k < model.flat_count; k++) wrong += received[k] != values[k] + 1;
+        CHECK(cases[i].code || wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
+        directory_remove("moments", &e);
     }
 }
 
@@ -254,6 +370,9 @@ int main(void) {
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     RUN(test_one_file);
+    RUN(test_beyond_a_chunk);
+    RUN(test_other_models);
+    RUN(test_moments_in_parts);
     RUN(test_several_files);
     RUN(test_llmc_bin);
     RUN(test_bad_bin);

@@ -85,6 +85,10 @@ zero_agrees() { # RANKS
     wide "$1" "w$1_0" $ramp_run && wide "$1" "w$1_2" $ramp_run --zero 2 || return 1
     same_weights "w$1_0" "w$1_2" && same_numbers "w$1_0" "w$1_2" && ! grep '^note: gradients are whole' "w$1_2.log"
 }
+two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may have two
+    micro=7 layers=4 run 3 two0 $ramp_run && micro=7 layers=4 run 3 two2 $ramp_run --zero 2 && same_weights two0 two2 &&
+        same_numbers two0 two2
+}
 zero_with_two_ranks() { zero_agrees 2; }
 zero_with_three_ranks() { zero_agrees 3; } # the last part of a bucket is the longest
 zero_with_four_ranks() { zero_agrees 4; }
@@ -131,12 +135,22 @@ EOF
 }
 state_is_collected() {
     for ranks in 1 2 3 4; do
-        [ "$(mpi $ranks "$state" 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+        for wire in fp32 bf16; do
+            [ "$(mpi $ranks "$state" $wire 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+        done
     done
 }
-bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by
+bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the first step the same gradient, rounded
     run 3 bf16 $exact_run --batch-tokens 192 --comm-dtype bf16 && ! same_weights e3_192 bf16 > /dev/null &&
-        close e3_192 bf16 loss 0.02
+        close e3_192 bf16 loss 0.02 || return 1
+    for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
+    close first_e3_192 first_bf16 grad_norm 1e-3
+}
+many_blocks() { # more buckets under way at once than the list of them begins with
+    local few="--gns ln --steps 6 --batch-tokens 192"
+    layers=20 run 1 b1 $few || return 1
+    for zero in 0 1; do layers=20 run 2 b2_$zero $few --zero $zero && agree b1 b2_$zero || return 1; done
+    same_weights b2_0 b2_1
 }
 the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-example norms: near the exact one at the end
     lr=0 micro=1 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 --skip-loss-z 2 || return 1
@@ -215,7 +229,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
-    zero_with_four_ranks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
+    zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
     not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
