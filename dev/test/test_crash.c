@@ -2,7 +2,8 @@
 // previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
 // nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
 #define _DEFAULT_SOURCE
-#define COMMAND "--train-tokens 900 --checkpoint-every 3 "
+#define COMMAND  "--train-tokens 900 --checkpoint-every 3 "
+#define FOR_LONG "--train-tokens 3000000 --checkpoint-every 3 " // longer than any test waits
 #include "../../llmc/engine.h"
 #include "crash.h"
 
@@ -355,11 +356,12 @@ static void test_hangups(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 100000;
-    pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGHUP: stopped after step"), "exit code %d: %s", code, log_tail());
-    check_goes_on("hung up");
+    const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
+    CHECK(log_mentions(saved), "no '%s' in: %s", saved, log_tail());
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     signal(SIGHUP, SIG_IGN);
@@ -378,7 +380,7 @@ static void test_one_run_at_a_time(void) {
     copy_run("whole", "part");
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 200000;
-    pid_t child = start_and_wait_for_steps("--train-tokens 1800 --checkpoint-every 3 --out part");
+    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
     CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
