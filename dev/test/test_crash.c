@@ -356,6 +356,7 @@ static void test_hangups(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 100000;
+    signal(SIGHUP, SIG_DFL); // these tests may be under nohup themselves
     pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
     int code = trainer_wait(child);

@@ -399,7 +399,7 @@ asked_before_it_began() { # while nvidia-smi is asked how many GPUs there are
     local signal launcher code
     for signal in TERM USR1 HUP; do
         TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/slow/out" PROGRAM="$work/slow/train_cu" \
-            PATH="$work/slow:$PATH" scripts/run_gpt2_124M.sh > "$work/log" 2>&1 &
+            PATH="$work/slow:$PATH" env --default-signal=HUP scripts/run_gpt2_124M.sh > "$work/log" 2>&1 & # whoever ignores it
         launcher=$!
         sleep 0.5
         kill -$signal $launcher

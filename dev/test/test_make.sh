@@ -3,7 +3,7 @@
 # for GPUs of all sorts: in directories made up for it.
 set -u
 . "$(dirname "$0")/checks.sh" make
-unset MAKEFLAGS MFLAGS NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
+unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
 
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod +x "$1"; } # FILE TEXT
 
