@@ -43,6 +43,7 @@ typedef struct {
     long free_kb;       // what statvfs says is left, if not 0
     long slow_us;       // what an fsync takes besides
     long slow_store_us; // what an engine_store takes besides
+    long slow_step_us;  // what a step takes besides, where steps are counted
     long flip_step;     // of whose checkpoint the disk keeps one bit other than it was given; 0: of none
 
     struct {

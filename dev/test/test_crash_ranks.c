@@ -15,6 +15,7 @@ int __real_engine_begin_step(Engine *engine, Error *e);
 int __wrap_engine_begin_step(Engine *engine, Error *e);
 int __wrap_engine_begin_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
+    if (faults->slow_step_us) sleep_us(faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step)
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1 << 12; // no update rounds it away
     return __real_engine_begin_step(engine, e);
@@ -61,8 +62,10 @@ static bool all_in_step(long step) {
 }
 
 // Starts the run, and returns at a random moment of its steps.
+// Some moment of a run whose 20 steps take longer than what is waited, so that most moments lie within it.
 static pid_t start_and_wait(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_step_us = 20000;
     pid_t child = start(COMMAND "--out part");
     for (int i = 0; i < 60000 && !all_in_step(1); i++) sleep_us(1000);
     sleep_us(draw(300000));
