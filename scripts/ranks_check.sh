@@ -7,9 +7,11 @@
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; with build/cpu/train_gpt2 and SMALL=1 this script can be tried without a GPU
-#     RANKS    the largest number of ranks (as many as there are GPUs)
+#     MACHINES so many machines, all of them played by this one (1): each has all GPUs here, and between them NCCL goes
+#              through sockets. Slow, since ranks take turns on a GPU, but the numbers are those of so many machines.
+#     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
 #     OUT      logs and run directories (build/ranks_check)
-#     LIMIT    seconds for everything (725)
+#     LIMIT    seconds for everything (725 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure lies below its floor, which does not make this script fail; FIGURE for
 # what has no floor; SKIP.
@@ -19,12 +21,16 @@ stages="agree resume faults scaling memory nccl"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
-BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} LIMIT=${LIMIT:-725} SMALL=${SMALL:-}
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} MACHINES=${MACHINES:-1} SMALL=${SMALL:-}
+LIMIT=${LIMIT:-$((725 * MACHINES))}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
-RANKS=${RANKS:-$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')}
+gpu_count=$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')
+RANKS=${RANKS:-$((gpu_count * MACHINES))}
 
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
-[ "$RANKS" -ge 2 ] || fail 69 "$RANKS GPUs" "Run this where there are two or more, or set RANKS and TRAINER=build/cpu/train_gpt2"
+[ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
+[ "$MACHINES" = 1 ] || [[ " $* " != *" scaling "* && " $* " != *" nccl "* ]] || fail 64 "scaling and nccl measure what GPUs do that nobody shares" "Leave MACHINES out, or ask for: agree resume faults memory"
+[ $# -gt 0 ] || [ "$MACHINES" = 1 ] || stages="agree resume faults memory"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: the random text comes from there"
@@ -39,6 +45,14 @@ if [[ $TRAINER != *cu ]]; then
     gpus='' threads=(--threads 1)
     mpirun+=(--oversubscribe)
     export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
+fi
+
+# Of several machines each has ranks that follow each other, and all GPUs.
+as_machine=()
+if [ "$MACHINES" -gt 1 ]; then
+    export NCCL_SOCKET_IFNAME=lo
+    # shellcheck disable=SC2016
+    as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
 # Shapes: for GPUs, or small enough for a processor.
@@ -93,7 +107,7 @@ log() { echo "$OUT/$1.log"; }
 begin() { # NAME RANKS OPTIONS...
     local launcher=()
     current=$1
-    [ "$2" = 1 ] || launcher=("${mpirun[@]}" -np "$2")
+    [ "$2" = 1 ] || launcher=("${mpirun[@]}" -np "$2" "${as_machine[@]}")
     shift 2
     GNS_RANKS_CHECK=$work/$current setsid "${launcher[@]}" "$TRAINER" --train "$work/text.bin" --out "$work/$current" \
         --vocab-size "$vocabulary" --val-every 0 --checkpoint-every 0 "${threads[@]}" "$@" > "$(log "$current")" 2>&1 &
@@ -334,8 +348,8 @@ faults() {
 # ----------------------------------------------------------------------------------------------------------------------
 # scaling and memory
 
-# Steps of a run, then an end of it by force: nothing is saved. What a GPU holds is looked up at the end (MiB, the
-# fullest one); the first steps do not count.
+# Steps of a run, then an end of it by force: nothing is saved. What a rank holds is looked up at the end (MiB, on the
+# fullest GPU); the first steps do not count.
 speed_skip=5
 speed_run() { # NAME RANKS STEPS OPTIONS...
     local steps=$3
@@ -382,7 +396,7 @@ speed_alone() { # NAME STEPS OPTIONS...
 
 memory_used() { # MiB: of the fullest GPU; without one, what is resident of the fullest process, MPI's buffers and all
     if [ -n "$gpus" ]; then
-        nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
+        nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk -v ranks="$MACHINES" '{ print $1 / ranks }'
     else
         for process in $(run_processes); do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status" 2> /dev/null; done
     fi | sort -g | tail -n 1
@@ -511,7 +525,7 @@ finish() {
     [ $status = 0 ] && ! grep -q '^FAIL' "$table"
 }
 
-stage_limit() { # seconds; a rank of d48 takes 15 to start
+stage_limit() { # seconds, for each machine; a rank of d48 takes 15 to start
     case $1 in
     agree) echo 130 ;;
     resume) echo 90 ;;
@@ -533,7 +547,7 @@ trap 'exit 130' INT TERM
 make_text "$work/text.bin" "$text_tokens" 1 "$vocabulary"
 for stage in "$@"; do
     begun=$SECONDS
-    stage_end=$((SECONDS + $(stage_limit "$stage")))
+    stage_end=$((SECONDS + MACHINES * $(stage_limit "$stage")))
     [ $stage_end -lt "$LIMIT" ] || stage_end=$LIMIT
     $stage
     row FIGURE "the stage $stage took" "$((SECONDS - begun)) s"

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <nccl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,12 +49,16 @@ static int take_device(const Comm *comm, Error *e) {
     return error_hint(e, "use mpirun -np %d, or more machines", count);
 }
 
-// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl.
+// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. What one machine is goes by NCCL's own
+// rule, which would refuse them later and say less: where NCCL_HOSTID is set, that is the machine's name. So ranks that
+// are to stand for several machines may share a GPU (scripts/ranks_check.sh, MACHINES).
 static int check_apart(Comm *comm, Error *e) {
     enum { BYTES = 128 };
     char mine[BYTES] = "", *all;
+    const char *host = getenv("NCCL_HOSTID");
     int device, same = -1;
-    gethostname(mine, BYTES / 2 - 1);
+    if (host) strncpy(mine, host, BYTES / 2 - 1);
+    else gethostname(mine, BYTES / 2 - 1);
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaDeviceGetPCIBusId(mine + BYTES / 2, BYTES / 2, device), e);
     TRY(memory_alloc((void **)&all, BYTES * (size_t)comm->ranks, "the ranks' GPUs", e));
