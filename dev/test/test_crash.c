@@ -405,6 +405,34 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
 }
 
+// What is in the way twice, and more often, keeps its own name each time, and what it holds.
+static void test_set_aside_again(void) {
+    static const char *const asides[] = {"aside/step_00000002.damaged", "aside/step_00000002.damaged.2",
+                                         "aside/step_00000002.damaged.3"};
+    Error e = {0};
+    CHECK_OK(directory_create("aside", &e), &e);
+    make_checkpoint("aside", 1, "first", 5);
+    for (int i = 0; i < 3; i++) {
+        size_t bytes;
+        FILE *notes = fopen("notes", "w");
+        make_checkpoint("aside", 2, path_of("again %d", i), 7);
+        CHECK_OK(archive_set_aside_after("aside", 1, notes, &e), &e);
+        fclose(notes);
+        char *said = read_text("notes", &bytes);
+        CHECK(said && strcmp(said, path_of("aside/step_00000002 is now %s\n", asides[i])) == 0, "'%s'", said);
+        CHECK(!directory_exists("aside/step_00000002"), "still in the way");
+        memory_free(said);
+    }
+    for (int i = 0; i < 3; i++) {
+        size_t bytes;
+        char *text = read_text(path_of("%s/state.json", asides[i]), &bytes);
+        CHECK(text && bytes == 7 && memcmp(text, path_of("again %d", i), 7) == 0, "%s: %s", asides[i], text);
+        CHECK_OK(archive_verify(asides[i], &e), &e);
+        memory_free(text);
+    }
+    CHECK_OK(archive_verify("aside/step_00000001", &e), &e);
+}
+
 // A file of several megabytes goes to the disk in another way than the small ones above: killed at every call, too.
 static void test_killed_within_a_large_file(void) {
     const size_t bytes = (9 << 20) + 5;
@@ -486,6 +514,7 @@ int main(void) {
     RUN(test_second_signal_ends_at_once);
     RUN(test_hangups);
     RUN(test_one_run_at_a_time);
+    RUN(test_set_aside_again);
     RUN(test_killed_within_a_large_file);
     RUN(test_retention);
     return trainer_end();
