@@ -227,6 +227,36 @@ static void test_older_builds(void) {
     }
 }
 
+// A checkpoint of another format than ours is not read on, though every byte is as it was written.
+static void test_newer_builds(void) {
+    static const char *const formats[] = {"2", "0", "1.5", "\"1\"", "null"};
+    const char *said = "part/step_00000010/MANIFEST.json: \"format\" at byte ";
+    size_t bytes;
+    char *text = read_text("whole/step_00000010/MANIFEST.json", &bytes);
+    const char *above = text ? strstr(text, "\"format\": 1,") : NULL,
+               *end = text ? strstr(text, "  \"xxh3_128_above") : NULL;
+    CHECK(above && end, "the manifest has no format: %s", text);
+    for (size_t i = 0; above && end && i < sizeof formats / sizeof *formats; i++) {
+        char other[1 << 12], name[] = "\"format\": ";
+        int at = (int)(above - text), rest = at + (int)strlen(name) + 1;
+        int n = snprintf(other, sizeof other, "%.*s%s%s%.*s", at, text, name, formats[i], (int)(end - text) - rest,
+                         text + rest);
+        snprintf(other + n, sizeof other - (size_t)n, "  \"xxh3_128_above\": \"%s\"\n}\n",
+                 digest_of(other, (size_t)n).hash);
+        copy_part();
+        Error e = {0};
+        CHECK_OK(file_save("part/step_00000010/MANIFEST.json", other, strlen(other), NULL, &e), &e);
+        int code = run_part();
+        CHECK(code == ERR_INPUT && log_mentions(said) && log_mentions(" is not 1. Passed over"), "%s: exit code %d: %s",
+              formats[i], code, log_tail());
+        CHECK(directory_exists("part/step_00000010"), "%s: it was moved", formats[i]);
+        code = trainer_run("train_gpt2 --check part/step_00000010");
+        CHECK(code == ERR_INPUT && log_mentions(said) && log_mentions(" is not 1. was it written by a newer version?"),
+              "%s: exit code %d: %s", formats[i], code, log_tail());
+    }
+    memory_free(text);
+}
+
 // Counts that no run could have written, in a file whose JSON is sound.
 static void test_impossible_counts(void) {
     static const char *const fields[] = {"tokens", "step"};
@@ -318,6 +348,7 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_older_builds);
+    RUN(test_newer_builds);
     RUN(test_impossible_counts);
     RUN(test_window);
     RUN(test_outliers_are_skipped);
