@@ -227,6 +227,46 @@ static void test_moments_in_parts(void) {
     }
 }
 
+// Moments are fp32, and as many as their name says: another type would be taken for values that were never saved.
+static void test_moments_of_another_kind(void) {
+    static const struct {
+        SafetensorsType type;
+        uint64_t more; // elements than the name says
+        const char *name, *said;
+    } cases[] = {
+        {SAFETENSORS_F16, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_I32, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_F32, 0, "moment3.0-%zu", "is no range of a moment"},
+        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "is no range of a moment"},
+    };
+    Error e = {0};
+    CHECK_OK(directory_create("kind", &e), &e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SafetensorsWriter *writer;
+        char name[2][40];
+        uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
+        SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
+        CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
+        for (int k = 0; k < 2; k++) {
+            snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
+            CHECK_OK(safetensors_add(writer, name[k], type[k], 1, &count[k], &e), &e);
+        }
+        for (int k = 0; k < 2; k++) {
+            size_t bytes = count[k] * safetensors_type_bytes(type[k]);
+            void *zeros = calloc(1, bytes);
+            CHECK_OK(safetensors_write(writer, zeros, bytes, &e), &e);
+            free(zeros);
+        }
+        CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+        CHECK_ERROR(checkpoint_load_optimizer("kind", &model, ignore, ignore, NULL, &e), &e, ERR_INPUT, cases[i].said);
+        CHECK(strstr(e.what, "kind/optimizer.safetensors: tensor ") && strstr(e.what, name[1]) &&
+                  test_says_byte(e.what) && e.hint[0],
+              "case %zu: %s (%s)", i, e.what, e.hint);
+    }
+}
+
 static void test_several_files(void) {
     Error e = {0};
     CHECK_OK(directory_create("many", &e), &e);
@@ -373,6 +413,7 @@ int main(void) {
     RUN(test_beyond_a_chunk);
     RUN(test_other_models);
     RUN(test_moments_in_parts);
+    RUN(test_moments_of_another_kind);
     RUN(test_several_files);
     RUN(test_llmc_bin);
     RUN(test_bad_bin);
