@@ -108,7 +108,8 @@ $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_begin
 $(BUILD)/dev/test/test_data: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
 
-# Which this test counts.
+# Which these tests count.
+$(BUILD)/dev/test/test_memory: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,aligned_alloc engine_create)
 $(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect
 
 # Calls that this benchmark takes the time of.
