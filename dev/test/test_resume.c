@@ -227,8 +227,8 @@ static void test_older_builds(void) {
     }
 }
 
-// A checkpoint of another format than ours is not read on, though every byte is as it was written.
-static void test_newer_builds(void) {
+// Of another format than ours, neither is read on, though every byte is as it was written.
+static void test_manifest_of_another_format(void) {
     static const char *const formats[] = {"2", "0", "1.5", "\"1\"", "null"};
     const char *said = "part/step_00000010/MANIFEST.json: \"format\" at byte ";
     size_t bytes;
@@ -254,6 +254,22 @@ static void test_newer_builds(void) {
         CHECK(code == ERR_INPUT && log_mentions(said) && log_mentions(" is not 1. was it written by a newer version?"),
               "%s: exit code %d: %s", formats[i], code, log_tail());
     }
+    memory_free(text);
+}
+
+static void test_state_of_another_format(void) {
+    size_t bytes;
+    char *text = read_text("whole/step_00000010/state.json", &bytes),
+         *format = text ? strstr(text, "\"format\":") : NULL;
+    CHECK(format != NULL, "state.json has no format");
+    if (!format) return;
+    format[strcspn(format, "0123456789")] = '2';
+    copy_part();
+    put_state("part/step_00000010", text);
+    int code = run_part();
+    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/state.json: format 2 at byte ") &&
+              log_mentions("only 1 is known; it was written by gns.c "),
+          "exit code %d: %s", code, log_tail());
     memory_free(text);
 }
 
@@ -348,7 +364,8 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_older_builds);
-    RUN(test_newer_builds);
+    RUN(test_manifest_of_another_format);
+    RUN(test_state_of_another_format);
     RUN(test_impossible_counts);
     RUN(test_window);
     RUN(test_outliers_are_skipped);
