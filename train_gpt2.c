@@ -123,6 +123,12 @@ static float *weight(Engine *engine, TensorKind kind, int layer) {
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, model_tensor(engine->config.model, kind, layer)->offset);
 }
+// The same, for what can only add to it: 0 where this micro-step's gradient is the first.
+static float *grad_begun(Engine *engine, TensorKind kind, int layer) {
+    float *values = grad(engine, kind, layer);
+    if (engine->first) memset(values, 0, sizeof(float) * model_tensor(engine->config.model, kind, layer)->count);
+    return values;
+}
 static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[model_tensor(engine->config.model, kind, layer) - engine->config.model->tensors];
 }
@@ -185,8 +191,9 @@ static void head_logits(Engine *engine, size_t first, int rows) {
                         C, model->vocab_padded);
 }
 
-// Loss of rows [first, first + rows), and, where dwte is given, their gradient: dy (rows, C) and dwte += (Vp, C).
-static void head_chunk(Engine *engine, size_t first, int rows, float *dwte) {
+// Loss of rows [first, first + rows), and, where dwte is given, their gradient: dy (rows, C) and dwte (Vp, C), += (add)
+// or =.
+static void head_chunk(Engine *engine, size_t first, int rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     int C = model->config.channels, Vp = model->vocab_padded;
     head_logits(engine, first, rows);
@@ -195,31 +202,32 @@ static void head_chunk(Engine *engine, size_t first, int rows, float *dwte) {
     if (!dwte) return;
     matmul_head_dinput(engine->matmul, engine->dy + first * (size_t)C, engine->logits, weight(engine, WTE, 0), rows, C,
                        Vp, false);
-    matmul_head_dweight(engine->matmul, dwte, engine->logits, engine->lnf + first * (size_t)C, rows, C, Vp, true);
+    matmul_head_dweight(engine->matmul, dwte, engine->logits, engine->lnf + first * (size_t)C, rows, C, Vp, add);
 }
 
-static void head_rows(Engine *engine, size_t first, size_t end, float *dwte) {
+static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, bool add) {
     size_t chunk = (size_t)engine_head_rows(&engine->config);
-    for (; first < end; first += chunk) head_chunk(engine, first, (int)size_min(chunk, end - first), dwte);
+    for (; first < end; first += chunk, add = true)
+        head_chunk(engine, first, (int)size_min(chunk, end - first), dwte, add);
 }
 
 // The same for one example on its own, for |U_b|^2 and the rows of U_b that the cross term will need.
 static void head_example_exact(Engine *engine, const uint16_t *inputs, int b, int T) {
     size_t C = (size_t)engine->config.model->config.channels;
     size_t count = (size_t)engine->config.model->vocab_padded * C, first = (size_t)b * (size_t)T;
-    memset(engine->example_grad, 0, sizeof(float) * count);
-    head_rows(engine, first, first + (size_t)T, engine->example_grad);
+    head_rows(engine, first, first + (size_t)T, engine->example_grad, false);
     for (int t = 0; t < T; t++)
         memcpy(engine->head_at_token + (first + (size_t)t) * C, engine->example_grad + inputs[t] * C,
                sizeof(float) * C);
-    *example_sq(engine, WTE, 0) += add_and_sum_squares(grad(engine, WTE, 0), engine->example_grad, count);
+    float *dwte = b == 0 ? grad_begun(engine, WTE, 0) : grad(engine, WTE, 0);
+    *example_sq(engine, WTE, 0) += add_and_sum_squares(dwte, engine->example_grad, count);
 }
 
 // Loss of B examples and the gradients of lnf (into dy) and of wte.
 static void head_train(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode) {
     if (mode == GNS_EXACT)
         for (int b = 0; b < B; b++) head_example_exact(engine, tokens + (size_t)b * ((size_t)T + 1), b, T);
-    else head_rows(engine, 0, (size_t)B * (size_t)T, grad(engine, WTE, 0));
+    else head_rows(engine, 0, (size_t)B * (size_t)T, grad(engine, WTE, 0), !engine->first);
 }
 
 // Row b of tokens predicts its own tail: inputs are columns [0, T), targets columns [1, T + 1).
@@ -232,16 +240,18 @@ static void set_targets(Engine *engine, const uint16_t *tokens, int B, int T) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// Of y = x W + b: dW += x^T dy, db += column sums, and, in exact mode, the norms of every example's share.
+// Of y = x W + b: dW += x^T dy, db += column sums (= where they are the first), and, in exact mode, the norms of every
+// example's share.
 static void linear_dweight(Engine *engine, const float *x, const float *dy, TensorKind w, TensorKind b, int layer,
                            int B, int T, GnsMode mode) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     int in = (int)t->rows, out = (int)t->columns;
-    float *dw = grad(engine, w, layer), *db = grad(engine, b, layer);
     if (mode != GNS_EXACT) {
-        matmul_dweight(engine->matmul, dw, db, x, dy, B * T, in, out, true);
+        matmul_dweight(engine->matmul, grad(engine, w, layer), grad(engine, b, layer), x, dy, B * T, in, out,
+                       !engine->first);
         return;
     }
+    float *dw = grad_begun(engine, w, layer), *db = grad_begun(engine, b, layer);
     for (int i = 0; i < B; i++) {
         size_t row = (size_t)i * (size_t)T;
         matmul_dweight(engine->matmul, engine->example_grad, engine->example_bias_grad, x + row * (size_t)in,
@@ -262,8 +272,8 @@ static void ln_backward(Engine *engine, const float *x, const float *mean, const
                         TensorKind b, int l, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels;
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + B;
-    layernorm_backward(engine->dx, grad(engine, w, l), grad(engine, b, l), gamma_sq, beta_sq, engine->dy, x, mean, rstd,
-                       weight(engine, w, l), B, T, C, engine->ln_scratch);
+    layernorm_backward(engine->dx, grad_begun(engine, w, l), grad_begun(engine, b, l), gamma_sq, beta_sq, engine->dy, x,
+                       mean, rstd, weight(engine, w, l), B, T, C, engine->ln_scratch);
     if (mode == GNS_OFF) return;
     for (int i = 0; i < B; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
@@ -294,11 +304,11 @@ static void block_backward(Engine *engine, Block *k, int l, int B, int T, GnsMod
     ln_backward(engine, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, B, T, mode);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head), whose gradient is there:
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has left |U|^2.
 static void embeddings_backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels;
-    embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
+    embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, tokens, (size_t)T + 1, B, T, C);
     if (mode != GNS_EXACT) return;
     for (int b = 0; b < B; b++) {
         size_t first = (size_t)b * (size_t)T * (size_t)C;
@@ -329,11 +339,12 @@ static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMod
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     size_t tensors = (size_t)model->tensor_count;
-    if (!engine->config.shard_grads) TRY(engine_clear(engine, (Range){0, model->flat_count}, e));
+    (void)e;
     memset(engine->grad_sq, 0, tensors * sizeof(double));
     memset(engine->rank_sq, 0, tensors * sizeof(double));
     memset(engine->example_sq, 0, tensors * sizeof(double));
     engine->loss_sum = 0;
+    engine->first = true;
     return 0;
 }
 
@@ -355,6 +366,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     }
     for (int i = 0; i < model->tensor_count; i++)
         if (!gns_measures(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
+    engine->first = engine->config.shard_grads;
     engine->watch = (GradientWatch){NULL, NULL, NULL};
     return 0;
 }
@@ -377,7 +389,7 @@ int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *los
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
     TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
-    head_rows(engine, 0, rows, NULL);
+    head_rows(engine, 0, rows, NULL, false);
     memcpy(loss, engine->loss, rows * sizeof(float));
     return 0;
 }

@@ -147,7 +147,7 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 // Where a vector's gradient goes, and its per-example squares where the mode wants them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
-    return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL};
+    return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
 // Copies tokens to the device by way of a pinned slot, so that the caller may reuse its own on return and nobody waits
@@ -186,20 +186,23 @@ static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w,
     return matmul_run(engine->matmul, &shape, dx, dy, weight(engine, w, layer), NULL, engine->stream, e);
 }
 
-// dW (in, out) += x (rows, in)^T dy (rows, out), fp32
-static int dweight(Engine *engine, float *dw, const real *x, const real *dy, int rows, int in, int out, Error *e) {
+// dW (in, out) += x (rows, in)^T dy (rows, out), fp32; first: = that
+static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
+                   Error *e) {
     MatmulShape shape = {};
     shape.m = in, shape.n = out, shape.k = rows;
-    shape.transpose_a = shape.out_float = shape.accumulate = true;
+    shape.transpose_a = shape.out_float = true;
+    shape.accumulate = !first;
     return matmul_run(engine->matmul, &shape, dw, x, dy, NULL, engine->stream, e);
 }
 
 // The same, by example: g_b (in, out) = x_b (T, in)^T dy_b (T, out); dW += sum of g_b, *squares += sum of |g_b|^2. As
 // many examples at a time as example_grad has room for.
-static int dweight_exact(Engine *engine, float *dw, double *squares, const real *x, const real *dy, int B, int T,
-                         int in, int out, Error *e) {
+static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
+                         int T, int in, int out, Error *e) {
     size_t count = (size_t)in * out;
     int most = (int)(model_tensor_largest(engine->config.model) / count);
+    if (first) CUDA_TRY(cudaMemsetAsync(dw, 0, count * sizeof *dw, engine->stream), e);
     for (int b = 0; b < B; b += most) {
         MatmulShape shape = {};
         shape.m = in, shape.n = out, shape.k = T;
@@ -217,8 +220,9 @@ static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorK
                           GnsMode mode, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     int in = (int)t->rows, out = (int)t->columns;
-    if (mode != GNS_EXACT) return dweight(engine, grad(engine, w, layer), x, dy, B * T, in, out, e);
-    return dweight_exact(engine, grad(engine, w, layer), example_sq(engine, w, layer), x, dy, B, T, in, out, e);
+    float *dw = grad(engine, w, layer);
+    if (mode != GNS_EXACT) return dweight(engine, dw, engine->first, x, dy, B * T, in, out, e);
+    return dweight_exact(engine, dw, engine->first, example_sq(engine, w, layer), x, dy, B, T, in, out, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -316,8 +320,8 @@ static int head_dweight_exact(Engine *engine, int b, int n, int T, Error *e) {
     int C = engine->config.model->config.channels, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)(b + i) * T;
-        TRY(dweight_exact(engine, grad(engine, WTE, 0), example_sq(engine, WTE, 0), engine->logits + (size_t)i * T * Vp,
-                          engine->lnf + row * C, 1, T, Vp, C, e));
+        TRY(dweight_exact(engine, grad(engine, WTE, 0), engine->first && row == 0, example_sq(engine, WTE, 0),
+                          engine->logits + (size_t)i * T * Vp, engine->lnf + row * C, 1, T, Vp, C, e));
         TRY(embedding_gather(engine->head_at_token + row * C, engine->example_grad,
                              engine->tokens + (size_t)(b + i) * (T + 1), 1, T, Vp, C, engine->stream, e));
     }
@@ -337,7 +341,8 @@ static int head_chunk(Engine *engine, int b, int n, GnsMode mode, Error *e) {
     TRY(matmul_run(engine->matmul, &shape, engine->dy + first * C, engine->logits, weight(engine, WTE, 0), NULL,
                    engine->stream, e));
     if (mode == GNS_EXACT) return head_dweight_exact(engine, b, n, T, e);
-    return dweight(engine, grad(engine, WTE, 0), engine->logits, engine->lnf + first * C, rows, Vp, C, e);
+    return dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, engine->lnf + first * C, rows,
+                   Vp, C, e);
 }
 
 // Loss of B examples and the gradients of lnf (into dy) and of wte.
@@ -417,11 +422,12 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head), whose gradient is there:
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has left |U|^2, and engine_result doubles the cross term.
 static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels;
     EmbeddingOrder order;
+    if (engine->first) TRY(engine_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
     TRY(embedding_sort(&order, engine->tokens, false, B, T, engine->sorted, engine->stream, e));
     TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, B, T, C, engine->scratch,
                            engine->stream, e));
@@ -451,9 +457,9 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
 
 int engine_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    if (!engine->config.shard_grads) TRY(engine_clear(engine, Range{0, model->flat_count}, e));
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
+    engine->first = true;
     engine->stats_sent = engine->scaled = false;
     return 0;
 }
@@ -471,19 +477,20 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
+    engine->first = engine->config.shard_grads;
     engine->watch = {};
     return 0;
 }
 
-// Runs each kind of micro-step that training will run, so that all of its products are timed, on made-up tokens. The
-// gradients and numbers that come of it are thrown away.
+// Runs each kind of micro-step that training will run, so that all of its products are timed, on made-up tokens: one
+// whose gradients are the first, and one whose gradients are added. What comes of it is thrown away.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
     for (size_t i = 0; i < (size_t)c->micro_batch * (c->seq_len + 1); i++)
         tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
     TRY(engine_begin_step(engine, e));
-    TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
+    for (int i = 0; i < 2; i++) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
     if (c->gns == GNS_EXACT) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
     return engine_begin_step(engine, e);
 }

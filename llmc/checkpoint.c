@@ -307,7 +307,7 @@ int checkpoint_save_model(const char *directory, const Model *model, RangeReader
     TRY_GOTO(declare_tensors(writer, model, e));
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
-        TRY_GOTO(save_values(writer, (Range){t->offset, t->offset + t->count}, buffer, store, context, e));
+        TRY_GOTO(save_values(writer, tensor_range(t), buffer, store, context, e));
     }
     code = safetensors_finish(writer, &digest, e);
     writer = NULL;

@@ -76,7 +76,7 @@ size_t engine_memory_in_use(const Engine *engine);
 
 // Which of the algorithms on offer the matrix products take. Unasked, what the library proposes, which is the same
 // whenever it is asked on the same machine. engine_tune times them all, for every product of a micro-step that has no
-// choice yet, and keeps to the fastest; gradients and the step's numbers are cleared, so not within a step. Another
+// choice yet, and keeps to the fastest; gradients and the step's numbers are lost, so not within a step. Another
 // algorithm sums in another order: the last bits differ. ERR_USAGE where there is nothing to choose (CPU).
 int engine_tune(Engine *engine, Error *e);
 
@@ -103,12 +103,13 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
 void engine_pin(Engine *engine, void *memory, size_t bytes);
 void engine_unpin(Engine *engine, void *memory);
 
-// One optimizer step: begin, micro-steps, norms, update, result.
+// One optimizer step: begin, micro-steps, norms, update, result. What is in memory of the last step's gradients counts no
+// more, but is not cleared: that would be a pass over memory for nothing.
 int engine_begin_step(Engine *engine, Error *e);
 
 // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-// tokens[b][1..T]. Adds to the gradients, the loss and, as mode says, the per-example norms. tokens may be reused on
-// return.
+// tokens[b][1..T]. Adds to the loss, as mode says to the per-example norms, and to the gradients; but the step's first
+// gradients, and with shard_grads every micro-step's, replace what is there. tokens may be reused on return.
 int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
 // With several ranks: who is told how far a micro-step's gradients are. The ranges are the model's buckets, from the last
@@ -138,13 +139,12 @@ static inline int watch_final(const GradientWatch *watch, const Model *model, in
 //     0 (the embeddings)   its `begins` in the next micro-step
 //     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
 //
-// The watcher clears the place at `begins` (engine_clear), since the engine adds to what is there. When the ranks have
-// summed a bucket's gradients up between them, and while these are in memory, engine_collect takes them over into the
-// step's sums (first), or adds them: those of a range that lies within a single owned one. Norms and update are about
-// these sums.
+// When the ranks have summed a bucket's gradients up between them, and while these are in memory, engine_collect takes
+// them over into the step's sums (first), or adds them: those of a range that lies within a single owned one. Norms and
+// update are about these sums.
 int engine_collect(Engine *engine, Range range, bool first, Error *e);
 
-// Sets gradients in memory to 0: with shard_grads those of a bucket. Without, engine_begin_step clears all.
+// Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank that has no rows to make any of.
 int engine_clear(Engine *engine, Range range, Error *e);
 
 // Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps what

@@ -128,7 +128,7 @@ static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * t->columns * bin->value_bytes;
     bool turned = t->layer >= 0 && t->dimensions == 2;
     if (turned) transpose(buffer, buffer + half, t->rows, t->columns);
-    return load(context, (Range){t->offset, t->offset + t->count}, turned ? buffer + half : buffer, e);
+    return load(context, tensor_range(t), turned ? buffer + half : buffer, e);
 }
 
 int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {

@@ -73,6 +73,7 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
+static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
 static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 

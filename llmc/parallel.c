@@ -80,8 +80,7 @@ static int micro_step_begins(Parallel *p, Error *e) {
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
-    TRY(i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e));
-    return p->shard_grads ? engine_clear(p->engine, range, e) : 0;
+    return i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e);
 }
 
 // From the engine: the bucket is final, as is all behind it.
@@ -98,18 +97,25 @@ static int bucket_final(void *context, Range range, Error *e) {
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     p->rank_norms = rank_norms;
     p->first = true;
+    p->made_any = false;
     p->unreduced = p->uncollected = p->buckets;
     return engine_begin_step(p->engine, e);
 }
 
-// A rank that has no rows left adds nothing, but the others wait for its part.
+// Of a rank that has no rows left: its part in the sum is what earlier micro-steps have left there, or 0.
+static int bucket_without_rows(Parallel *p, int i, Error *e) {
+    Range bucket = model_bucket(p->model, i);
+    if (p->shard_grads || !p->made_any) TRY(engine_clear(p->engine, bucket, e));
+    return bucket_final(p, bucket, e);
+}
+
 static int micro_step_without_rows(Parallel *p, Error *e) {
     TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         TRY(bucket_begins(p, model_bucket(p->model, i), e));
-        TRY(bucket_final(p, model_bucket(p->model, i), e));
+        TRY(bucket_without_rows(p, i, e));
     }
-    return bucket_final(p, model_bucket(p->model, 0), e);
+    return bucket_without_rows(p, 0, e);
 }
 
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
@@ -117,6 +123,7 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
     if (n == 0) TRY(parallel_send_weights(p, e)); // in the same order as the ranks whose forward pass does
     if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
+    p->made_any = true;
     if (reduces) engine_watch(p->engine, &watch);
     return engine_micro_step(p->engine, tokens, n, mode, e);
 }

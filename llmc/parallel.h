@@ -53,6 +53,7 @@ typedef struct {
     Transport *transport; // NULL: one rank
     bool rank_norms;      // of this step
     bool first;           // micro-step under way or the last one: the first of its step
+    bool made_any;        // gradients, of rows of its own, in this step
     int unreduced;        // buckets [0, unreduced) of it are not on their way yet
     int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
     int64_t *work;        // (buckets) the number of the transport's work for it

@@ -125,8 +125,9 @@ static void twin_layernorm(void) {
     const std::vector<double> h_gamma = host_from(gamma, C), h_beta = host_from(beta, C);
     call_check(layernorm_forward(out, mean, rstd, x, gamma, beta, N, C, 0, &e), &e);
     void *workspace = device_new<char>(layernorm_backward_workspace_bytes(B, T, C));
-    call_check(layernorm_backward(dr, true, {sums, squares}, {sums + C, squares + 1}, {sums + 2 * C, squares + 2}, dy,
-                                  x, mean, rstd, gamma, B, T, C, workspace, 0, &e),
+    call_check(layernorm_backward(dr, true, {sums, squares, false}, {sums + C, squares + 1, false},
+                                  {sums + 2 * C, squares + 2, false}, dy, x, mean, rstd, gamma, B, T, C, workspace, 0,
+                                  &e),
                &e);
     std::vector<double> y(n), dx(n), want(3 * C), example(2 * C), norms(2);
     for (int i = 0; i < N; i++) {
@@ -172,7 +173,7 @@ static void twin_gelu(void) {
     const std::vector<double> h_x = host_from(x, n), h_dy = host_from(dy, n);
     void *workspace = device_new<char>(bias_backward_workspace_bytes(B, T, C));
     call_check(gelu_forward(y, x, n, 0, &e), &e);
-    call_check(gelu_backward_bias(dy, {sum, NULL}, dy, x, B, T, C, workspace, 0, &e), &e);
+    call_check(gelu_backward_bias(dy, {sum, NULL, false}, dy, x, B, T, C, workspace, 0, &e), &e);
     std::vector<double> want(n), dx(n), bias(C), written = host_from(dy, n);
     for (size_t i = 0; i < n; i++) {
         want[i] = gelu_twin(h_x[i]);
@@ -319,9 +320,9 @@ static void bench_layernorm(int B, int T, int C) {
     float *mean = device_new<float>(N), *rstd = device_new<float>(N), *sums = device_new<float>(3 * C);
     double *squares = device_new<double>(3);
     void *workspace = device_new<char>(layernorm_backward_workspace_bytes(B, T, C));
-    const ColumnGradient dgamma = {sums, squares}, dbeta = {sums + C, squares + 1};
-    const ColumnGradient dbias = {sums + 2 * C, squares + 2}, none = {NULL, NULL};
-    const ColumnGradient dgamma_only = {sums, NULL}, dbeta_only = {sums + C, NULL};
+    const ColumnGradient dgamma = {sums, squares, false}, dbeta = {sums + C, squares + 1, false};
+    const ColumnGradient dbias = {sums + 2 * C, squares + 2, false}, none = {};
+    const ColumnGradient dgamma_only = {sums, NULL, false}, dbeta_only = {sums + C, NULL, false};
     char name[96];
 #define NAME(what) (snprintf(name, sizeof(name), "%s %dx%d", what, N, C), name)
     report(NAME("layernorm forward"), 2 * tensor,
@@ -364,7 +365,7 @@ static void bench_gelu(int B, int T, int C) {
     float *sum = device_new<float>(C);
     double *square = device_new<double>(1);
     void *workspace = device_new<char>(bias_backward_workspace_bytes(B, T, C));
-    const ColumnGradient dbias = {sum, square};
+    const ColumnGradient dbias = {sum, square, false};
     char name[96];
     report(NAME("gelu forward"), 2 * tensor, [&](int s) { call_check(gelu_forward(out, x[s], n, 0, &e), &e); });
     report(NAME("gelu backward, bias and norms"), 3 * tensor,

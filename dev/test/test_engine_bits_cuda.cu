@@ -71,6 +71,11 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     CHECK_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
     CHECK_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e), &e);
     CHECK_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e), &e);
+    for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
+        Range gap = {t->offset + t->count,
+                     t < last ? t[1].offset : n}; // its gradient is 0 from the beginning, for good
+        CHECK_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e), &e);
+    }
     return engine;
 }
 

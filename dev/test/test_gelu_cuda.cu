@@ -16,7 +16,7 @@ static void test_gelu(void) {
         const float extremes[] = {0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f};
         for (size_t i = 0; i < n && i < 7; i++) x[i] = (real)extremes[i];
         real *d_x = device_from(x), *d_dy = device_new<real>(n), *y = device_new<real>(n);
-        const ColumnGradient dbias = {device_new<float>(n), NULL};
+        const ColumnGradient dbias = {device_new<float>(n), NULL, false};
         void *workspace = workspace_new(bias_backward_workspace_bytes(1, 1, (int)n));
         run_twice(
             "gelu", [&] { device_set(d_dy, dy); },

@@ -132,7 +132,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
     Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
     void *workspace = workspace_new(layernorm_backward_workspace_bytes(B, T, C));
-    const ColumnGradient none = {NULL, NULL};
+    const ColumnGradient none = {};
     std::vector<Output> outputs = {{dr, n * sizeof(real)}};
     columns_outputs(outputs, dgamma);
     columns_outputs(outputs, dbeta);

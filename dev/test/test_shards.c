@@ -120,7 +120,7 @@ static int begins(void *context, Range range, Error *e) {
     rank->begun[i]++;
     TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // 0: those of the micro-step before
     if (i == 0) rank->micro_steps++, rank->pending = last + 1;
-    return rank->config.shard_grads ? engine_clear(rank->engine, range, e) : 0;
+    return 0;
 }
 
 static int final(void *context, Range range, Error *e) {

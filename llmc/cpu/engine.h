@@ -45,6 +45,7 @@ struct Engine {
     GradientWatch watch;                     // of the next micro-step
     WeightsWatch weights_watch;              // await NULL: all weights are there
     double loss_sum;
+    bool first; // the next micro-step's gradients replace what is in memory: the step's first, with shard_grads any
     Matmul *matmul;
     Attention *attention_scratch;
     void *memory[ENGINE_LAYOUTS];

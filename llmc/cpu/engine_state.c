@@ -73,7 +73,7 @@ int engine_collect(Engine *engine, Range range, bool first, Error *e) {
 
 // The part of a tensor that lies in a range, as a range.
 static Range tensor_in_range(const Tensor *t, Range range) {
-    return range_overlap((Range){t->offset, t->offset + t->count}, range);
+    return range_overlap(tensor_range(t), range);
 }
 
 // grad: of the range's first element and those behind it.

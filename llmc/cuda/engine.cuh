@@ -72,6 +72,7 @@ struct Engine {
     cudaEvent_t stats_there; // stats_host has the step's numbers
     bool stats_sent;         // stats_there is of the latest numbers: none has changed since
     GnsMode mode;            // the least that a micro-step of this step has measured
+    bool first; // the next micro-step's gradients replace what is in memory: the step's first, with shard_grads any
 };
 
 // Numbers of a step, summed on the device: loss, <E, U>, then of every tensor |g|^2, sum_b |g_b|^2, |g|^2 of this rank's

@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
 
 typedef struct {
     float *of[COLUMN_SETS_MAX];
+    bool first[COLUMN_SETS_MAX];
 } ColumnSums;
 
 // Block (0, set) adds the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
         return;
     }
     if (c >= f.C) return;
-    const float before = sums.of[set][c];
+    const float before = sums.first[set] ? 0.0f : sums.of[set][c];
     float sum = 0.0f;
 #pragma unroll 8
     for (int z = 0; z < f.batches; z++) sum += batch_sums[((size_t)z * f.sets + set) * f.C + c];
@@ -169,6 +170,7 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
     ExampleSums example_sums = {};
     for (int s = 0; s < sets; s++) {
         sums.of[s] = gradients[s].sum;
+        sums.first[s] = gradients[s].first;
         example_sums.of[s] = gradients[s].squares;
     }
     TRY(launch_after(column_examples_kernel, dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), stream,

@@ -12,8 +12,9 @@
 
 // Where one column gradient goes. sum == NULL: the whole set is not wanted.
 typedef struct {
-    float *sum;      // (C) += sum over all rows
+    float *sum;      // (C) += sum over all rows, or = where it is the first
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
+    bool first;
 } ColumnGradient;
 
 // How the rows are cut: a function of the shape alone, so that bits do not depend on the GPU.
