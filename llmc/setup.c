@@ -2,6 +2,7 @@
 #include "run.h"
 
 #include "checkpoint.h"
+#include "cuda/sizes.h"
 #include "files.h"
 #include "hash.h"
 
@@ -94,10 +95,17 @@ static int setup_model_path(Run *r, Error *e) {
     return 0;
 }
 
-// What the engine cannot compute is the fault of the options, or of the files that the shape comes from.
-static int check_engine(const Run *r, bool from_file, Error *e) {
+// By this program's engine, and by the GPU for which --device wants a plan, whichever program makes it.
+static int check_computable(const Run *r, Error *e) {
+    const ModelConfig *m = &r->model.config;
+    if (r->options.dry_run && r->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
+    return engine_check(&r->shape, e);
+}
+
+// What cannot be computed is the fault of the options, or of the files that the shape comes from.
+static int check_shape(const Run *r, bool from_file, Error *e) {
     Error why;
-    int code = engine_check(&r->shape, &why);
+    int code = check_computable(r, &why);
     if (!code) return 0;
     if (from_file)
         return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
@@ -124,7 +132,7 @@ int setup_model(Run *r, Error *e) {
     };
     if (r->shape.threads > 0) omp_set_num_threads(r->shape.threads); // those of model_init_values
     if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
-    TRY(check_engine(r, from_file, e));
+    TRY(check_shape(r, from_file, e));
     return setup_tokenizer(r, from_file, e);
 }
 

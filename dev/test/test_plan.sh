@@ -120,10 +120,40 @@ refuses_what_the_cuda_engine_cannot() { # before anything is planned or written,
     plan $wide --heads 2
 }
 
+# A plan for a GPU from here: refused with the CUDA trainer's own line and exit code, as far as that trainer is there.
+# For this machine, and in a file that other runs share, the same shapes are welcome.
+refuses_for_a_gpu_what_only_the_cpu_can() {
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
+    # shellcheck disable=SC2086
+    "$train" --train $shard $wide --steps 1 --out wide --fresh > run.log 2>&1 || { cat run.log; return 1; }
+    while read -r code what; do
+        # shellcheck disable=SC2086
+        "$train" --dry-run --device H200 $what > plan.txt 2>&1
+        [ $? = "$code" ] && [ "$(wc -l < plan.txt)" = 1 ] && said 'error: .*head sizes up to 128, not 192\. ' ||
+            { cat plan.txt; return 1; }
+        # shellcheck disable=SC2086
+        [ ! -x "$cuda" ] || CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 $what 2>&1 | diff plan.txt - || return 1
+        # shellcheck disable=SC2086
+        plan $what || return 1
+    done <<- END
+		64 --channels 768 --heads 4
+		64 $wide
+		65 --model wide/step_00000001 --seq-len 16
+	END
+    # shellcheck disable=SC2086
+    plan --device H200 $wide --heads 2 && plan --device H200 --channels 129 --heads 3 &&
+        plan --device H200 --channels 1920 --heads 15 || return 1
+    printf 'device = H200\nchannels = 192\nvocab-size = 256\nseq-len = 16\n' > shared.cfg
+    "$train" --config shared.cfg --model d1 --train $shard --steps 1 --out wide --fresh > plan.txt 2>&1 ||
+        { cat plan.txt; return 1; }
+    said 'note: --device is of no use without --dry-run: ignored'
+}
+
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
     says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
-    foretells_the_steps estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot; do
+    foretells_the_steps estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
+    refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
 done
 exit $failed

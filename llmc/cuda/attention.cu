@@ -1,5 +1,6 @@
 // attention: checks the shape, picks the path, and the row statistics that every backward starts from.
 #include "attention_paths.cuh"
+#include "sizes.h"
 
 // Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
@@ -80,12 +81,6 @@ int attention_rows_fill(AttentionRows rows, const float *lse, const real *dout, 
 size_t attention_workspace_bytes(int B, int T, int NH, int D) {
     AttentionShape s = {B, T, NH, D};
     return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T();
-}
-
-int attention_check(int D, Error *e) {
-    if (D <= ATTENTION_HEAD_SIZE_MAX) return 0;
-    return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",
-                ATTENTION_HEAD_SIZE_MAX, D);
 }
 
 static int check_shape(AttentionShape s, Error *e) {

@@ -14,9 +14,7 @@
 
 #include "cuda_common.cuh"
 
-enum { ATTENTION_HEAD_SIZE_MAX = 128 };
-
-// Any T >= 1 and 1 <= D <= ATTENTION_HEAD_SIZE_MAX; D = 64 and 128 are fast. All pointers on the device, 16-byte aligned.
+// Any T >= 1 and 1 <= D <= ATTENTION_HEAD_SIZE_MAX (sizes.h); D = 64 and 128 are fast. All pointers on the device, 16-byte aligned.
 // out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each (NH, D); C = NH * D.
 int attention_forward(real *out, float *lse, const real *qkv, int B, int T, int NH, int D, cudaStream_t stream,
                       Error *e);
@@ -24,9 +22,6 @@ int attention_forward(real *out, float *lse, const real *qkv, int B, int T, int 
 // Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes() of scratch, nothing kept between calls.
 int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
                        void *workspace, int B, int T, int NH, int D, cudaStream_t stream, Error *e);
-
-// ERR_USAGE where there are no kernels for heads of this size.
-int attention_check(int D, Error *e);
 
 // Backward only: 8 bytes a query and head, T rounded up to 128.
 size_t attention_workspace_bytes(int B, int T, int NH, int D);
