@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,26 +50,41 @@ static int take_device(const Comm *comm, Error *e) {
     return error_hint(e, "use mpirun -np %d, or more machines", count);
 }
 
-// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. What one machine is goes by NCCL's own
-// rule, which would refuse them later and say less: where NCCL_HOSTID is set, that is the machine's name. So ranks that
-// are to stand for several machines may share a GPU (scripts/ranks_check.sh, MACHINES).
-static int check_apart(Comm *comm, Error *e) {
-    enum { BYTES = 128 };
-    char mine[BYTES] = "", *all;
-    const char *host = getenv("NCCL_HOSTID");
-    int device, same = -1;
-    if (host) strncpy(mine, host, BYTES / 2 - 1);
-    else gethostname(mine, BYTES / 2 - 1);
+// Where a rank's GPU is. What one machine is goes by NCCL's own rule (getHostHash in its utils.cc): what NCCL_HOSTID
+// says, else its name and the kernel's boot, since machines that are copies of each other have one name.
+typedef struct {
+    char host[64], boot[64], bus[32];
+} Place;
+
+static int find_place(Place *place, Error *e) {
+    int device;
+    const char *id = getenv("NCCL_HOSTID");
+    *place = {};
+    if (id) snprintf(place->host, sizeof place->host, "%s", id);
+    else {
+        gethostname(place->host, sizeof place->host - 1);
+        FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+        if (f) (void)!fread(place->boot, 1, sizeof place->boot - 1, f), fclose(f);
+    }
     CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetPCIBusId(mine + BYTES / 2, BYTES / 2, device), e);
-    TRY(memory_alloc((void **)&all, BYTES * (size_t)comm->ranks, "the ranks' GPUs", e));
-    int code = comm_gather(comm, mine, all, BYTES, e);
+    CUDA_TRY(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
+    return 0;
+}
+
+// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that are to stand for several
+// machines, each with an NCCL_HOSTID of its own, may: scripts/ranks_check.sh, MACHINES.)
+static int check_apart(Comm *comm, Error *e) {
+    Place mine, *all;
+    int same = -1;
+    TRY(comm_agree(comm, find_place(&mine, e), e));
+    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e));
+    int code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int r = 0; !code && r < comm->ranks; r++)
-        if (r != comm->rank && memcmp(all + r * BYTES, mine, BYTES) == 0) same = r;
+        if (r != comm->rank && memcmp(&all[r], &mine, sizeof mine) == 0) same = r;
     memory_free(all);
     if (!code && same >= 0)
         code = FAIL(e, ERR_NO_GPU, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
-                    same, mine + BYTES / 2, mine);
+                    same, mine.bus, mine.host);
     return comm_agree(comm, code, e);
 }
 
