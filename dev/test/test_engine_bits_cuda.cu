@@ -170,27 +170,42 @@ static void test_filled_memory(void) {
     }
 }
 
-// 8 rows at once, one at a time, and in pieces that differ.
-static void test_accumulation(void) {
-    World w;
-    world_open(&w, &cases[CASES - 1], 1);
-    Engine *engine = engine_of(&gpu, &w, 8, RECOMPUTE_NONE);
+// The batch's gradient in one micro-step and in parts.
+static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
     const double tolerance = FP32 ? 1e-5 : 1e-2;
-    if (engine) {
-        Outcome whole = measure(&gpu, engine, &w, w.tokens, 8, 8, GNS_EXACT);
-        for (int micro = 1; micro < 8; micro += 2) {
-            Outcome parts = measure(&gpu, engine, &w, w.tokens, 8, micro, GNS_EXACT);
-            CHECK_CLOSE(parts.loss, whole.loss, tolerance, 0);
-            for (int k = 0; k < w.model.tensor_count; k++) {
-                CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
-                CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
-            }
-            outcome_free(&parts);
-        }
-        outcome_free(&whole);
+    Outcome whole = measure(&gpu, engine, w, w->tokens, w->c->batch, w->c->batch, mode);
+    Outcome parts = measure(&gpu, engine, w, w->tokens, w->c->batch, micro_batch, mode);
+    CHECK_CLOSE(parts.loss, whole.loss, tolerance, 0);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        double difference = 0;
+        for (size_t i = t->offset; i < t->offset + t->count; i++)
+            difference += pow((double)parts.grad[i] - whole.grad[i], 2);
+        CHECK(sqrt(difference) <= tolerance * sqrt(whole.grad_sq[k]), "%s, %d rows at a time: %s is %g off of %g",
+              w->c->name, micro_batch, t->name, sqrt(difference), sqrt(whole.grad_sq[k]));
+        CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
+        if (mode == GNS_EXACT) CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
     }
-    gpu.destroy(engine);
-    world_close(&w);
+    outcome_free(&whole);
+    outcome_free(&parts);
+}
+
+// 8 rows at once, one at a time, and in pieces that differ; and so many that the head takes them in chunks.
+static void test_accumulation(void) {
+    static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 9, 9};
+    for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
+        World w;
+        world_open(&w, c, 1);
+        Engine *engine = engine_of(&gpu, &w, c->batch, RECOMPUTE_NONE);
+        if (engine) {
+            CHECK((engine_head_examples(&engine->config) < c->batch) == (c == &in_chunks), "%s: the head's chunks",
+                  c->name);
+            for (GnsMode mode : {GNS_OFF, GNS_EXACT})
+                for (int micro = 1; micro < 8; micro += 2) compare_parts(&w, engine, micro, mode);
+        }
+        gpu.destroy(engine);
+        world_close(&w);
+    }
 }
 
 // What was tuned on one engine and taken over by another gives the same bits there; and what was tuned elsewhere is
