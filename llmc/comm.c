@@ -93,6 +93,12 @@ static void end_job(int code) {
     _exit(code); // mpirun and srun --kill-on-bad-exit end the others
 }
 
+// One rank waits for nobody: a disk or a sample may take its time.
+static void dismiss_watchdog(Comm *comm) {
+    watchdog_destroy(comm->watchdog);
+    comm->watchdog = NULL;
+}
+
 static int join_machine(Comm *comm, Error *e) {
     MPI_Comm local;
     watchdog_join(comm->watchdog, comm->rank, comm->ranks);
@@ -123,6 +129,7 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
+    if (comm->ranks == 1) dismiss_watchdog(comm);
     return join_machine(comm, e);
 }
 

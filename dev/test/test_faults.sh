@@ -158,6 +158,11 @@ shard_that_shrinks_while_saving() { # STEP CHECKPOINT, deadlines: known to rank 
         --steps 100000000 --out out --checkpoint-every 400
     ended $? 65 '^error \(rank 0\): t.bin' && one_error
 }
+alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is one rank: there is nobody to wait for
+    # shellcheck disable=SC2046,SC2086
+    launch 1 ${slow_disk/0.5/0.3} env -u OMPI_COMM_WORLD_SIZE "$train" $(checkpoint=0.1 options) --steps 3 --out alone
+    ended $? 0 '^model in alone/step_00000003'
+}
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
 asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
     # shellcheck disable=SC2046
@@ -227,6 +232,7 @@ fault not_finite_while_saving
 fault shard_that_shrinks_while_saving 3 30
 fault shard_that_shrinks_while_saving 10 4
 fault asked_to_stop_while_saving
+fault alone
 fault asked_while_joining 3 1
 fault asked_to_stop USR1 2
 fault asked_to_stop TERM 1.2
