@@ -55,6 +55,7 @@ static bool mpi_runs(void) {
 typedef struct {
     int rank, ranks;
     int here;                    // ranks on this machine
+    bool spread;                 // over several machines
     const char *job, *directory; // of this run: its name, and the launcher's place for it on this machine; may be NULL
 } Launch;
 
@@ -66,8 +67,15 @@ static Launch launch_read(void) {
         .job = getenv("PMIX_NAMESPACE"),
         .directory = getenv("PMIX_SERVER_TMPDIR"),
     };
-    if (!launch.here && environment_int("SLURM_STEP_NUM_NODES", 0) == 1) launch.here = launch.ranks;
+    int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
+    if (!launch.here && machines == 1) launch.here = launch.ranks;
+    launch.spread = launch.here ? launch.here < launch.ranks : machines > 1;
     return launch;
+}
+
+static void read_host(char host[COMM_HOST]) {
+    if (gethostname(host, COMM_HOST) != 0) *host = 0;
+    host[COMM_HOST - 1] = 0; // a longer name may come without
 }
 
 // Shared memory for the watchdogs of this machine's ranks, a line for each rank there is. Whoever comes first creates
@@ -114,10 +122,12 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     if (!started_for_mpi()) return refuse_strangers(e);
     Launch launch = launch_read();
+    if (launch.spread) read_host(comm->host);
     WatchdogConfig watchdog = {
         .rank = launch.rank,
         .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: as soon as MPI says
         .here = launch.here,
+        .host = comm->host,
         .board = board_open(&launch),
         .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
         .end = end_job,
@@ -141,14 +151,14 @@ static int meet_and_part(Error *e) {
 
 int comm_finish(Comm *comm, const Error *e) {
     bool tells = e->code && (!comm->settled || comm->speaker == comm->rank);
-    if (tells) error_print(e, comm->rank, comm->ranks);
+    if (tells) error_print_on(e, comm->rank, comm->ranks, comm->host);
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) end_job(e->code);
     // The line is out before any rank ends: mpirun ends the others as soon as one returns a code.
     watchdog_begin(comm->watchdog, "the end");
     Error ending = {0};
     int bad = meet_and_part(&ending);
-    if (bad && !e->code) error_print(&ending, comm->rank, comm->ranks);
+    if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
     watchdog_destroy(comm->watchdog);
     return e->code ? e->code : bad;
 }
@@ -286,16 +296,34 @@ int comm_agree(Comm *comm, int code, Error *e) {
     return failed;
 }
 
+int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e) {
+    TRY(memory_alloc((void **)hosts, COMM_HOST * (size_t)comm->ranks, "the machines' names", e));
+    int code = comm_gather(comm, comm->host, *hosts, COMM_HOST, e);
+    if (code) memory_free(*hosts);
+    return code;
+}
+
+int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
+    return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
+}
+
+// All ranks alike: rank r is not like rank 0.
+static int fail_different(Comm *comm, int r, int code, const char *what, const char *hint, Error *e) {
+    char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
+    TRY(comm_hosts(comm, &hosts, e));
+    comm_name(name, sizeof name, r, hosts);
+    memory_free(hosts);
+    comm_settle(comm);
+    return FAIL(e, code, hint, "rank %s has %s than rank 0", name, what);
+}
+
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
     if (comm->ranks == 1) return 0;
     uint64_t *hashes;
     TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
     int failed = comm_gather(comm, &hash, hashes, sizeof hash, e);
-    for (int r = 1; !failed && r < comm->ranks; r++) {
-        if (hashes[r] == hashes[0]) continue;
-        comm_settle(comm);
-        failed = FAIL(e, code, hint, "rank %d has %s than rank 0", r, what);
-    }
+    for (int r = 1; !failed && r < comm->ranks; r++)
+        if (hashes[r] != hashes[0]) failed = fail_different(comm, r, code, what, hint, e);
     memory_free(hashes);
     return failed;
 }

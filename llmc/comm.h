@@ -13,9 +13,12 @@
 extern "C" {
 #endif
 
+enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
+
 typedef struct {
     int rank, ranks;
     int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
+    char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     bool settled;                // the error under way is known to all ranks, and `speaker` tells it
     int speaker;
     Watchdog *watchdog; // NULL: one process
@@ -55,6 +58,11 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
 
 // Did all ranks get here with code 0? Otherwise the error becomes settled: the lowest rank that has one tells it.
 int comm_agree(Comm *comm, int code, Error *e);
+
+// Which machine each rank is on, for those who are to go there. *hosts: (ranks) names, "" where there is but one machine;
+// from memory_alloc. comm_name prints "3", or "3 on node05".
+int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e);
+int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]);
 
 // Have all ranks the same hash (hash_bytes)? Otherwise a settled error that names the first rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);

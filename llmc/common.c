@@ -46,9 +46,10 @@ int error_prefix(Error *e, const char *format, ...) {
 
 // User input ends up in messages: a newline or a control byte in it must not break "one clear line". And the line goes
 // out in one piece, whatever other ranks have to say.
-void error_print(const Error *e, int rank, int ranks) {
-    char line[sizeof e->what + sizeof e->hint + 256], of[32] = "", where[160] = "";
-    if (ranks > 1) snprintf(of, sizeof of, " (rank %d)", rank);
+void error_print_on(const Error *e, int rank, int ranks, const char *host) {
+    char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
+    bool named = host && *host;
+    if (ranks > 1) snprintf(of, sizeof of, " (rank %d%s%.64s)", rank, named ? " on " : "", named ? host : "");
     if (e->code == ERR_INTERNAL && e->file) snprintf(where, sizeof where, " [%.120s:%d]", e->file, e->line);
     int n = snprintf(line, sizeof line, "error%s: %s%s%s%s", of, e->what, where, e->hint[0] ? ". " : "", e->hint);
     for (char *c = line; *c; c++)

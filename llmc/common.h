@@ -64,8 +64,10 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
         if (code) goto done;                                                                                           \
     } while (0)
 
-// Prints the one line of an error to stderr: "error: WHAT. HINT", with the rank in front when there are several.
-void error_print(const Error *e, int rank, int ranks);
+// Prints the one line of an error to stderr: "error: WHAT. HINT", with the rank in front when there are several, and
+// `host`, its machine's name, when these are several too ("" or NULL: they are not).
+void error_print_on(const Error *e, int rank, int ranks, const char *host);
+static inline void error_print(const Error *e, int rank, int ranks) { error_print_on(e, rank, ranks, NULL); }
 
 // "gns.c 0.1 (c19d900e12)": the version, and the commit it was built from where git could tell, with a + where files had
 // been changed since.

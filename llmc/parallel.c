@@ -248,23 +248,27 @@ static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
 
 static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
 
-// The ranks that are not with the majority, "1, 2"; all of them where there is none.
-static void name_strays(const uint64_t *hashes, int ranks, char *out, size_t bytes) {
+// The ranks that are not with the majority, "1, 2" or "1 on node05, 2 on node06"; all of them where there is none.
+static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
     int with = 0; // whom most are with
     while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
     size_t used = 0;
     for (int r = 0; r < ranks && used < bytes; r++)
-        if (with == ranks || hashes[r] != hashes[with])
-            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+        if (with == ranks || hashes[r] != hashes[with]) {
+            used += (size_t)snprintf(out + used, bytes - used, "%s", used ? ", " : "");
+            if (used < bytes) used += (size_t)comm_name(out + used, bytes - used, r, hosts);
+        }
 }
 
 // The hashes of all weights differ: where?
 static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
     const Model *model = p->model;
-    char strays[256];
+    char strays[512], (*hosts)[COMM_HOST];
     const Tensor *t = model->tensors;
     int ranks = p->comm->ranks;
-    name_strays(hashes, ranks, strays, sizeof strays);
+    TRY(comm_hosts(p->comm, &hosts, e));
+    name_strays(hashes, hosts, ranks, strays, sizeof strays);
+    memory_free(hosts);
     for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding behind it
         TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
         if (!all_same(hashes, ranks)) break;

@@ -14,15 +14,22 @@ enum { LOOK_MS = 100 }; // from one look at the clock to the next
 
 // Ranks that run into the same deadline do not speak all at once: each waits for those before it to end the job.
 static const double seconds_between_speakers = 0.3;
+// Nor do machines: one whose board does not tell who is to blame waits for one whose does; so long, as their ranks did
+// not begin to wait at the same moment. What it says in the end is of use beside what the others say: it gives them time.
+static const double seconds_for_those_who_know = 4;
+enum { SECONDS_FOR_OTHERS_LINES = 1 };
 // A watchdog that has not stirred for so long belongs to a process that does not run.
 static const double seconds_until_still = 1.5;
 // What MPI's own way of ending a job may take before this process just ends.
 enum { SECONDS_TO_END = 5 };
+// A rank that ends the job has the word, on its machine, for so long.
+static const double seconds_of_silence = SECONDS_FOR_OTHERS_LINES + SECONDS_TO_END + 1;
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not here
     atomic_llong begun;   // collectives
     atomic_llong stirred; // microseconds of the machine's monotonic clock
+    atomic_llong spoke;   // likewise: when it said why it ends the job
 };
 
 size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
@@ -57,80 +64,95 @@ static void append(char *text, size_t bytes, const char *format, ...) {
     va_end(args);
 }
 
-static bool is_still(const WatchdogEntry *entry, double now) {
-    return now - 1e-6 * (double)atomic_load(&entry->stirred) > seconds_until_still;
-}
-
 static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->config.rank]; }
 
-// Names the ranks that are still, or those that run and are behind this one. Returns how many.
-static int name_ranks(const Watchdog *w, bool still, const char *says, char *text, size_t bytes) {
-    double now = clock_seconds();
-    long long begun = atomic_load(&own_entry(w)->begun);
-    int named = 0;
-    for (int rank = 0; rank < w->config.ranks; rank++) {
-        const WatchdogEntry *entry = &w->config.board[rank];
-        int process = atomic_load(&entry->process);
-        if (rank == w->config.rank || !process || is_still(entry, now) != still) continue;
-        if (!still && atomic_load(&entry->begun) >= begun) continue;
-        append(text, bytes, "; rank %d (process %d) %s", rank, process, says);
-        named++;
-    }
-    return named;
+static double seconds_since(atomic_llong *moment, double now) { return now - 1e-6 * (double)atomic_load(moment); }
+
+// Another rank, from this one's place.
+typedef enum { ABSENT, STILL, BEHIND, LEVEL, AHEAD, STANDINGS } Standing;
+
+static Standing standing_of(const Watchdog *w, int rank, double now) {
+    WatchdogEntry *entry = &w->config.board[rank];
+    long long ahead = atomic_load(&entry->begun) - atomic_load(&own_entry(w)->begun);
+    if (!atomic_load(&entry->process)) return ABSENT;
+    if (seconds_since(&entry->stirred, now) > seconds_until_still) return STILL;
+    return ahead < 0 ? BEHIND : ahead > 0 ? AHEAD : LEVEL;
 }
 
-// Whom this rank is waiting for, as far as the board tells: those that are behind may themselves wait for one that is
-// still. Returns how many it has named.
-static int name_culprits(const Watchdog *w, char *text, size_t bytes) {
-    int named = name_ranks(w, true, "is stopped or gone", text, bytes);
-    return named ? named : name_ranks(w, false, "has not come to it", text, bytes);
+// What the board shows.
+typedef struct {
+    int here;             // ranks of this machine that have come
+    int missing;          // that have not, where the ranks have not met
+    int count[STANDINGS]; // of the others
+    int before;           // how many of them speak before this one
+    bool told;            // one of them ends the job just now
+    bool unsure;          // for all that this shows, a rank of another machine is to blame
+} View;
+
+// Those that run and are ahead speak first, since one that is behind has nobody to name; of those that are as far, the
+// ones before this one.
+static View look_around(const Watchdog *w, double now) {
+    View v = {.here = 1};
+    if (!w->config.board) return v;
+    for (int rank = 0; rank < w->config.ranks; rank++) {
+        if (rank == w->config.rank) continue;
+        Standing standing = standing_of(w, rank, now);
+        v.count[standing]++;
+        v.here += standing != ABSENT;
+        v.before += standing == AHEAD || (standing == LEVEL && rank < w->config.rank);
+        v.told |= standing != ABSENT && seconds_since(&w->config.board[rank].spoke, now) < seconds_of_silence;
+    }
+    if (!w->joined && v.here < w->config.here) v.missing = w->config.here - v.here;
+    v.unsure = v.here < w->config.ranks && !v.count[STILL] && !v.missing;
+    return v;
+}
+
+static void name_ranks(const Watchdog *w, double now, Standing which, const char *before, const char *after, char *text,
+                       size_t bytes) {
+    for (int rank = 0; rank < w->config.ranks; rank++)
+        if (rank != w->config.rank && standing_of(w, rank, now) == which)
+            append(text, bytes, "%srank %d (process %d%s%s)%s", before, rank,
+                   atomic_load(&w->config.board[rank].process), *w->config.host ? " on " : "", w->config.host, after);
 }
 
 // Before the ranks have met: who of this machine's is not there at all. Which ranks those are is certain where all are
 // on this machine.
-static int name_missing(const Watchdog *w, char *text, size_t bytes) {
-    int missing = w->config.here;
-    for (int rank = 0; rank < w->config.ranks; rank++) missing -= atomic_load(&w->config.board[rank].process) != 0;
-    if (missing <= 0) return 0;
+static void name_missing(const Watchdog *w, const View *v, char *text, size_t bytes) {
     if (w->config.here < w->config.ranks) {
-        append(text, bytes, "; %d of this machine's %d ranks have not started", missing, w->config.here);
-        return missing;
+        append(text, bytes, "; %d of this machine's %d ranks have not started", v->missing, w->config.here);
+        return;
     }
     for (int rank = 0; rank < w->config.ranks; rank++)
         if (!atomic_load(&w->config.board[rank].process)) append(text, bytes, "; rank %d has not started", rank);
-    return missing;
 }
 
-static void name_guilty(const Watchdog *w, char *text, size_t bytes) {
+// Whom this rank is waiting for, as far as the board tells: those that are behind may themselves wait for one that is
+// still.
+static void name_guilty(const Watchdog *w, const View *v, double now, char *text, size_t bytes) {
     if (!w->config.board) return;
-    int named = name_culprits(w, text, bytes);
-    if (!w->joined) named += name_missing(w, text, bytes);
-    if (!named && w->config.here && w->config.here < w->config.ranks)
-        append(text, bytes, "; this machine's %d ranks are all there: look at the others", w->config.here);
+    if (v->unsure) {
+        append(text, bytes, " (number %lld); this machine's %d %s", (long long)atomic_load(&own_entry(w)->begun),
+               v->here, v->here > 1 ? "ranks run" : "rank runs");
+        name_ranks(w, now, BEHIND, ", ", " behind", text, bytes);
+        append(text, bytes, ": look at the other machines too");
+        return;
+    }
+    if (v->count[STILL]) name_ranks(w, now, STILL, "; ", " is stopped or gone", text, bytes);
+    else name_ranks(w, now, BEHIND, "; ", " has not come to it", text, bytes);
+    if (v->missing) name_missing(w, v, text, bytes);
 }
 
-static void describe(const Watchdog *w, Error *e) {
+static void describe(const Watchdog *w, const View *v, double now, Error *e) {
     static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
     char where[96] = "set-up";
     if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
-    FAIL(e, ERR_RANK, "look for the rank that hangs; start the same command again",
-         "%s: nothing has got on for %g s (%s)", where, w->config.deadline[w->phase], options[w->phase]);
+    FAIL(e, ERR_RANK, NULL, "%s: nothing has got on for %g s (%s)", where, w->config.deadline[w->phase],
+         options[w->phase]);
+    error_hint(e, "look for the rank that hangs%s; start the same command again%s",
+               v->unsure ? ", where the number is smallest or nothing is said" : "",
+               w->phase == PHASE_CHECKPOINT ? ", or raise --deadline-checkpoint" : "");
     if (w->collective) append(e->what, sizeof e->what, "; last collective: %s", w->collective);
-    name_guilty(w, e->what, sizeof e->what);
-}
-
-// How many ranks of this machine speak before this one: those that run and are ahead of it, since one that is behind has
-// nobody to name, and of those that are as far the ones before it.
-static int speakers_before(const Watchdog *w) {
-    int n = 0;
-    double now = clock_seconds();
-    for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
-        const WatchdogEntry *entry = &w->config.board[rank];
-        long long ahead = atomic_load(&entry->begun) - atomic_load(&own_entry(w)->begun);
-        bool runs = atomic_load(&entry->process) && !is_still(entry, now);
-        n += runs && (ahead > 0 || (ahead == 0 && rank < w->config.rank));
-    }
-    return n;
+    name_guilty(w, v, now, e->what, sizeof e->what);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -141,10 +163,12 @@ static void on_alarm(int signal_number) {
     _exit(ERR_RANK);
 }
 
-static void end_job(const Watchdog *w, const Error *e) {
-    error_print(e, w->config.rank, w->config.ranks);
+static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
+    if (w->config.board) atomic_store(&own_entry(w)->spoke, (long long)(1e6 * clock_seconds()));
+    error_print_on(e, w->config.rank, w->config.ranks, w->config.host);
     signal(SIGALRM, on_alarm);
-    alarm(SECONDS_TO_END);
+    alarm((unsigned)(seconds_before + SECONDS_TO_END));
+    sleep((unsigned)seconds_before);
     if (w->device.abort) w->device.abort(w->device.context);
     w->config.end(e->code);
 }
@@ -168,11 +192,14 @@ static void look(Watchdog *w) {
     if (now - w->looked > seconds_until_still) w->since = now; // it is this process that was stopped
     w->looked = now;
     stir(w, now);
-    if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e);
+    if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
     double over = now - w->since - w->config.deadline[w->phase];
-    if (over < 0 || over < seconds_between_speakers * speakers_before(w)) return;
-    describe(w, &e);
-    end_job(w, &e);
+    if (over < 0) return;
+    View view = look_around(w, now);
+    double wait = seconds_between_speakers * view.before + (view.unsure ? seconds_for_those_who_know : 0);
+    if (over < wait || view.told) return;
+    describe(w, &view, now, &e);
+    end_job(w, &e, view.unsure ? SECONDS_FOR_OTHERS_LINES : 0);
 }
 
 static void *watch(void *context) {
@@ -190,6 +217,7 @@ static void *watch(void *context) {
 static void enter(Watchdog *w) {
     if (!w->config.board) return;
     atomic_store(&own_entry(w)->begun, 0);
+    atomic_store(&own_entry(w)->spoke, 0);
     stir(w, w->looked);
     atomic_store(&own_entry(w)->process, (int)getpid());
 }

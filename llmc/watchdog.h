@@ -4,7 +4,9 @@
 //
 // Ranks of one machine see each other on a board in shared memory: who has come, how many collectives each has begun
 // (all begin the same ones in the same order, so the one that is behind has not come to it), and when its watchdog last
-// stirred (a stopped process has none).
+// stirred (a stopped process has none). Of another machine's ranks they see nothing: one that is behind may wait for one
+// of those, like everybody. So a rank whom its board does not tell for certain who is to blame accuses nobody, and lets
+// those of other machines speak first.
 #ifndef GNS_WATCHDOG_H
 #define GNS_WATCHDOG_H
 
@@ -22,9 +24,10 @@ size_t watchdog_board_bytes(int count);     // of `count` lines; they start out 
 typedef struct Watchdog Watchdog;
 
 typedef struct {
-    int rank, ranks;              // as far as is known
-    int here;                     // ranks on this machine; 0: not known yet
-    WatchdogEntry *board;         // (ranks), in which those of this machine fill in their own; may be NULL
+    int rank, ranks;      // as far as is known
+    int here;             // ranks on this machine, by the launcher's word; 0: it does not say
+    const char *host;     // this machine's name where there are several; "": there is one. Outlives the watchdog
+    WatchdogEntry *board; // (ranks), in which those of this machine fill in their own; may be NULL
     double deadline[PHASE_COUNT]; // seconds
     void (*end)(int code);        // ends the whole job; does not return
 } WatchdogConfig;

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +61,8 @@ typedef struct {
     int stray_rank; // -1: none does
     long stray_step;
     size_t stray_element;
+
+    bool apart; // each rank finds itself on a machine of its own
 } Faults;
 
 static Faults *faults; // shared with the children

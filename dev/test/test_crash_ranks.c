@@ -21,6 +21,14 @@ int __wrap_engine_begin_step(Engine *engine, Error *e) {
     return __real_engine_begin_step(engine, e);
 }
 
+int __real_gethostname(char *name, size_t bytes);
+int __wrap_gethostname(char *name, size_t bytes);
+int __wrap_gethostname(char *name, size_t bytes) {
+    if (!faults || !faults->apart) return __real_gethostname(name, bytes);
+    snprintf(name, bytes, "node%d", faults_rank);
+    return 0;
+}
+
 static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
@@ -237,12 +245,13 @@ static void test_other_ranks(void) {
 
 // One bit of one rank before step 5: the run ends at the next comparison, names who differs and where, saves nothing of
 // it, and goes on from what it had.
-static void check_stray(const Model *model, int ranks, const char *who, int compare_every) {
+static void check_stray(const Model *model, int ranks, bool apart, const char *who, int compare_every) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     long found = compare_every == 1 ? 5 : 6; // or before the checkpoint of step 6
     trainer.ranks = ranks;
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->apart = apart;
     faults->stray_rank = 1;
     faults->stray_step = 5;
     faults->stray_element = t->offset + draw((uint32_t)t->count);
@@ -262,15 +271,17 @@ static void test_stray_weights(void) {
     Model model;
     Error e;
     CHECK_OK(model_create(&model, &config, &e), &e);
-    check_stray(&model, 4, "1", 1);
-    check_stray(&model, 4, "1", 0);
-    check_stray(&model, 2, "0, 1", 1); // which of the two it is nobody can tell
+    check_stray(&model, 4, false, "1", 1);
+    check_stray(&model, 4, true, "1 on node1", 0);
+    check_stray(&model, 2, false, "0, 1", 1); // which of the two it is nobody can tell
+    check_stray(&model, 2, true, "0 on node0, 1 on node1", 1);
     model_destroy(&model);
 }
 
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
         faults_join();
+        if (faults->apart) setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1", 1);
         return program_main(argc - 2, argv + 2);
     }
     trainer_setup();

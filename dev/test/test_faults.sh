@@ -27,6 +27,19 @@ shard() { # MAGIC COUNT
 }
 shard 20240520 400 > t.bin
 
+# Several machines, of so many ranks each, as far as a rank can tell: by what the launcher says, by its place for what
+# they share, and by the machine's name.
+cat > machine.sh << 'EOF'
+#!/bin/sh
+machine=$((OMPI_COMM_WORLD_RANK / $1))
+mkdir -p "machine$machine"
+export PMIX_SERVER_TMPDIR=$PWD/machine$machine OMPI_COMM_WORLD_LOCAL_SIZE=$1 FAULT_HOST=node$machine
+shift
+exec "$@"
+EOF
+chmod +x machine.sh
+machine=() # all ranks are on this one
+
 options() {
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 \
@@ -61,7 +74,7 @@ one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep
 harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     # shellcheck disable=SC2046
     launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
-        "$train" $(options) --steps 100000000 --out "run$RANDOM" "${@:7}"
+        "${machine[@]}" "$train" $(options) --steps 100000000 --out "run$RANDOM" "${@:7}"
     ended $? "$5" "$6" && soon "$4"
 }
 # 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
@@ -80,6 +93,25 @@ hangs() {
     [ "$(grep -c '^error.*has not come to it' log)" = "$(grep -c "^error [^;]*; [^;]*; rank $2 [^;]*has not come to it" log)" ] ||
         { echo "others are blamed:" && own_words; return 1; }
 }
+# Where each rank sees those of its own machine only. The machine that knows says so first; what the others see, perhaps
+# one that is behind and waits just as they do, is no reason to blame it.
+stopped_elsewhere() { # RANK: the last one, and its neighbour on machine 1 sees it; AFTER
+    local machine=("$work/machine.sh" 2)
+    step=2 setup=2 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
+        --checkpoint-every 0 && one_error
+}
+stopped_alone() { # on a machine of its own, which nobody sees
+    local machine=("$work/machine.sh" 1)
+    step=2 setup=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs: look at the other machines" \
+        --checkpoint-every 0 || return 1
+    ! grep -E '^error.*(is stopped|has not come)' log
+}
+hangs_elsewhere() { # its watchdog runs on: its neighbour sees it behind, and so may others see theirs
+    local machine=("$work/machine.sh" 2)
+    step=2 setup=4 harm 4 3 hang "$1" 78 "^error \(rank 2 on node1\): .*; this machine's 2 ranks run, rank 3 \(process [0-9]+ on node1\) behind" \
+        --checkpoint-every 0 || return 1
+    ! grep -E '^error.*(is stopped|has not come)' log
+}
 # before it is a rank that MPI knows, or in the midst of becoming one
 never_came() { setup=2 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { setup=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
@@ -91,10 +123,16 @@ apart() { # CODE TEXT PREPARATION: of the directory of rank 1
     shard 20240520 400 | tee d0/t.bin > d1/t.bin
     (cd d1 && eval "$3") || return 1
     # shellcheck disable=SC2016,SC2046
-    launch 2 sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(options) --steps 100000000 --out out
+    launch 2 -x LD_PRELOAD="$work/fault.so" "${machine[@]}" sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" \
+        $(options) --steps 100000000 --out out
     ended $? "$1" "$2"
 }
 broken_shard() { apart 65 '^error \(rank 1\): t.bin.*magic' 'shard 20240521 400 > t.bin'; }
+elsewhere() { # which of several machines a rank is on
+    local machine=("$work/machine.sh" 1)
+    apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' &&
+        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other data' 'shard 20240520 390 | head -c 1804 > t.bin'
+}
 missing_shard() { apart 65 '^error \(rank 1\): .*t.bin' 'rm t.bin'; }
 token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none'; }
 other_data() { apart 65 '^error \(rank 0\): rank 1 has other data' 'shard 20240520 390 | head -c 1804 > t.bin'; }
@@ -217,11 +255,15 @@ fault stopped 2 0 1
 fault stopped 2 1 1.3
 fault stopped 3 2 0.9
 fault stopped 4 3 1.1
+fault stopped_elsewhere 1.2
+fault stopped_elsewhere 0.7
+fault stopped_alone 1
+fault hangs_elsewhere 1.1
 fault never_came 2 1
 fault never_came 3 0
 fault stopped_early 2 0 0.02
 fault stopped_early 3 2 0.05
-for test in broken_shard missing_shard token_out_of_range other_data shard_that_shrinks other_options \
+for test in broken_shard elsewhere missing_shard token_out_of_range other_data shard_that_shrinks other_options \
     bad_options_on_one_rank another_build nowhere_to_write not_finite; do
     fault $test
 done

@@ -2,6 +2,7 @@
 // (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
 // FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
 // besides, in seconds, and FAULT_SAVING what happens when a checkpoint is first being written: "ask", or a file to empty.
+// FAULT_HOST is what its machine is called.
 // For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -57,6 +58,14 @@ int fsync(int fd) {
     strike_saving(fd);
     if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
     return next(fd);
+}
+
+int gethostname(char *name, size_t bytes) {
+    int (*next)(char *, size_t) = (int (*)(char *, size_t))dlsym(RTLD_NEXT, "gethostname");
+    const char *host = getenv("FAULT_HOST");
+    if (!host) return next(name, bytes);
+    snprintf(name, bytes, "%s", host);
+    return 0;
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
