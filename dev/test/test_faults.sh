@@ -2,7 +2,7 @@
 # One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
 #
 #     dev/test/test_faults.sh          each fault once or twice: what make test runs
-#     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of five (make test-faults)
+#     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of six (make test-faults)
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline is 2 s where it is what must end the run, and otherwise long
 # enough for a slow disk and busy cores; a run may take 15 s more to end.
@@ -240,6 +240,7 @@ for ((round = 0; round < rounds; round++)); do
     fault exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
     fault stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
     fault stopped_early $ranks $((RANDOM % ranks)) "$(between 0 0.2)"
+    fault stopped_elsewhere "$(between 0.5 3)"
 done
 [ "$rounds" = 0 ] || finish
 
