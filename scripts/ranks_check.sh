@@ -22,15 +22,17 @@ check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} MACHINES=${MACHINES:-1} SMALL=${SMALL:-}
-LIMIT=${LIMIT:-$((725 * MACHINES))}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 gpu_count=$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')
-RANKS=${RANKS:-$((gpu_count * MACHINES))}
 
+if [ "$MACHINES" != 1 ]; then
+    [[ $MACHINES =~ ^[1-9][0-9]*$ ]] || fail 64 "MACHINES=$MACHINES is no number" "Say how many, or leave it out"
+    [[ " $* " != *" scaling "* && " $* " != *" nccl "* ]] || fail 64 "scaling and nccl measure GPUs that nobody shares" "Leave MACHINES out, or name other stages"
+    [ $# -gt 0 ] || stages="agree resume faults memory"
+fi
+LIMIT=${LIMIT:-$((725 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
-[ "$MACHINES" = 1 ] || [[ " $* " != *" scaling "* && " $* " != *" nccl "* ]] || fail 64 "scaling and nccl measure what GPUs do that nobody shares" "Leave MACHINES out, or ask for: agree resume faults memory"
-[ $# -gt 0 ] || [ "$MACHINES" = 1 ] || stages="agree resume faults memory"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: the random text comes from there"
@@ -49,7 +51,7 @@ fi
 
 # Of several machines each has ranks that follow each other, and all GPUs.
 as_machine=()
-if [ "$MACHINES" -gt 1 ]; then
+if [ "$MACHINES" -gt 1 ] && [ -n "$gpus" ]; then
     export NCCL_SOCKET_IFNAME=lo
     # shellcheck disable=SC2016
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
@@ -69,6 +71,7 @@ else
     memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
     text_tokens=100000 vocabulary=256
 fi
+[ "$MACHINES" = 1 ] || memory_model=d12 vocabulary=5000 # sockets are slow
 
 row() { printf '%-6s %-8s %-46s %s\n' "$1" "$stage" "$2" "$3" | tee -a "$table"; }
 calculate() { awk "BEGIN { printf \"${2:-%.4g}\", $1 }"; }

@@ -323,6 +323,16 @@ wrong_words() { # are refused at once
             { echo "$script"; head -n 5 "$work/log"; return 1; }
     done
 }
+machines_that_nobody_can_play() {
+    local wrong
+    for wrong in 'MACHINES=x' 'MACHINES=0' 'MACHINES=2 scaling' 'MACHINES=2 agree nccl'; do
+        # shellcheck disable=SC2086
+        env OUT="$work/none" TRAINER=/bin/true RANKS=2 ${wrong%% *} timeout 20 bash scripts/ranks_check.sh \
+            $(sed 's/[^ ]* *//' <<< "$wrong") > "$work/log" 2>&1
+        [ $? = 64 ] && grep -qE '^error: (MACHINES=. is no number|scaling and nccl)' "$work/log" && [ ! -e "$work/none" ] ||
+            { echo "$wrong"; head -n 5 "$work/log"; return 1; }
+    done
+}
 
 # An mpirun that waits for ever when its rank has ended. Begun early, because that takes its time to find out.
 mkdir "$work/hangs"
@@ -462,7 +472,7 @@ END
 
 for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
-    given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words newest_is_told_by_the_name done_at_once \
+    given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_is_told_by_the_name done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
     mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
