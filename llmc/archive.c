@@ -84,13 +84,7 @@ int archive_count(const char *out, int *count, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Coming to be
 
-int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char directory[ARCHIVE_PATH], Error *e) {
-    uint64_t bytes_free;
-    TRY(disk_free(out, &bytes_free, e));
-    if (bytes_free < bytes_needed)
-        return FAIL(e, ERR_WRITE, "make room, keep fewer with --keep, or choose another --out",
-                    "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", out,
-                    (double)bytes_needed / (1 << 20), (double)bytes_free / (1 << 20));
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e) {
     TRY(partial_path(out, step, directory, e));
     TRY(directory_remove(directory, e));
     if (mkdir(directory, 0777) != 0)
@@ -149,6 +143,70 @@ int archive_thin(const char *out, int64_t keep, Error *e) {
 done:
     steps_free(&steps);
     return code;
+}
+
+// What removing a checkpoint gives back, as far as the files tell.
+static int step_bytes(const char *out, int64_t step, uint64_t *bytes, Error *e) {
+    char path[ARCHIVE_PATH], file[ARCHIVE_PATH];
+    struct stat st;
+    Names names;
+    int code = 0;
+    *bytes = 0;
+    TRY(step_path(out, step, path, e));
+    TRY(directory_list(path, &names, e));
+    for (int i = 0; i < names.count && !code; i++) {
+        code = path_join(file, sizeof file, path, names.name[i], e);
+        if (!code && lstat(file, &st) == 0)
+            *bytes += (uint64_t)st.st_blocks * 512; // POSIX's unit of st_blocks, in bytes
+    }
+    names_free(&names);
+    return code;
+}
+
+// Index of the newest checkpoint that the disk gives back as it was written; -1 where there is none.
+static int newest_whole(const char *out, const Steps *steps) {
+    char path[ARCHIVE_PATH];
+    Error ignored;
+    for (int i = 0; i < steps->count; i++)
+        if (step_path(out, steps->step[i], path, &ignored) == 0 && archive_verify(path, &ignored) == 0) return i;
+    return -1;
+}
+
+// All but that one may go, but none goes in vain.
+static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int *removed, Error *e) {
+    uint64_t left, in_all, one;
+    int stays = newest_whole(out, steps);
+    TRY(disk_free(out, &left, e));
+    in_all = left;
+    for (int i = 0; i < steps->count && stays >= 0; i++) {
+        TRY(step_bytes(out, steps->step[i], &one, e));
+        if (i != stays) in_all += one;
+    }
+    for (int i = steps->count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
+        if (i == stays) continue;
+        TRY(remove_step(out, steps->step[i], e));
+        ++*removed;
+        TRY(disk_free(out, &left, e));
+    }
+    return 0;
+}
+
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int *removed, Error *e) {
+    uint64_t left;
+    Steps steps;
+    *removed = 0;
+    TRY(disk_free(out, &left, e));
+    if (left < bytes && keep > 0) {
+        TRY(steps_list(out, &steps, e));
+        int code = remove_for_room(out, &steps, bytes, removed, e);
+        steps_free(&steps);
+        if (code) return code;
+        TRY(disk_free(out, &left, e));
+    }
+    if (left >= bytes) return 0;
+    return FAIL(e, ERR_WRITE, keep > 0 ? "make room" : "make room, or let older ones go with --keep",
+                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", out, (double)bytes / (1 << 20),
+                (double)left / (1 << 20));
 }
 
 int archive_tidy(const char *out, Error *e) {

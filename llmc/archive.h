@@ -18,9 +18,13 @@ void archive_name(char *out, size_t bytes, int64_t step);
 // The step of such a name; -1 for any other.
 int64_t archive_step_of(const char *name);
 
-// Prepares an empty directory for the checkpoint of a step, under its temporary name. Fails, before anything is
-// written, where the disk has less than `bytes_needed` left.
-int archive_begin(const char *out, int64_t step, uint64_t bytes_needed, char directory[ARCHIVE_PATH], Error *e);
+// Has the disk room for a checkpoint of so many bytes? Where it has not, older ones make room, from the oldest on, as
+// many as it takes, unless `keep` says that all stay (0), or it would not be enough. The newest that is as it was written
+// is read back first, and stays. *removed: how many went.
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int *removed, Error *e);
+
+// Prepares an empty directory for the checkpoint of a step, under its temporary name.
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e);
 
 // Completes it, when all files of the manifest are on the disk: manifest, syncs, rename, sync of the parent.
 int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);

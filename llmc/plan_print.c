@@ -302,12 +302,7 @@ static void print_run(FILE *f, const PlanReport *r) {
 }
 
 static void print_checkpoints(FILE *f, const PlanReport *r) {
-    int64_t copies = 1;
-    if (r->ramp && r->checkpoint_every > 0) {
-        PlanRun run = plan_run(r->plan, r->ramp, 0);
-        int64_t written = (run.steps - 1) / r->checkpoint_every + 1;           // one at the end
-        copies = r->keep > 0 && r->keep + 1 < written ? r->keep + 1 : written; // one is written before the oldest goes
-    }
+    int64_t copies = r->ramp ? plan_checkpoints(r->ramp, r->checkpoint_every, r->keep) : 1;
     double bytes = (double)copies * r->checkpoint_bytes;
     char one[TEXT_BYTES], all[TEXT_BYTES], room[TEXT_BYTES];
     fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(one, r->checkpoint_bytes), (long long)copies,

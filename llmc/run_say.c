@@ -2,6 +2,8 @@
 #include "run.h"
 
 #include "checkpoint.h"
+#include "files.h"
+#include "plan.h"
 
 // How the step's line comes by it.
 static void say_mfu(const Run *r) {
@@ -47,6 +49,25 @@ static void say_tokenizer(const Run *r) {
         "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer DIRECTORY\n");
 }
 
+// Before the first step, not when it is too late: a disk that --dry-run calls too small.
+static void say_room(const Run *r) {
+    const Options *o = &r->options;
+    const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&r->model, r->tokenizer);
+    int there;
+    uint64_t left;
+    Error ignored;
+    if (archive_count(o->out, &there, &ignored) || disk_free(o->out, &left, &ignored)) return;
+    int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, o->keep), more = most > there ? most - there : 1;
+    if ((double)left >= (double)more * one) return;
+    const char *then = (double)left < one && there < 2 ? "Not one can be saved: make room"
+                       : o->keep                       ? "Older ones make room, as far as they can"
+                                                       : "Make room, or let older ones go with --keep";
+    fprintf(stderr,
+            "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "
+            "%.1f MiB free in %s: NOT ENOUGH. %s\n",
+            one / mib, (long long)most, there, (double)more * one / mib, (double)left / mib, o->out, then);
+}
+
 void say_setup(const Run *r) {
     char engine[256];
     MemoryPlan plan;
@@ -69,4 +90,5 @@ void say_setup(const Run *r) {
             "shards them, in sums of another order\n");
     say_tokenizer(r);
     fflush(stdout);
+    if (r->train) say_room(r);
 }

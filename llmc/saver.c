@@ -90,8 +90,9 @@ static int write_checkpoint(Saver *s, Error *e) {
     char directory[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
     Error ignored;
-    TRY(archive_begin(s->config.out, s->report.step,
-                      saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes, directory, e));
+    uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
+    TRY(archive_make_room(s->config.out, bytes, s->config.keep, &s->report.removed, e));
+    TRY(archive_begin(s->config.out, s->report.step, directory, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);

@@ -34,6 +34,7 @@ typedef struct {
     int64_t step;
     Error error; // code 0: it is on the disk, under its name, verified
     Error note;  // code 0, or what went wrong beside it: an older one could not be removed
+    int removed; // older ones that went before it was written, for want of room
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken

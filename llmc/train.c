@@ -71,9 +71,15 @@ static void save_failed(Run *r, int64_t step, const Error *why) {
             (long long)step, why->what, r->saved[0] ? r->saved : "none yet");
 }
 
+static void tell_removed(const SaveReport *report) {
+    if (report->removed == 1) printf("note: an older checkpoint went to make room on the disk\n");
+    if (report->removed > 1) printf("note: %d older checkpoints went to make room on the disk\n", report->removed);
+}
+
 // Tells of a save that has ended; its error, if it has one, is in report->error.
 static void tell_save(Run *r, const SaveReport *report) {
     progress_break(&r->progress);
+    tell_removed(report);
     if (report->error.code) {
         save_failed(r, report->step, &report->error);
         return;
@@ -115,21 +121,34 @@ static int save_aside(Run *r, Error *e) {
     return parallel_served(&r->parallel, e);
 }
 
-static int save_now_first(Run *r, Error *e) {
+// The last save failed: what is lost, and what there is to go on from.
+static int tell_loss(const Run *r, const char *step, Error *e) {
+    char remedy[sizeof e->hint];
+    if (!r->saved[0]) return error_prefix(e, "%s is not saved, and there is no checkpoint yet", step);
+    snprintf(remedy, sizeof remedy, "%s", e->hint);
+    error_hint(e, "%s%sthe same command%s goes on from there", remedy, *remedy ? "; then " : "",
+               r->options.fresh ? " without --fresh" : "");
+    return error_prefix(e, "%s is not saved, and the newest checkpoint is %s", step, r->saved);
+}
+
+static int save_now_first(Run *r, const char *step, Error *e) {
     SaveReport report;
     char *text;
     size_t bytes;
     if (r->saved_step == r->at.step) return 0;
-    TRY(state_text(r, &text, &bytes, e));
+    if (state_text(r, &text, &bytes, e)) return tell_loss(r, step, e);
     saver_run(r->saver, &r->parallel, r->at.step, text, bytes, &report);
+    if (!report.error.code) {
+        tell_save(r, &report);
+        return 0;
+    }
+    tell_removed(&report);
     *e = report.error;
-    if (e->code) return e->code;
-    tell_save(r, &report);
-    return 0;
+    return tell_loss(r, step, e);
 }
 
-// Before the end.
-static int save_now(Run *r, Error *e) {
+// Before the end. step: what to call the step where it cannot be saved.
+static int save_now(Run *r, const char *step, Error *e) {
     Error ending = {0};
     SaveReport report;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
@@ -137,7 +156,7 @@ static int save_now(Run *r, Error *e) {
     if (is_first(r) && saver_collect(r->saver, true, &report)) tell_save(r, &report);
     TRY(comm_barrier(r->comm, e)); // a deadline for each of two saves
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
-    int code = save_now_first(r, e), ended = parallel_served(&r->parallel, &ending);
+    int code = save_now_first(r, step, e), ended = parallel_served(&r->parallel, &ending);
     if (!code && ended) *e = ending;
     return code ? code : ended;
 }
@@ -145,22 +164,27 @@ static int save_now(Run *r, Error *e) {
 // All ranks come here after the same step.
 static int stop(Run *r, Error *e) {
     const char *signal_name = signals_requested();
+    char stopped[80], lost[100];
+    snprintf(stopped, sizeof stopped, "%s: stopped after step %lld",
+             signal_name ? signal_name : "a signal to another rank", (long long)r->at.step);
+    snprintf(lost, sizeof lost, "%s, which", stopped);
     if (is_first(r)) progress_break(&r->progress);
-    TRY(save_now(r, e));
+    TRY(save_now(r, lost, e));
     comm_settle(r->comm);
     const char *hint =
         r->options.fresh ? "run the same command without --fresh to go on" : "run the same command again to go on";
-    return FAIL(e, ERR_STOPPED, hint, "%s: stopped after step %lld, saved in %s",
-                signal_name ? signal_name : "a signal to another rank", (long long)r->at.step, r->saved);
+    return FAIL(e, ERR_STOPPED, hint, "%s, saved in %s", stopped, r->saved);
 }
 
 static int finish(Run *r, Error *e) {
-    if (!is_first(r)) return save_now(r, e);
+    char step[40];
+    snprintf(step, sizeof step, "step %lld", (long long)r->at.step);
+    if (!is_first(r)) return save_now(r, step, e);
     progress_break(&r->progress);
     progress_curve(&r->progress);
     Error sampling = {0}; // is told when the model is safe
     int code = r->options.sample_every > 0 ? sample_during(r, &sampling) : 0;
-    TRY(save_now(r, e));
+    TRY(save_now(r, step, e));
     if (code) {
         *e = sampling;
         return code;

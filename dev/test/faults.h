@@ -42,6 +42,7 @@ typedef struct {
     long at;            // the n-th such call, from 1
     int error;          // errno
     long free_kb;       // what statvfs says is left, if not 0
+    long disk_kb;       // or how large it says the disk is, on which checkpoints alone take room
     long slow_us;       // what an fsync takes besides
     long slow_store_us; // what an engine_store takes besides
     long slow_step_us;  // what a step takes besides, where steps are counted
@@ -283,14 +284,32 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
     return strikes(CALL_ALLOC) ? NULL : __real_aligned_alloc(alignment, bytes);
 }
 
+// What the checkpoints of a run directory take on the disk, whole or not.
+static long disk_used_kb(const char *run) {
+    long blocks = 0; // of 512 bytes
+    DIR *directory = opendir(run);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char path[PATH_MAX];
+        DIR *inner = NULL;
+        struct stat st;
+        if (strstr(entry->d_name, "step_"))
+            snprintf(path, sizeof path, "%s/%s", run, entry->d_name), inner = opendir(path);
+        for (struct dirent *file; inner && (file = readdir(inner));)
+            if (fstatat(dirfd(inner), file->d_name, &st, 0) == 0 && S_ISREG(st.st_mode)) blocks += st.st_blocks;
+        if (inner) closedir(inner);
+    }
+    if (directory) closedir(directory);
+    return blocks / 2;
+}
+
 int __real_statvfs(const char *path, struct statvfs *st);
 int __wrap_statvfs(const char *path, struct statvfs *st);
 int __wrap_statvfs(const char *path, struct statvfs *st) {
     int result = __real_statvfs(path, st);
-    if (in_child() && faults->free_kb) {
-        st->f_frsize = 1024;
-        st->f_bavail = (fsblkcnt_t)faults->free_kb;
-    }
+    if (!in_child() || (!faults->free_kb && !faults->disk_kb)) return result;
+    long left = faults->disk_kb ? faults->disk_kb - disk_used_kb(path) : faults->free_kb;
+    st->f_frsize = 1024;
+    st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
     return result;
 }
 

@@ -11,6 +11,7 @@ static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
     for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
+    CHECK(!log_mentions("NOT ENOUGH"), "a warning");
     CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
     CHECK(newest_step("whole") > 15, "%ld steps", newest_step("whole"));
     check_synced("undisturbed");
@@ -143,7 +144,95 @@ static void test_no_room(void) {
     CHECK(code == ERR_WRITE && log_mentions("step 3 was not saved") && log_mentions("the disk has 0.1 MiB left"),
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
+    CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
+    CHECK(log_mentions("NOT ENOUGH. Not one can be saved: make room"), "no warning");
+    CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
     check_goes_on("no room");
+}
+
+// The size of a disk on which so many checkpoints have room, the one that is being written among them, and half of one
+// more.
+static long disk_of(double checkpoints) {
+    long one = disk_used_kb("whole") / 2;                  // there are two
+    return (long)((checkpoints + 0.5) * (double)one) + 64; // what the program reckons with besides, for state.json
+}
+
+// On a disk that is too small for --keep the older ones go sooner, and the run ends as it would have.
+static void test_little_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
+    CHECK(log_mentions("note: an older checkpoint went to make room on the disk"), "%s", log_tail());
+    CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
+              log_mentions("NOT ENOUGH. Older ones make room"),
+          "no warning");
+    CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
+    check_same_end("whole", "part", "little room");
+
+    faults_plan(FAULT_NONE, -1, 0, 0); // none goes where that would not be enough
+    faults->free_kb = 1;
+    code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
+    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones make room"), "exit code %d: %s", code, log_tail());
+    CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
+
+    remove_part(); // and --keep 0 is a promise
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    code = trainer_run(COMMAND "--out part --keep 0");
+    CHECK(code == ERR_WRITE && count_good("part") == 2, "exit code %d, %d good ones", code, count_good("part"));
+    CHECK(log_mentions("is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes") &&
+              log_mentions("--keep"),
+          "%s", log_tail());
+    check_goes_on("two of all");
+}
+
+// Killed at any moment, and where the newest one is not as it was written: the newest good one never goes.
+static void test_little_room_under_attack(void) {
+    long calls = calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 8;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls - 10; n += stride) { // which may be a few less here
+        const char *what = path_of("little room, killed at call %ld", n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        faults->disk_kb = disk_of(2);
+        CHECK(trainer_run(COMMAND "--out part") == 1000 + SIGKILL, "%s: %s", what, log_tail());
+        check_nothing_lost(what);
+        check_goes_on(what);
+    }
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    faults->flip_step = 9;
+    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+    CHECK(log_mentions("step 9 was not saved") && !log_mentions("step 12 was"), "%s", log_tail());
+    check_same_end("whole", "part", "little room, and a disk that lies");
+
+    long last = newest_step("whole"); // room for one alone: it stays, however many are to come
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(1);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_WRITE && count_good("part") == 1 && newest_step("part") == 3, "exit code %d: %s", code,
+          log_tail());
+    CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
+          log_tail());
+    check_goes_on("room for one");
+}
+
+// Asked to stop where nothing can be saved: who asked, what is lost, and what there is.
+static void test_stopped_without_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(1);
+    pid_t child = start(FOR_LONG "--out part");
+    while (newest_step("part") < 0) sleep_us(1000);
+    kill(child, SIGINT);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
+              log_mentions("which is not saved, and the newest checkpoint is part/step_00000003: part: "),
+          "exit code %d: %s", code, log_tail());
+    remove_part();
 }
 
 // What the disk gives back is looked at before older checkpoints go: two good ones are left, as --keep 2 promises.
@@ -399,7 +488,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     Manifest manifest = {.count = 0};
     FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin(out, step, 0, directory, &e), &e);
+    CHECK_OK(archive_begin(out, step, directory, &e), &e);
     CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
@@ -505,6 +594,9 @@ int main(void) {
     RUN(test_calls_that_fail);
     RUN(test_interrupted_calls);
     RUN(test_no_room);
+    RUN(test_little_room);
+    RUN(test_little_room_under_attack);
+    RUN(test_stopped_without_room);
     RUN(test_disk_that_lies);
     RUN(test_slow_snapshots);
     RUN(test_flipped_bits_are_noticed);
