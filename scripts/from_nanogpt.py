@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--vocab-size V]
+
+nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and may leave biases out, which are
+written as zeros. Writes model.safetensors and config.json. Reading a .pt takes the Python package torch.
+"""
+
+import argparse
+import json
+import os
+import re
+import struct
+import sys
+
+sys.dont_write_bytecode = True
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, run_main
+
+GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
+
+
+def convert(state, vocab):
+    """nanoGPT's {name: array}, float32, under GPT-2's names and in its layout, `vocab` rows of wte."""
+    import numpy as np
+
+    model = {}
+    for name, x in state.items():
+        name = name.removeprefix("_orig_mod.").removeprefix("transformer.")  # torch.compile's, and the model's own
+        if re.fullmatch(r"h\.\d+\.attn\.bias", name):  # the causal mask; c_attn.bias is a parameter
+            continue
+        model[name] = np.asarray(x, "<f4")
+    if "wte.weight" not in model:
+        raise Fault(EXIT_INPUT, "no wte.weight: is this a checkpoint of nanoGPT's train.py?")
+    head = model.pop("lm_head.weight", model["wte.weight"])
+    if not np.array_equal(head, model["wte.weight"], equal_nan=True):
+        raise Fault(EXIT_INPUT, "lm_head.weight is not wte.weight: GPT-2's are one, and only such models are known here")
+    if vocab > len(head):
+        raise Fault(EXIT_USAGE, f"--vocab-size {vocab}: the checkpoint has {len(head)} tokens")
+    model["wte.weight"] = head[:vocab]
+    for name, x in list(model.items()):
+        if name.startswith("h.") and name.endswith(".weight"):
+            model.setdefault(name.removesuffix("weight") + "bias", np.zeros(x.shape[0], "<f4"))
+            if x.ndim == 2:
+                model[name] = x.T
+    if "ln_f.weight" in model:
+        model.setdefault("ln_f.bias", np.zeros_like(model["ln_f.weight"]))
+    return model
+
+
+def config_of(args, vocab):
+    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": args["n_layer"],
+            "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
+            "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
+            "bos_token_id": GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None,
+            "eos_token_id": GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None}
+
+
+def write_safetensors(path, model):
+    """The format: 8 bytes with the length of a JSON header, the header, the values one tensor behind the other."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, x in model.items():
+        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
+        at += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for x in model.values():
+            f.write(x.tobytes())
+
+
+def write_model(directory, model, config):
+    try:
+        os.makedirs(directory, exist_ok=True)
+        write_safetensors(os.path.join(directory, "model.safetensors"), model)
+        with open(os.path.join(directory, "config.json"), "w") as f:  # last: without it the directory is no model
+            f.write(json.dumps(config, indent=2) + "\n")
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{directory}: cannot be written: {error.strerror}") from None
+
+
+def read_checkpoint(path):
+    """model_args, and the parameters as numpy arrays."""
+    try:
+        import numpy  # torch may come without it
+        import torch
+    except ImportError as error:
+        raise missing_package("torch numpy", error) from None
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        args, state = checkpoint["model_args"], checkpoint["model"]
+        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
+            args[name] = int(args[name])
+        return args, {name: x.float().numpy() for name, x in state.items()}
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
+    except Exception as error:  # torch's for a file that is none share no base
+        reason = (str(error).splitlines() or [""])[0].strip(". ") or type(error).__name__
+        raise Fault(EXIT_INPUT, f"{path}: no checkpoint of nanoGPT's train.py ({type(error).__name__}: {reason})") from None
+
+
+def main():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", metavar="CKPT.pt", help="out_dir/ckpt.pt of nanoGPT's train.py")
+    parser.add_argument("directory", metavar="DIRECTORY", help="where the model goes")
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens that are real (default: the checkpoint's, "
+                        f"of which {GPT2_PADDED} are {GPT2_VOCAB} and padding)")
+    options = parser.parse_args()
+    if options.vocab_size is not None and options.vocab_size < 1:
+        raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")
+    if os.path.exists(os.path.join(options.directory, "config.json")):
+        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model. Name another directory")
+    args, state = read_checkpoint(options.checkpoint)
+    vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
+    model = convert(state, vocab)
+    write_model(options.directory, model, config_of(args, vocab))
+    print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "
+          f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters")
+
+
+if __name__ == "__main__":
+    run_main(main)
