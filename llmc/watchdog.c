@@ -2,6 +2,7 @@
 #include "watchdog.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,6 +21,8 @@ static const double seconds_for_those_who_know = 4;
 enum { SECONDS_FOR_OTHERS_LINES = 1 };
 // A watchdog that has not stirred for so long belongs to a process that does not run.
 static const double seconds_until_still = 1.5;
+// Who is to blame for a wait has been still for most of it. One that a busy machine has just held up has not.
+static const double share_of_wait_still = 0.75;
 // What MPI's own way of ending a job may take before this process just ends.
 enum { SECONDS_TO_END = 5 };
 // A rank that ends the job has the word, on its machine, for so long.
@@ -75,7 +78,8 @@ static Standing standing_of(const Watchdog *w, int rank, double now) {
     WatchdogEntry *entry = &w->config.board[rank];
     long long ahead = atomic_load(&entry->begun) - atomic_load(&own_entry(w)->begun);
     if (!atomic_load(&entry->process)) return ABSENT;
-    if (seconds_since(&entry->stirred, now) > seconds_until_still) return STILL;
+    if (seconds_since(&entry->stirred, now) > fmax(seconds_until_still, share_of_wait_still * (now - w->since)))
+        return STILL;
     return ahead < 0 ? BEHIND : ahead > 0 ? AHEAD : LEVEL;
 }
 

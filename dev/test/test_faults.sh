@@ -97,18 +97,18 @@ hangs() {
 # one that is behind and waits just as they do, is no reason to blame it.
 stopped_elsewhere() { # RANK: the last one, and its neighbour on machine 1 sees it; AFTER
     local machine=("$work/machine.sh" 2)
-    step=2 setup=2 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
+    step=3 setup=8 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
         --checkpoint-every 0 && one_error
 }
 stopped_alone() { # on a machine of its own, which nobody sees
     local machine=("$work/machine.sh" 1)
-    step=2 setup=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs: look at the other machines" \
+    step=2 setup=8 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs: look at the other machines" \
         --checkpoint-every 0 || return 1
     ! grep -E '^error.*(is stopped|has not come)' log
 }
 hangs_elsewhere() { # its watchdog runs on: its neighbour sees it behind, and so may others see theirs
     local machine=("$work/machine.sh" 2)
-    step=2 setup=4 harm 4 3 hang "$1" 78 "^error \(rank 2 on node1\): .*; this machine's 2 ranks run, rank 3 \(process [0-9]+ on node1\) behind" \
+    step=3 setup=8 harm 4 3 hang "$1" 78 "^error \(rank 2 on node1\): .*; this machine's 2 ranks run, rank 3 \(process [0-9]+ on node1\) behind" \
         --checkpoint-every 0 || return 1
     ! grep -E '^error.*(is stopped|has not come)' log
 }
@@ -240,7 +240,7 @@ for ((round = 0; round < rounds; round++)); do
     fault exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
     fault stopped $ranks $((RANDOM % ranks)) "$(between 1 3)"
     fault stopped_early $ranks $((RANDOM % ranks)) "$(between 0 0.2)"
-    fault stopped_elsewhere "$(between 0.5 3)"
+    fault stopped_elsewhere "$(between 1 3)"
 done
 [ "$rounds" = 0 ] || finish
 
@@ -257,7 +257,7 @@ fault stopped 2 1 1.3
 fault stopped 3 2 0.9
 fault stopped 4 3 1.1
 fault stopped_elsewhere 1.2
-fault stopped_elsewhere 0.7
+fault stopped_elsewhere 1.7
 fault stopped_alone 1
 fault hangs_elsewhere 1.1
 fault never_came 2 1
