@@ -143,14 +143,25 @@ static void linear_forward(Engine *engine, float *y, const float *x, TensorKind 
                    (int)t->columns);
 }
 
-// The block's input is k->x, to which the first LayerNorm adds what the block before left in its own x_mid (residual;
-// NULL for the first block); the output of fcproj goes to `out` and misses k->x_mid, which the next LayerNorm adds.
-static void block_forward(Engine *engine, Block *k, const float *residual, float *out, int l, int B, int T) {
-    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
+// The block's activations from row `first` on. (lse is not cut by rows.)
+static Block block_from(const Block *k, size_t first, size_t C) {
+    return (Block){k->x + first * C,       k->ln1 + first * C,       k->mean1 + first, k->rstd1 + first,
+                   k->qkv + first * 3 * C, k->attention + first * C, k->lse,           k->x_mid + first * C,
+                   k->ln2 + first * C,     k->mean2 + first,         k->rstd2 + first, k->fc + first * 4 * C,
+                   k->gelu + first * 4 * C};
+}
+
+// The block's input is x, to which the first LayerNorm adds what the block before left in its own x_mid (residual;
+// NULL for the first block); the output of fcproj goes to `out` and misses x_mid, which the next LayerNorm adds. Of one
+// example the rows before `first` may be there already; of these only keys and values are read.
+static void block_forward(Engine *engine, Block *all, const float *residual, float *out, int l, int B, int T,
+                          int first) {
+    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T - first;
+    Block from = block_from(all, (size_t)first, (size_t)C), *k = &from;
     layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
                       C);
     linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
-    attention_forward(engine->attention_scratch, k->attention, k->lse, k->qkv, B, T, NH, C / NH);
+    attention_forward(engine->attention_scratch, all->attention, all->lse, all->qkv, B, T, first, NH, C / NH);
     linear_forward(engine, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
     layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
                       C);
@@ -160,23 +171,26 @@ static void block_forward(Engine *engine, Block *k, const float *residual, float
     linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
 }
 
-// tokens: (B, stride), of which T a row are read -> lnf (B, T, C)
-static int forward(Engine *engine, const uint16_t *tokens, size_t stride, int B, int T, Error *e) {
+// tokens: (B, stride), of which T a row are read -> lnf (B, T, C); of one example perhaps from row `first` on only.
+static int forward(Engine *engine, const uint16_t *tokens, size_t stride, int B, int T, int first, Error *e) {
     const Model *model = engine->config.model;
     int C = model->config.channels, L = model->config.layers;
+    size_t at = (size_t)first * (size_t)C;
+    engine->seen_count = 0;
     // All at once: the CPU has no kernels that a transfer could slow down.
     TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
-    embedding_forward(engine->block[0].x, tokens, stride, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C);
+    embedding_forward(engine->block[0].x + at, tokens + first, stride, weight(engine, WTE, 0),
+                      weight(engine, WPE, 0) + at, B, T - first, C);
     const float *residual = NULL;
     for (int l = 0; l < L; l++) {
         TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
-        block_forward(engine, &engine->block[l], residual, l + 1 < L ? engine->block[l + 1].x : engine->x_final, l, B,
-                      T);
-        residual = engine->block[l].x_mid;
+        block_forward(engine, &engine->block[l], residual, (l + 1 < L ? engine->block[l + 1].x : engine->x_final) + at,
+                      l, B, T, first);
+        residual = engine->block[l].x_mid + at;
     }
-    layernorm_forward(engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, weight(engine, LNF_W, 0),
-                      weight(engine, LNF_B, 0), B * T, C);
+    layernorm_forward(engine->lnf + at, engine->meanf + first, engine->rstdf + first, engine->x_final + at, residual,
+                      weight(engine, LNF_W, 0), weight(engine, LNF_B, 0), B * T - first, C);
     return 0;
 }
 
@@ -286,7 +300,7 @@ static void block_backward(Engine *engine, Block *k, int l, int B, int T, GnsMod
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
     float *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
     // Put back what the forward pass did not keep; x has its residual already.
-    if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, k, NULL, NULL, l, B, T);
+    if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, k, NULL, NULL, l, B, T, 0);
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, (size_t)N * 4 * (size_t)C);
     // MLP
     linear_dweight(engine, k->gelu, dx, FCPROJ_W, FCPROJ_B, l, B, T, mode);
@@ -355,7 +369,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     int T = engine->config.seq_len;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     set_targets(engine, tokens, n, T);
-    TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
+    TRY(forward(engine, tokens, (size_t)T + 1, n, T, 0, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
     head_train(engine, tokens, n, T, mode);
     TRY(backward(engine, tokens, n, T, mode, e));
@@ -388,15 +402,26 @@ int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *los
     size_t rows = (size_t)n * (size_t)T;
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
-    TRY(forward(engine, tokens, (size_t)T + 1, n, T, e));
+    TRY(forward(engine, tokens, (size_t)T + 1, n, T, 0, e));
     head_rows(engine, 0, rows, NULL, false);
     memcpy(loss, engine->loss, rows * sizeof(float));
     return 0;
 }
 
+// How many of the tokens, short of the last, the last engine_logits was about: their keys and values are still there,
+// unless all blocks share one's memory.
+static int tokens_seen(const Engine *engine, const uint16_t *tokens, int n) {
+    int L = engine->config.model->config.layers, i = 0;
+    if (L > 1 && engine->block[1].qkv == engine->block[0].qkv) return 0;
+    while (i < n - 1 && i < engine->seen_count && tokens[i] == engine->seen[i]) i++;
+    return i;
+}
+
 int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     assert(n > 0 && n <= engine->config.seq_len);
-    TRY(forward(engine, tokens, (size_t)n, 1, n, e));
+    TRY(forward(engine, tokens, (size_t)n, 1, n, tokens_seen(engine, tokens, n), e));
+    memcpy(engine->seen, tokens, sizeof *tokens * (size_t)n);
+    engine->seen_count = n;
     head_logits(engine, (size_t)n - 1, 1);
     memcpy(logits, engine->logits, sizeof(float) * (size_t)engine->config.model->config.vocab);
     return 0;

@@ -60,7 +60,7 @@ static void run_head_dweight(Bench *b, size_t s[3]) {
 
 // Attention cases: {B, T, NH * 1000 + D}.
 static void run_attention_forward(Bench *b, size_t s[3]) {
-    attention_forward(b->attention, b->y, b->g, b->x, s[0], s[1], s[2] / 1000, s[2] % 1000);
+    attention_forward(b->attention, b->y, b->g, b->x, s[0], s[1], 0, s[2] / 1000, s[2] % 1000);
 }
 static void run_attention_backward(Bench *b, size_t s[3]) {
     attention_backward(b->attention, b->w, b->y, b->x, b->y, b->g, s[0], s[1], s[2] / 1000, s[2] % 1000);

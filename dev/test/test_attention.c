@@ -117,7 +117,7 @@ static void check_shape(Shape s, float size) {
     double *want_dqkv = malloc(3 * n * sizeof(double));
     for (int i = 0; i < 2; i++) {
         out[i] = guarded_array(n), lse[i] = guarded_array(rows), dqkv[i] = guarded_array(3 * n);
-        attention_forward(i ? two : one, out[i], lse[i], qkv, s.B, s.T, s.NH, s.D);
+        attention_forward(i ? two : one, out[i], lse[i], qkv, s.B, s.T, 0, s.NH, s.D);
         attention_backward(i ? two : one, dqkv[i], dout, qkv, out[i], lse[i], s.B, s.T, s.NH, s.D);
         CHECK(guards_intact(out[i], n) && guards_intact(lse[i], rows) && guards_intact(dqkv[i], 3 * n),
               "B %zu T %zu NH %zu D %zu wrote beyond", s.B, s.T, s.NH, s.D);
@@ -168,7 +168,7 @@ static void test_finite_differences(void) {
     CHECK_OK(attention_create(&at, 1, s.T, s.D, &e), &e);
     float *qkv = random_array(3 * N, 1), *dout = random_array(N, 1), out[N], lse[N], dqkv[3 * N];
     double want[N], want_lse[N];
-    attention_forward(at, out, lse, qkv, s.B, s.T, s.NH, s.D);
+    attention_forward(at, out, lse, qkv, s.B, s.T, 0, s.NH, s.D);
     attention_backward(at, dqkv, dout, qkv, out, lse, s.B, s.T, s.NH, s.D);
     for (size_t i = 0; i < 3 * N; i++) {
         float middle = qkv[i], ends[2] = {middle + 0x1p-10f, middle - 0x1p-10f};
@@ -192,10 +192,10 @@ static void test_the_future_is_not_seen(void) { // changing token t changes no o
     Attention *at;
     CHECK_OK(attention_create(&at, 1, s.T, s.D, &e), &e);
     float *qkv = random_array(3 * N, 1), *before = guarded_array(N), *after = guarded_array(N), lse[70];
-    attention_forward(at, before, lse, qkv, s.B, s.T, s.NH, s.D);
+    attention_forward(at, before, lse, qkv, s.B, s.T, 0, s.NH, s.D);
     for (size_t t = 69; t > 0; t -= 3) {
         for (size_t i = 0; i < 3 * s.D; i++) qkv[t * 3 * s.D + i] = 100 * random_float();
-        attention_forward(at, after, lse, qkv, s.B, s.T, s.NH, s.D);
+        attention_forward(at, after, lse, qkv, s.B, s.T, 0, s.NH, s.D);
         CHECK(!memcmp(before, after, t * s.D * 4), "token %zu is seen before its time", t);
     }
     free(qkv), guarded_free(before), guarded_free(after);

@@ -184,11 +184,11 @@ static void forward_panel(const Head *head, const Scratch *s, float *out, float 
 }
 
 static void forward_head(const Head *head, const Scratch *s, float *out, float *lse, const float *q, const float *k,
-                         const float *v) {
+                         const float *v, size_t first) {
     copy_padded(head, s->q, q, head->qkv_row, head->scale);
     copy_padded(head, s->v, v, head->qkv_row, 1);
     transpose_panels(head, s->k_t, k, head->qkv_row);
-    for (size_t i = 0; i < head->T; i += TILE_ROWS)
+    for (size_t i = first / TILE_ROWS * TILE_ROWS; i < head->T; i += TILE_ROWS)
         forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
 }
 
@@ -286,16 +286,16 @@ static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     return (Head){T, D, round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D, NH * D, 1 / sqrtf((float)D)};
 }
 
-void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t NH,
-                       size_t D) {
+void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
+                       size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
-    const size_t C = NH * D;
-#pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
+    const size_t C = NH * D, scores = B * NH * (T - first) * T;
+#pragma omp parallel for schedule(static) num_threads(at->threads) if (scores * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, column = bh % NH * D;
         const Scratch s = scratch_of_thread(at);
         const float *q = qkv + b * T * 3 * C + column; // (T, D), rows 3C apart
-        forward_head(&head, &s, out + b * T * C + column, lse + bh * T, q, q + C, q + 2 * C);
+        forward_head(&head, &s, out + b * T * C + column, lse + bh * T, q, q + C, q + 2 * C, first);
     }
 }
 

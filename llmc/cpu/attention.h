@@ -17,9 +17,10 @@ int attention_create(Attention **out, int threads, size_t max_T, size_t max_D, E
 void attention_free(Attention *at);                              // NULL is fine
 size_t attention_bytes(int threads, size_t max_T, size_t max_D); // what attention_create allocates
 
-// out (B,T,C) and lse (B,NH,T), the natural logarithm of the sum of exp of the scaled scores, from qkv (B,T,3C).
-void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t NH,
-                       size_t D);
+// out (B,T,C) and lse (B,NH,T), the natural logarithm of the sum of exp of the scaled scores, from qkv (B,T,3C): of the
+// rows t from `first` on; some before may be written again, as they were.
+void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
+                       size_t NH, size_t D);
 
 // dqkv (B,T,3C), overwritten, from dout (B,T,C) and what the forward pass read and wrote.
 void attention_backward(Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,

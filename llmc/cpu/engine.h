@@ -9,7 +9,7 @@
 #include "matmul.h"
 
 // What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
-// blocks, in part (gelu) or but for x (block).
+// blocks, in part (gelu) or but for x (block); of one row's inference each block keeps its own qkv, for engine_logits.
 typedef struct {
     float *x;                   // (B, T, C)  input of the block
     float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
@@ -35,8 +35,10 @@ struct Engine {
     float *logits;              // (head_rows, Vp), a chunk of the head
     float *loss;                // (B, T)
     uint16_t *targets;          // (B, T)
-    float *dx, *dy;             // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;               // (B, T, 4C) gradient of qkv, fc
+    uint16_t *seen;             // (T): tokens whose keys and values the last engine_logits left, so many:
+    int seen_count;
+    float *dx, *dy; // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;   // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)

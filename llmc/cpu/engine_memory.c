@@ -60,6 +60,7 @@ static void layout_activations(Engine *engine, Arena *a) {
         bool own = l == 0 || !engine->config.inference;
         if (!own || (l > 0 && engine->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
         else layout_block(k, a, N, C, NH);
+        if (!own && B == 1) k->qkv = TAKE(a, N * 3 * C);
         if (own) k->x = TAKE(a, N * C);
         k->gelu = l > 0 && (!own || engine->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
     }
@@ -68,6 +69,7 @@ static void layout_activations(Engine *engine, Arena *a) {
     engine->logits = TAKE(a, (size_t)engine_head_rows(&engine->config) * (size_t)engine->config.model->vocab_padded);
     engine->loss = TAKE(a, N);
     engine->targets = arena_take(a, N * sizeof(uint16_t));
+    engine->seen = arena_take(a, (size_t)T * sizeof(uint16_t));
     if (engine->config.inference) return;
     engine->dx = TAKE(a, N * C), engine->dy = TAKE(a, N * C);
     engine->dwide = TAKE(a, N * 4 * C);

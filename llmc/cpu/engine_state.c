@@ -24,6 +24,7 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
     Piece p;
+    engine->seen_count = 0;
     for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         memcpy(array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range));
     return 0;
@@ -72,9 +73,7 @@ int engine_collect(Engine *engine, Range range, bool first, Error *e) {
 }
 
 // The part of a tensor that lies in a range, as a range.
-static Range tensor_in_range(const Tensor *t, Range range) {
-    return range_overlap(tensor_range(t), range);
-}
+static Range tensor_in_range(const Tensor *t, Range range) { return range_overlap(tensor_range(t), range); }
 
 // grad: of the range's first element and those behind it.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
@@ -131,6 +130,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
     double norm = sqrt(sq) / (double)u->batch;
+    engine->seen_count = 0;
     if (!isfinite(norm)) return 0;
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
                                 adamw_clip(norm, u->grad_clip) / (double)u->batch);
