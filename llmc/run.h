@@ -50,6 +50,9 @@ typedef struct {
     int64_t compared_step; // after which the ranks' weights were compared last; -1: not yet
     bool stop;             // a signal asked some rank to; all know
     ShardList shards;      // of `train`
+    struct {
+        uint64_t train, val, questions; // 0: none
+    } data_hash;                        // of what several ranks must find alike
     Saver *saver;
     char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
     int64_t saved_step;       // its step; -1 before the first

@@ -229,6 +229,34 @@ int setup_tuning(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: what training needs besides
 
+// Base names count: a checkpoint knows its shards by them.
+static uint64_t hash_shards(const ShardList *list) {
+    uint64_t hash = HASH_START;
+    for (int i = 0; i < list->count; i++) {
+        const FileDigest *digest = &list->shard[i].digest;
+        hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
+        hash = hash_bytes(hash, &digest->bytes, sizeof digest->bytes);
+        hash = hash_bytes(hash, digest->hash, sizeof digest->hash);
+    }
+    return hash;
+}
+
+// Machines may have copies of their own. Counts say nothing: shards are cut to the same length.
+static int hash_data(Run *r, Error *e) {
+    ShardList val;
+    FileDigest questions;
+    if (r->train) r->data_hash.train = hash_shards(&r->shards);
+    if (r->val) {
+        TRY(shard_list_create(&val, r->val, e));
+        r->data_hash.val = hash_shards(&val);
+        shard_list_destroy(&val);
+    }
+    if (!r->hellaswag) return 0;
+    TRY(file_digest_sampled(r->options.hellaswag, &questions, e));
+    r->data_hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
+    return 0;
+}
+
 int setup_data(Run *r, Error *e) {
     const Options *o = &r->options;
     int T = r->shape.seq_len, V = r->model.config.vocab;
@@ -236,21 +264,25 @@ int setup_data(Run *r, Error *e) {
     if (!o->eval_only) TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
     if (hellaswag) TRY(hellaswag_open(&r->hellaswag, o->hellaswag, r->tokenizer, V, T, e));
-    return r->train ? shard_list_create(&r->shards, r->train, e) : 0;
+    if (r->train) TRY(shard_list_create(&r->shards, r->train, e));
+    return r->comm->ranks > 1 ? hash_data(r, e) : 0;
 }
 
 int setup_same_data(const Run *r, Error *e) {
-    const DataSet *sets[] = {r->train, r->val};
-    uint64_t counts[8] = {[6] = (uint64_t)r->at.step};
-    for (int i = 0; i < 2; i++) {
-        if (!sets[i]) continue;
-        DataInfo info = data_describe(sets[i]);
-        memcpy(counts + 3 * i, (uint64_t[]){(uint64_t)info.shards, info.tokens, info.windows}, 3 * sizeof *counts);
-    }
-    if (r->hellaswag) counts[7] = (uint64_t)hellaswag_describe(r->hellaswag).rows;
-    return comm_same(r->comm, hash_bytes(HASH_START, counts, sizeof counts), ERR_INPUT,
-                     "other data or another checkpoint",
-                     "all ranks must find the same files under --train, --val, --hellaswag and --out", e);
+    const struct {
+        uint64_t hash;
+        const char *what;
+    } found[] = {
+        {r->data_hash.train, "other training data (--train)"},
+        {r->data_hash.val, "other validation data (--val)"},
+        {r->data_hash.questions, "other questions (--hellaswag)"},
+        {(uint64_t)r->at.step, "another checkpoint (--out)"},
+    };
+    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+        TRY(comm_same(
+            r->comm, found[i].hash, ERR_INPUT, found[i].what,
+            "every machine must hold the same files: copy those of rank 0, or use a file system that all share", e));
+    return 0;
 }
 
 int setup_schedule(Run *r, Error *e) {

@@ -131,11 +131,11 @@ broken_shard() { apart 65 '^error \(rank 1\): t.bin.*magic' 'shard 20240521 400 
 elsewhere() { # which of several machines a rank is on
     local machine=("$work/machine.sh" 1)
     apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' &&
-        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other data' 'shard 20240520 390 | head -c 1804 > t.bin'
+        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other training data' 'shard 20240520 390 | head -c 1804 > t.bin'
 }
 missing_shard() { apart 65 '^error \(rank 1\): .*t.bin' 'rm t.bin'; }
 token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none'; }
-other_data() { apart 65 '^error \(rank 0\): rank 1 has other data' 'shard 20240520 390 | head -c 1804 > t.bin'; }
+other_data() { apart 65 '^error \(rank 0\): rank 1 has other training data' 'shard 20240520 390 | head -c 1804 > t.bin'; }
 shard_that_shrinks() { # while it is read
     rm -rf d0 d1
     mkdir d0 d1

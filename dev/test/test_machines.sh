@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# What ranks find out about the machines that they are on, before anything is trained: other files there, cores that are
+# not theirs alone, locks that outlive who held them. Uses $GNS_BUILD (dev/test/run.sh sets it). A machine's files are a
+# directory here.
+set -u
+. "$(dirname "$0")/checks.sh" machines
+has_mpi || skip_suite "no Open MPI here, or a build without it"
+mpi_here
+cd "$work" || exit 70
+
+seq 3000 > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+echo '{"ctx": "1", "endings": ["2", "3", "4", "5"], "label": 0}' > questions.jsonl
+small=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 4 --batch-tokens 128 --threads 1)
+mpi=(mpirun --oversubscribe --allow-run-as-root --bind-to none)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+
+machines=(m0 m1)
+make_machines() {
+    rm -rf "${machines[@]}"
+    for m in "${machines[@]}"; do mkdir "$m" && cp code_* questions.jsonl "$m"; done
+}
+change() { # FILE: one byte of it, near its end, for another of the vocabulary
+    local at=$(($(stat -c %s "$1") - 20)) byte
+    byte=$(dd if="$1" bs=1 skip=$at count=1 status=none)
+    [ "$byte" = 1 ] && byte=2 || byte=1
+    printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
+}
+on_both() { # CODE OPTIONS...: one rank on either machine
+    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --steps 4 --val-tokens 64
+        --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
+    "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
+    local code=$?
+    [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+}
+refused() { # TEXT: in a single line, and nothing was begun
+    [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
+}
+same_files() { make_machines && on_both 0 --out run; }
+other_training_data() {
+    make_machines && change m1/code_train_000000.bin && on_both 65 --out run && refused "rank 1 has other training data (--train) than rank 0"
+}
+other_shard_name() { # which the checkpoint would be looked for under
+    make_machines && mv m1/code_train_000000.bin m1/code_train_000001.bin && on_both 65 --out run && refused "rank 1 has other training data"
+}
+other_validation_data() {
+    make_machines && change m1/code_val_000000.bin && on_both 65 --out run && refused "rank 1 has other validation data (--val) than rank 0"
+}
+other_questions() {
+    make_machines && sed -i 's/"5"/"6"/' m1/questions.jsonl && on_both 65 --out run && refused "rank 1 has other questions (--hellaswag) than rank 0"
+}
+other_data_to_evaluate_on() {
+    make_machines && on_both 0 --out "$work/run" || return 1
+    change m1/code_val_000000.bin
+    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" : \
+        -np 1 -wdir m1 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" > log 2>&1
+    [ $? = 65 ] && refused "rank 1 has other validation data"
+}
+one_file_that_is_gone() {
+    make_machines && rm m1/code_val_000000.bin && on_both 65 --out run && refused "(rank 1).*code_val"
+}
+
+for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
+    one_file_that_is_gone; do
+    try $test
+done
+exit $failed
