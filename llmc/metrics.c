@@ -1,9 +1,10 @@
-#define _DEFAULT_SOURCE // flock
+#define _POSIX_C_SOURCE 200809L
 #include "metrics.h"
 
 #include "files.h"
 #include "hellaswag.h"
 #include "noise.h"
+#include "run_lock.h"
 #include "tensorboard.h"
 #include "text.h"
 
@@ -14,7 +15,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -92,30 +92,28 @@ static int no_memory(const Metrics *m, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening and closing
 
-// Two runs in one place would undo each other's work. The lock goes when the file is closed, however the program ends.
-static int open_locked(Metrics *m, const char *directory, Error *e) {
+static int open_locked(Metrics *m, const char *directory, bool *may_go, Error *e) {
     TRY(path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e));
     TRY(path_join(m->csv_path, sizeof m->csv_path, directory, "metrics.csv", e));
     TRY(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
     strcpy(m->directory, directory); // which is shorter
     m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (m->fd < 0) return cannot_write(m->path, e);
-    if (flock(m->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it",
-                    m->path);
+    TRY(run_lock_take(m->fd, m->path, directory, may_go, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
     if (m->bytes < 0) return cannot_write(m->path, e);
     m->file = open_memstream(&m->line, &m->line_bytes);
     return m->file ? 0 : no_memory(m, e);
 }
 
-int metrics_open(Metrics **out, const char *directory, Error *e) {
+int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
     Metrics *m;
     *out = NULL;
+    *may_go = false;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = m->csv_fd = -1;
     row_clear(&m->row);
-    int code = open_locked(m, directory, e);
+    int code = open_locked(m, directory, may_go, e);
     if (code) metrics_close(m, &(Error){0});
     else *out = m;
     return code;
@@ -247,6 +245,7 @@ static int can_append(const char *path, Error *e) {
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
+    TRY(run_lock_sign(m->directory, e));
     // By steps as well: the checkpoint may have come from another directory, whose file was longer.
     TRY(bytes_until(m->path, step, &keep, e));
     if (keep > bytes) keep = (off_t)bytes;

@@ -35,11 +35,12 @@ typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
-// Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open.
-int metrics_open(Metrics **out, const char *directory, Error *e);
+// Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open, and *may_go
+// says whether that may pass by itself (run_lock.h).
+int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e);
 
 // Cuts everything back to `step` steps, which are the first `bytes` of metrics.jsonl (one that is shorter stays as it
-// is), and begins metrics.csv. Before anything is written.
+// is), and begins metrics.csv. Before anything is written; from here on the run is known to be this program's.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 // TensorBoard's events from here on. first_step: the next one.

@@ -5,11 +5,13 @@
 #include "cuda/sizes.h"
 #include "files.h"
 #include "hash.h"
+#include "signals.h"
 
 #include <errno.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
@@ -343,13 +345,36 @@ RunState run_state(Run *r, const char *build) {
     };
 }
 
+// Where a run is to be gone on with, whoever began it may have died just now, on another machine, and its lock outlives it
+// for a while. A start that is nobody's restart is not kept waiting, nor whoever asks for a stop.
+static int wait_for_lock(Run *r, Error *e) {
+    enum { LEASE = 120 }; // s: longer than a server of NFSv4 keeps locks (90 s)
+    const char *out = r->options.out;
+    double most = fmin(LEASE, r->options.deadline_setup / 2), begin = clock_seconds(); // the other ranks wait as well
+    bool may_go, told = false;
+    int code;
+    while ((code = metrics_open(&r->metrics, out, &may_go, e)) && may_go && !r->options.fresh) {
+        if (signals_requested())
+            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
+                        signals_requested(), out);
+        if (clock_seconds() - begin >= most) return code;
+        if (!told)
+            fprintf(stderr, "note: %s. Waiting for it, up to %.0f s: a lock may outlive the machine that held it\n",
+                    e->what, most);
+        told = true;
+        comm_progress(r->comm);
+        sleep(1);
+    }
+    return code;
+}
+
 // A run that is there already is ours before we look at it: one that another program is still at would go on, and what
 // it saves after we have looked would seem to be in our way.
 static int lock_run(Run *r, Error *e) {
     char path[ARCHIVE_PATH];
     if (!is_first(r)) return 0;
     TRY(path_join(path, sizeof path, r->options.out, "metrics.jsonl", e));
-    return file_exists(path) ? metrics_open(&r->metrics, r->options.out, e) : 0;
+    return file_exists(path) ? wait_for_lock(r, e) : 0;
 }
 
 // Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
@@ -407,15 +432,15 @@ static int holds_other_run(const Run *r, bool *holds, Error *e) {
 // From here on the run directory is ours.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->options.out;
-    bool holds;
+    bool holds, may_go;
     TRY(directory_create(out, e));
-    if (!r->metrics) TRY(metrics_open(&r->metrics, out, e));
+    if (!r->metrics) TRY(metrics_open(&r->metrics, out, &may_go, e));
     TRY(holds_other_run(r, &holds, e));
     if (holds) {
         metrics_close(r->metrics, e);
         r->metrics = NULL;
         TRY(move_old_run(out, e));
-        TRY(metrics_open(&r->metrics, out, e));
+        TRY(metrics_open(&r->metrics, out, &may_go, e));
     }
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr,

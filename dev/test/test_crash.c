@@ -7,6 +7,8 @@
 #include "../../llmc/engine.h"
 #include "crash.h"
 
+#include <sys/file.h>
+
 static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
@@ -474,10 +476,66 @@ static void test_one_run_at_a_time(void) {
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
     CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
+    CHECK(log_mentions(path_of(": process %ld on ", (long)child)), "it does not say who: %s", log_tail());
     kill(child, SIGKILL);
     trainer_wait(child);
     remove_part();
     check_goes_on("one at a time");
+}
+
+// Holds the lock of "part" until it is killed, as a machine does that is gone: nobody here can be seen to hold it.
+static pid_t lock_from_elsewhere(const char *holder) {
+    int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
+    CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
+    pid_t child = fork();
+    if (!child) pause(), _exit(0);
+    close(fd);
+    Error e = {0};
+    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), NULL, &e), &e);
+    else unlink("part/written_by");
+    return child;
+}
+
+static void release(pid_t holder) {
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+}
+
+static void wait_for_note(const char *text) {
+    for (int i = 0; i < 5000 && !log_mentions(text); i++) sleep_us(1000);
+}
+
+// The lock of a machine that crashed goes when the server gives it up: a run that goes on waits for that, says so at
+// once, and can be stopped meanwhile. --fresh does not wait, nor what has no more time than the other ranks have.
+static void test_waits_for_a_lock_from_elsewhere(void) {
+    static const char *const holders[] = {NULL, "elsewhere 1 7 no-boot-of-this-machine\n", "half a li"};
+    char self[80];
+    snprintf(self, sizeof self, "here %ld 1 no-start-of-this-process\n", (long)getpid());
+    for (int i = 0; i < 4; i++) {
+        const char *holder = i < 3 ? holders[i] : self;
+        remove_part();
+        copy_run("whole", "part");
+        pid_t lock = lock_from_elsewhere(holder);
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        pid_t child = start(COMMAND "--out part");
+        wait_for_note("Waiting for it, up to 120 s");
+        CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
+        CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
+        CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
+        release(lock);
+        int code = trainer_wait(child);
+        CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
+    }
+    pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
+    wait_for_note("Waiting for it");
+    kill(child, SIGTERM);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
+    code = trainer_run(COMMAND "--fresh --out part");
+    CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
+    code = trainer_run(COMMAND "--deadline-setup 2 --out part");
+    CHECK(code == ERR_USAGE && log_mentions("up to 1 s"), "exit code %d: %s", code, log_tail());
+    release(lock);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -606,6 +664,7 @@ int main(void) {
     RUN(test_second_signal_ends_at_once);
     RUN(test_hangups);
     RUN(test_one_run_at_a_time);
+    RUN(test_waits_for_a_lock_from_elsewhere);
     RUN(test_set_aside_again);
     RUN(test_killed_within_a_large_file);
     RUN(test_retention);

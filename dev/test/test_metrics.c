@@ -65,7 +65,7 @@ static void test_names(void) {
                            .mfu = 9.5,
                            .ranks_measured = true};
     const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
-    CHECK_OK(metrics_open(&m, ".", &e), &e);
+    CHECK_OK(metrics_open(&m, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, &s, &n, GNS_EXACT, &e), &e);
     CHECK_OK(metrics_val(m, 1, 2, 10.5, &e), &e);
