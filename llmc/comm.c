@@ -39,6 +39,21 @@ static int refuse_strangers(Error *e) {
     return 0;
 }
 
+// The cores that a process may run on. Where the machine has more than fit into `set` the call fails: all, then.
+static int cores_of(pid_t process, cpu_set_t *set) {
+    if (sched_getaffinity(process, sizeof *set, set) == 0) return CPU_COUNT(set);
+    int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    CPU_ZERO(set);
+    for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET(i, set);
+    return online;
+}
+
+// What started the ranks of this machine is the parent of each: mpirun, its daemon, or Slurm's.
+static void find_cores(Comm *comm, cpu_set_t *mine) {
+    cpu_set_t here;
+    comm->cores = (CommCores){.mine = cores_of(0, mine), .sharers = 1, .here = cores_of(getppid(), &here)};
+}
+
 #ifdef GNS_MPI
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -107,6 +122,21 @@ static void dismiss_watchdog(Comm *comm) {
     comm->watchdog = NULL;
 }
 
+// local: the ranks of this machine.
+static int share_cores(Comm *comm, MPI_Comm local, Error *e) {
+    cpu_set_t mine, *all, both; // all: (local_ranks)
+    find_cores(comm, &mine);
+    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->local_ranks, "the ranks' cores", e));
+    int result = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, local);
+    comm->cores.sharers = 0;
+    for (int r = 0; result == MPI_SUCCESS && r < comm->local_ranks; r++) {
+        CPU_AND(&both, &mine, &all[r]);
+        comm->cores.sharers += CPU_COUNT(&both) > 0;
+    }
+    memory_free(all);
+    return result == MPI_SUCCESS ? 0 : mpi_fail(result, "MPI_Allgather", __FILE__, __LINE__, e);
+}
+
 static int join_machine(Comm *comm, Error *e) {
     MPI_Comm local;
     watchdog_join(comm->watchdog, comm->rank, comm->ranks);
@@ -114,12 +144,15 @@ static int join_machine(Comm *comm, Error *e) {
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
     MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
     MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
+    TRY(share_cores(comm, local, e));
     MPI_TRY(MPI_Comm_free(&local), e);
     return 0;
 }
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    find_cores(comm, &mine);
     if (!started_for_mpi()) return refuse_strangers(e);
     Launch launch = launch_read();
     if (launch.spread) read_host(comm->host);
@@ -214,7 +247,9 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     (void)deadlines;
+    cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    find_cores(comm, &mine);
     if (started_for_mpi())
         return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
                     "started as one of several processes, but this program was built without MPI");
@@ -340,10 +375,18 @@ int comm_same_build(Comm *comm, Error *e) {
     return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Cores
+
+// How many cores each rank has that is let onto so many with so many others.
+static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
+
 int comm_threads(const Comm *comm) {
-    if (comm->local_ranks == 1) return 0;
-    cpu_set_t allowed; // mpirun may have bound this rank to some of the cores
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), share = cores / comm->local_ranks;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < share) share = CPU_COUNT(&allowed);
-    return share > 1 ? share : 1;
+    return comm->local_ranks > 1 ? share_of_cores(comm->cores.mine, comm->cores.sharers) : 0;
+}
+
+bool comm_is_bound(const Comm *comm) {
+    const CommCores *c = &comm->cores;
+    bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank, too
+    return launched && share_of_cores(c->mine, c->sharers) < share_of_cores(c->here, comm->local_ranks);
 }

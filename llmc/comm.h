@@ -15,11 +15,19 @@ extern "C" {
 
 enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
+// Where this rank may run. A core, here, is what runs a thread.
+typedef struct {
+    int mine;    // cores that it is let onto: mpirun and srun may bind it to some
+    int sharers; // ranks of this machine, itself included, that are let onto some of them
+    int here;    // cores that whatever started the ranks of this machine may use itself
+} CommCores;
+
 typedef struct {
     int rank, ranks;
     int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
-    bool settled;                // the error under way is known to all ranks, and `speaker` tells it
+    CommCores cores;
+    bool settled; // the error under way is known to all ranks, and `speaker` tells it
     int speaker;
     Watchdog *watchdog; // NULL: one process
 } Comm;
@@ -70,8 +78,11 @@ int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char 
 // Do all ranks run the same program, byte for byte?
 int comm_same_build(Comm *comm, Error *e);
 
-// CPU threads for each of the ranks on this machine, where nobody says how many; 0 for a single process: as it likes.
+// CPU threads for this rank, where nobody says how many; 0 for a single process: as it likes.
 int comm_threads(const Comm *comm);
+
+// Has a launcher bound this rank to fewer cores than its share of those here?
+bool comm_is_bound(const Comm *comm);
 
 // An error that every rank runs into alike, and with the same words (a loss that is not finite): rank 0 tells it.
 void comm_settle(Comm *comm);

@@ -68,6 +68,16 @@ static void say_room(const Run *r) {
             one / mib, (long long)most, there, (double)more * one / mib, (double)left / mib, o->out, then);
 }
 
+// Everything that works beside the computation (loading, saving, MPI, NCCL) has the same cores.
+static void say_cores(const Run *r) {
+    const CommCores *c = &r->comm->cores;
+    if (!comm_is_bound(r->comm)) return;
+    printf("note: rank 0 may run on %d of the %d cores here", c->mine, c->here);
+    if (c->sharers > 1) printf(", with %d other rank%s", c->sharers - 1, c->sharers > 2 ? "s" : "");
+    printf(", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
+           c->here / r->comm->local_ranks);
+}
+
 void say_setup(const Run *r) {
     char engine[256];
     MemoryPlan plan;
@@ -84,6 +94,7 @@ void say_setup(const Run *r) {
     if (r->train) say_mfu(r);
     if (r->at.tuning[0]) say_tuning(r);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
+    say_cores(r);
     if (r->parallel.config.zero == ZERO_2 && r->parallel.buckets && !r->parallel.shard_grads)
         printf(
             "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce micro-step "

@@ -11,7 +11,7 @@ cd "$work" || exit 70
 seq 3000 > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
 echo '{"ctx": "1", "endings": ["2", "3", "4", "5"], "label": 0}' > questions.jsonl
-small=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 4 --batch-tokens 128 --threads 1)
+small=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 4 --batch-tokens 128)
 mpi=(mpirun --oversubscribe --allow-run-as-root --bind-to none)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ change() { # FILE: one byte of it, near its end, for another of the vocabulary
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
 on_both() { # CODE OPTIONS...: one rank on either machine
-    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --steps 4 --val-tokens 64
+    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --threads 1 --steps 4 --val-tokens 64
         --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
     "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
     local code=$?
@@ -62,8 +62,33 @@ one_file_that_is_gone() {
     make_machines && rm m1/code_val_000000.bin && on_both 65 --out run && refused "(rank 1).*code_val"
 }
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Cores
+
+cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
+runs_with() { # RANKS CORES[/CORES_HERE] CORES_OF THREADS [BOUND]: what each rank takes then, and the note of one that is BOUND
+    local ranks=$1 bound=${5:-}
+    rm -rf cores
+    "${mpi[@]}" -np "$ranks" -x LD_PRELOAD="$work/cores.so" -x CORES="${2%/*}" -x CORES_HERE="${2#*/}" -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
+        "${small[@]}" --val-every 0 --steps 1 --out cores > log 2>&1 || { cat log; return 1; }
+    grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
+    grep '^note: rank 0 may run' log > note
+    [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
+}
+cores_of_their_own() { runs_with 2 8 0-3,4-7 4; }
+cores_that_all_share() { runs_with 4 16 0-15 4 && runs_with 3 16 0-15 5; }
+cores_of_a_container() { # of a larger machine: nobody can lift that
+    runs_with 4 64/16 0-15 4
+}
+cores_that_some_share() { runs_with 4 8 0-3,0-3,4-7,4-7 2; }
+bound_to_a_core() {
+    runs_with 2 8 0-0,1-1 1 "1 of the 8 cores here, and its share is 4" &&
+        runs_with 2 8 3-3,3-3 1 "1 of the 8 cores here, with 1 other rank, and its share is 4"
+}
+fewer_cores_than_ranks() { runs_with 3 2 0-1 1; }
+
 for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
-    one_file_that_is_gone; do
+    one_file_that_is_gone cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks; do
     try $test
 done
 exit $failed
