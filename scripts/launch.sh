@@ -212,7 +212,7 @@ launch() { # more options, which go behind OPTIONS
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
-        local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS" --bind-to none)
+        local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS")
         [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")

@@ -2,6 +2,8 @@
 # Open MPI's mpirun with a proper end: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. Mended here,
 # as found with 4.1.4:
 #
+#   - Ranks are not bound to cores unless the arguments or the environment ask for a binding: mpirun binds one or two to a
+#     core each, and more to a socket, and whatever a rank does beside its computation has to share that.
 #   - TERM, Ctrl-C and a terminal that goes make mpirun kill its ranks a second later. They become USR1, at which the
 #     ranks finish their step, save and end with 75. It goes to the ranks themselves as soon as they would not die of
 #     it: mpirun hands it on, but loses it, or kills with it, while it starts them. One rank is enough; they tell each
@@ -82,6 +84,20 @@ pass_on() {
     exec cat > /dev/null
 }
 
+asks_for_binding() { # ARGUMENTS...
+    local word
+    [ -z "${OMPI_MCA_hwloc_base_binding_policy:-}" ] || return 0
+    for word in "$@"; do
+        case $word in
+        --bind-to* | -bind-to* | --cpus-per-* | -cpus-per-* | --cpu-set | -cpu-set | --cpu-list | -cpu-list) return 0 ;;
+        --rankfile | -rankfile | --rf | -rf | *[:,][Pp][Ee]=* | hwloc_base_binding_policy) return 0 ;;
+        esac
+    done
+    return 1
+}
+binding=()
+asks_for_binding "$@" || binding=(--bind-to none)
+
 exec {out}> >(pass_on)
 readers=$!
 if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader, so that lines stay in their order
@@ -91,7 +107,7 @@ else
     readers+=" $!"
 fi
 # Out of the terminal's reach, that is of its Ctrl-C.
-(exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+(exec setsid mpirun "${binding[@]}" "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
 exec {out}>&- {err}>&-
 hand_on

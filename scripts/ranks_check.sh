@@ -40,7 +40,7 @@ command -v python3 > /dev/null || fail 64 "no python3" "Install it: the random t
 # NVLink multicast (NVLS) stays off: it is not everywhere allowed, and what is measured here is to be comparable. All
 # ranks are on this machine, and talk over shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
-mpirun=(scripts/mpirun.sh --bind-to none)
+mpirun=(scripts/mpirun.sh)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
 gpus=1 threads=()
 if [[ $TRAINER != *cu ]]; then

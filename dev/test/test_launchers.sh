@@ -393,6 +393,26 @@ mpirun_keeps_words_apart() {
     [ $? = 3 ] && [ "$(cat "$work/words")" = out ] && [ "$(cat "$work/errors")" = err ]
 }
 
+mpirun_binds_as_asked() { # and to nothing where nobody asks for a binding
+    mkdir -p "$work/binds"
+    printf '#!/bin/sh\necho "$*"\n' > "$work/binds/mpirun"
+    chmod +x "$work/binds/mpirun"
+    becomes_mpirun() { # WANTED ARGUMENTS...
+        local got
+        got=$(PATH="$work/binds:$PATH" scripts/mpirun.sh "${@:2}" 2> /dev/null)
+        [ "$got" = "$1" ] || { echo "not '$1' but '$got'"; return 1; }
+    }
+    becomes_mpirun "--bind-to none -np 2 program --lr 1" -np 2 program --lr 1 || return 1
+    local binding
+    for binding in "--bind-to core" "-bind-to socket" --bind-to-core "--cpus-per-proc 4" "--cpus-per-rank 4" "--cpu-set 0,1" \
+        "--map-by slot:PE=4" "--map-by ppr:2:node:pe=4" "--map-by slot:span,pe=2" "--rankfile file" "-rf file" \
+        "--mca hwloc_base_binding_policy core"; do
+        # shellcheck disable=SC2086
+        becomes_mpirun "-np 2 $binding program" -np 2 $binding program || return 1
+    done
+    OMPI_MCA_hwloc_base_binding_policy=core becomes_mpirun "-np 2 program" -np 2 program
+}
+
 mpirun_that_cannot_start() {
     has_mpi || skip "no Open MPI here, or a build without it" || return
     "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$work/nowhere" > "$work/log" 2>&1
@@ -474,7 +494,7 @@ for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_s
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_is_told_by_the_name done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
-    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+
