@@ -6,7 +6,7 @@
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    what made them, so that checkpoints hold it; data/gpt2 where that is there
 #   OUT          run directory; runs/NAME
-#   RANKS        processes, one a GPU; as many as there are GPUs
+#   RANKS        processes, one a GPU; as many as there are GPUs, or as CUDA_VISIBLE_DEVICES names
 #   RUN          what starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
 #   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, which is for trying things out
 #
@@ -99,17 +99,32 @@ need_data() {
     compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "Make them with data/fineweb.sh, or set TRAIN and VAL"
 }
 
+# Those that CUDA_VISIBLE_DEVICES, which is set, leaves: names or numbers, up to the first that is none.
+visible_gpus() {
+    local device count=0
+    for device in ${CUDA_VISIBLE_DEVICES//,/ }; do
+        [[ $device != -* ]] || break
+        count=$((count + 1))
+    done
+    echo $count
+}
+
 # RANKS, where it is not given, is the number of GPUs.
 need_gpus() {
-    local gpus
+    local gpus where=''
     if [[ $PROGRAM != *cu ]] || [ -n "${RUN:-}" ]; then
         RANKS=${RANKS:-1}
         return
     fi
     gpus=$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')
     [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
+    if [ -n "${CUDA_VISIBLE_DEVICES+1}" ]; then
+        gpus=$(visible_gpus)
+        where=" in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
+        [ "$gpus" -gt 0 ] || fail 69 "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES leaves no GPU" "Unset it, or name some of those that are here"
+    fi
     RANKS=${RANKS:-$gpus}
-    [ "$RANKS" -le "$gpus" ] || fail 69 "RANKS=$RANKS, and $gpus GPUs" "Use RANKS=$gpus, or several machines: scripts/slurm/"
+    [ "$RANKS" -le "$gpus" ] || fail 69 "RANKS=$RANKS, and $gpus GPU$([ "$gpus" = 1 ] || echo s)$where" "Use RANKS=$gpus, or several machines: scripts/slurm/"
 }
 
 need_mpi() {

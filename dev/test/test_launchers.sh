@@ -4,6 +4,7 @@
 set -u
 . "$(dirname "$0")/checks.sh" launchers
 mpi_here
+unset CUDA_VISIBLE_DEVICES
 
 # A launcher of our own, and a program that stands for the trainer: it ends with the codes in the file `codes`, one a
 # start. It leaves a checkpoint where the code has a + behind it, moves the run aside first where it has an m before it, and
@@ -52,6 +53,24 @@ no_program() { refuses 64 "not there" PROGRAM=./no_such_cu; }
 no_data() { refuses 65 "no training shards" TRAIN="$work/none_*.bin" && refuses 65 "no validation shards" VAL="$work/none_*.bin"; }
 no_gpu() { refuses 69 "no NVIDIA GPU"; }
 too_many_ranks() { refuses 69 "RANKS=9, and 2 GPUs" PATH="$work/bin:$work" RANKS=9; }
+visible_gpus() { # those that CUDA_VISIBLE_DEVICES leaves are what there is
+    local here="$work/bin:$work" devices
+    refuses 69 "RANKS=2, and 1 GPU in CUDA_VISIBLE_DEVICES=1" PATH="$here" RANKS=2 CUDA_VISIBLE_DEVICES=1 || return 1
+    for devices in "" -1 -1,0; do
+        refuses 69 "CUDA_VISIBLE_DEVICES=$devices leaves no GPU" PATH="$here" CUDA_VISIBLE_DEVICES="$devices" || return 1
+    done
+    mkdir -p "$work/many"
+    printf '#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: none"; done\n' > "$work/many/nvidia-smi"
+    printf '#!/usr/bin/env bash\n[ "$*" = --version ] && echo "Open MPI" || echo "$*" > "%s"\n' "$work/starts" > "$work/many/mpirun"
+    chmod +x "$work"/many/*
+    for devices in unset:4 0,1:2 GPU-7d6f,GPU-12ab,GPU-aa:3 3,2,-1,0:2; do
+        (
+            [ "${devices%:*}" = unset ] && unset CUDA_VISIBLE_DEVICES || export CUDA_VISIBLE_DEVICES="${devices%:*}"
+            env PATH="$work/many:$PATH" "${data[@]}" bash "$work/launcher.sh" > "$work/log" 2>&1
+        )
+        grep -q -- "-np ${devices##*:} " "$work/starts" || { echo "$devices: $(cat "$work/starts")"; cat "$work/log"; return 1; }
+    done
+}
 no_mpirun() { refuses 64 "no mpirun" PATH="$work/bin:$work"; }
 no_mpi_in_it() {
     sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
@@ -490,7 +509,7 @@ END
     [ "$(grep -c '"step": 3000,' "$work/again/metrics.jsonl")" = 1 ] && [ "$(grep -c '"loss"' "$work/again/metrics.jsonl")" = 3000 ]
 }
 
-for test in no_program no_data no_gpu too_many_ranks no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
+for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_is_told_by_the_name done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
