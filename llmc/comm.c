@@ -26,19 +26,6 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// Several processes that know nothing of each other would all write the same run.
-static int refuse_strangers(Error *e) {
-    static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        int processes = environment_int(counts[i], 1);
-        if (processes < 2) continue;
-        return FAIL(e, ERR_USAGE, "use mpirun of Open MPI, or srun --mpi=pmix",
-                    "started as one of %d processes (%s), but not in a way that Open MPI understands", processes,
-                    counts[i]);
-    }
-    return 0;
-}
-
 // The cores that a process may run on. Where the machine has more than fit into `set` the call fails: all, then.
 static int cores_of(pid_t process, cpu_set_t *set) {
     if (sched_getaffinity(process, sizeof *set, set) == 0) return CPU_COUNT(set);
@@ -153,7 +140,7 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     find_cores(comm, &mine);
-    if (!started_for_mpi()) return refuse_strangers(e);
+    if (!started_for_mpi()) return 0;
     Launch launch = launch_read();
     if (launch.spread) read_host(comm->host);
     WatchdogConfig watchdog = {
@@ -246,14 +233,11 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 // Without MPI there is one process
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
-    (void)deadlines;
+    (void)deadlines, (void)e;
     cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     find_cores(comm, &mine);
-    if (started_for_mpi())
-        return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
-                    "started as one of several processes, but this program was built without MPI");
-    return refuse_strangers(e);
+    return 0;
 }
 
 int comm_finish(Comm *comm, const Error *e) {
@@ -291,6 +275,24 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What follows from these
+
+int comm_refuse_strangers(const Comm *comm, Error *e) {
+    static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
+    if (comm->ranks > 1) return 0;
+#ifndef GNS_MPI
+    if (started_for_mpi())
+        return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
+                    "started as one of several processes, but this program was built without MPI");
+#endif
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int processes = environment_int(counts[i], 1);
+        if (processes < 2) continue;
+        return FAIL(e, ERR_USAGE, "use mpirun of Open MPI, or srun --mpi=pmix",
+                    "started as one of %d processes (%s), but not in a way that Open MPI understands", processes,
+                    counts[i]);
+    }
+    return 0;
+}
 
 int comm_sum(Comm *comm, double *values, int count, Error *e) {
     if (comm->ranks == 1) return 0;

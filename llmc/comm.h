@@ -37,9 +37,12 @@ typedef struct {
     double setup, step, checkpoint; // seconds
 } CommDeadlines;
 
-// Joins the other processes where mpirun or srun started several; otherwise MPI is not even touched. ERR_USAGE where
-// there are several processes that cannot talk: no MPI in this build, or a launcher that is none of Open MPI's kind.
+// Joins the other processes where mpirun or srun started several; otherwise MPI is not even touched.
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
+
+// Several processes that know nothing of each other would all write the same run. ERR_USAGE where this one was started as
+// one of several that cannot talk: no MPI in this build, or a launcher that is none of Open MPI's kind.
+int comm_refuse_strangers(const Comm *comm, Error *e);
 
 // The end of the program: tells e's line where there is one, and returns the exit code. An error that the other ranks
 // know of (settled) ends all alike; with any other the whole job is ended from here, and this does not return.

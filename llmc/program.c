@@ -92,6 +92,8 @@ static int setup_options(Run *r, Error *e) {
     return setup_model(r, e);
 }
 
+static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->dry_run || *o->check); }
+
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->options;
     Error unread;
@@ -100,10 +102,11 @@ static int run_program(Run *r, Error *e) {
     if (options_train(o)) signals_install(); // a request to stop may come while the ranks are still meeting
     TRY(comm_create(r->comm, &deadlines, e));
     if (code) *e = unread;
+    else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->comm, e);
     TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
     TRY(check_same_options(r, e));
     if (options_train(o)) return run_training(r, e);
-    if (o->eval_only && !(o->help || o->version || o->dry_run)) return evaluate_model(r, e);
+    if (evaluates(o)) return evaluate_model(r, e);
     if (!is_first(r)) return 0;
     if (o->help) options_print_help(stdout, r->argv[0]);
     else if (o->version) printf("%s\n", version_text());

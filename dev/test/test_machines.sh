@@ -87,8 +87,30 @@ bound_to_a_core() {
 }
 fewer_cores_than_ranks() { runs_with 3 2 0-1 1; }
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Launchers that are not understood
+
+strangers() { # CODE TEXT OPTIONS...: of one of four processes that srun started without PMIx
+    SLURM_STEP_NUM_TASKS=4 "$train" "${@:3}" > log 2>&1
+    local code=$?
+    [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }
+}
+strangers_may_look() { # where nothing is written and nothing shared
+    local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
+    "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
+    strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 "as it was written" --check seen &&
+        strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
+}
+strangers_may_not_train() { # each would write the same run, and evaluate the same rows
+    local text="^error: started as one of 4 processes (SLURM_STEP_NUM_TASKS), but not in a way that Open MPI understands"
+    strangers 64 "$text" --train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out strange && [ ! -e strange ] &&
+        strangers 64 "$text" --eval-only --model seen --val "code_val_*.bin" &&
+        strangers 64 "^error: --lr" --train x --lr nothing
+}
+
 for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
-    one_file_that_is_gone cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks; do
+    one_file_that_is_gone cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
+    strangers_may_not_train; do
     try $test
 done
 exit $failed
