@@ -300,10 +300,9 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
     size_t n = (size_t)count;
     TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
     int code = comm_gather(comm, values, all, n * sizeof(double), e);
-    for (size_t i = 0; !code && i < n; i++) {
-        values[i] = all[i];
-        for (size_t r = 1; r < (size_t)comm->ranks; r++) values[i] += all[r * n + i];
-    }
+    if (!code) memcpy(values, all, n * sizeof(double));
+    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) // of each value in the order of the ranks
+        for (size_t i = 0; i < n; i++) values[i] += all[r * n + i];
     memory_free(all);
     return code;
 }

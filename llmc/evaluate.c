@@ -49,28 +49,41 @@ int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // HellaSwag
 
-// sum: (rows), of which this rank fills in its share.
-static int sum_endings(Run *r, double *sum, Error *e) {
-    HellaSwagInfo info = hellaswag_describe(r->hellaswag);
-    Share share = parallel_share(info.rows, r->comm->rank, r->comm->ranks);
+// sum: (share.count), of the rows that are this rank's.
+static int sum_endings(Run *r, Share share, double *sum, Error *e) {
+    int width = hellaswag_describe(r->hellaswag).width;
     int first = (int)share.first, end = (int)(share.first + share.count);
     for (int n; first < end; first += n) {
         n = end - first < r->shape.micro_batch ? end - first : r->shape.micro_batch;
         hellaswag_rows(r->hellaswag, first, n, r->rows);
-        TRY(engine_eval(r->engine, r->rows, n, info.width, r->losses, e));
-        hellaswag_sums(r->hellaswag, first, n, r->losses, sum + first);
+        TRY(engine_eval(r->engine, r->rows, n, width, r->losses, e));
+        hellaswag_sums(r->hellaswag, first, n, r->losses, sum + (first - share.first));
         comm_progress(r->comm);
     }
     return 0;
 }
 
-// Every sum comes from one rank, and all ranks add the zeros of the others: the score does not depend on who did what.
+// sum: (rows), on every rank. Each comes from one rank, so that the score does not depend on who did what.
+static int share_endings(Run *r, int rows, double *sum, Error *e) {
+    int ranks = r->comm->ranks;
+    size_t most = (size_t)parallel_share(rows, 0, ranks).count; // the others have as many, or one less
+    double *shares;                                             // (1 + ranks, most): this rank's, then everybody's
+    TRY(memory_alloc_zero((void **)&shares, (1 + (size_t)ranks) * most * sizeof *shares, "HellaSwag's scores", e));
+    int code = sum_endings(r, parallel_share(rows, r->comm->rank, ranks), shares, e);
+    if (!code) code = comm_gather(r->comm, shares, shares + most, most * sizeof *shares, e);
+    for (int k = 0; !code && k < ranks; k++) {
+        Share share = parallel_share(rows, k, ranks);
+        memcpy(sum + share.first, shares + (1 + (size_t)k) * most, (size_t)share.count * sizeof *sum);
+    }
+    memory_free(shares);
+    return code;
+}
+
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
     int rows = hellaswag_describe(r->hellaswag).rows;
     double *sum;
-    TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
-    int code = sum_endings(r, sum, e);
-    if (!code) code = comm_sum(r->comm, sum, rows, e);
+    TRY(memory_alloc((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
+    int code = share_endings(r, rows, sum, e);
     for (int i = 0; i < rows && !code; i++) {
         if (isfinite(sum[i])) continue;
         comm_settle(r->comm); // all ranks have the same sums
