@@ -1,6 +1,7 @@
 #include "../transport.h"
 
 #include <assert.h>
+#include <limits.h>
 #include <string.h>
 
 int transport_device(Comm *comm, Error *e) {
@@ -45,7 +46,12 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
-    (void)stream, (void)largest; // host memory comes and goes with each work
+    (void)stream; // host memory comes and goes with each work
+    if (largest > INT_MAX) {
+        comm_settle(comm);
+        return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
+                    "a block of this model has %zu elements, and between ranks MPI counts to %d", largest, INT_MAX);
+    }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     t->comm = comm;
