@@ -194,9 +194,30 @@ static Plan plan_with(const Plan *plan, int ranks) {
 // How --zero shards the transfer of gradients and weights.
 static Sharding sharding_of(const Plan *p) { return p->zero ? SHARDING_STATE : SHARDING_NONE; }
 
+// By bytes: at the peak and the links' full rate, does the arithmetic take longer than what travels?
 static bool is_compute_bound(const PlanReport *r, int ranks) {
     double tokens = (double)(r->rows * r->plan->shape.seq_len) / ranks;
     return ranks == 1 || tokens >= plan_critical_tokens(r->plan, sharding_of(r->plan), ranks);
+}
+
+// By time: is at most half of a step waiting?
+static bool is_computing(const PlanReport *r, int ranks) {
+    Plan p = plan_with(r->plan, ranks);
+    PlanStep step = plan_step(&p, r->rows);
+    return 2 * step.exposed <= step.seconds;
+}
+
+// More than half of a step, if it is: what would not be waited for if answers came at once.
+static bool is_latency_bound(const PlanReport *r, int ranks) {
+    Plan p = plan_with(r->plan, ranks);
+    PlanStep step = plan_step(&p, r->rows);
+    p.device.efficiency.hop = p.device.efficiency.network_hop = 0;
+    return 2 * (step.exposed - plan_step(&p, r->rows).exposed) > step.seconds;
+}
+
+static const char *bound_by(const PlanReport *r, int ranks) {
+    if (is_latency_bound(r, ranks)) return "latency";
+    return is_compute_bound(r, ranks) ? "compute" : "interconnect";
 }
 
 static void print_rank_row(FILE *f, const PlanReport *r, int ranks, double rate_of_one) {
@@ -206,7 +227,7 @@ static void print_rank_row(FILE *f, const PlanReport *r, int ranks, double rate_
     fprintf(f, "%c%6d %8.0f %9s", ranks == r->plan->ranks ? '>' : ' ', ranks, machines, grouped(a, tokens / ranks));
     for (int s = 0; s < SHARDINGS; s++)
         fprintf(f, " %8s", ranks == 1 ? "-" : grouped(a, plan_critical_tokens(&p, (Sharding)s, ranks)));
-    fprintf(f, "  %-12s", is_compute_bound(r, ranks) ? "compute" : "interconnect");
+    fprintf(f, "  %-12s", bound_by(r, ranks));
     if (r->rows < ranks) {
         fprintf(f, " fewer rows than ranks\n");
         return;
@@ -219,16 +240,21 @@ static void print_rank_row(FILE *f, const PlanReport *r, int ranks, double rate_
     fprintf(f, "\n");
 }
 
-// The most ranks for which this batch leaves each as many tokens as its links need.
-static void print_limit(FILE *f, const PlanReport *r) {
-    int bound = 1, free = 1 << 20; // more ranks only ever have fewer tokens, and need more
-    while (free - bound > 1) {
-        int middle = bound + (free - bound) / 2;
-        if (plan_link_bandwidth(&r->plan->device, middle) > 0 && is_compute_bound(r, middle)) bound = middle;
-        else free = middle;
+// The most ranks of which something holds that holds up to some number of them.
+static int most_ranks(const PlanReport *r, bool (*holds)(const PlanReport *r, int ranks)) {
+    int most = 1, over = 1 << 20;
+    while (over - most > 1) {
+        int middle = most + (over - most) / 2;
+        if (plan_link_bandwidth(&r->plan->device, middle) > 0 && holds(r, middle)) most = middle;
+        else over = middle;
     }
-    fprintf(f, "  compute-bound up to %d ranks, by bytes; latency, and what nothing hides, are in \"exposed\"\n",
-            bound);
+    return most;
+}
+
+// More ranks have fewer tokens each, need more for their links, and have more answers to wait for.
+static void print_limit(FILE *f, const PlanReport *r) {
+    fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
+            most_ranks(r, is_compute_bound), most_ranks(r, is_computing));
 }
 
 static void print_ranks(FILE *f, const PlanReport *r) {

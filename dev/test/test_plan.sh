@@ -30,6 +30,19 @@ hours_are_tokens_over_speed() { # of the same page; without --val nothing is add
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
+# Many ranks with enough tokens each for their links, which wait for each other's answers nonetheless.
+waiting_share() { # RANKS: of the step, in percent
+    plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
+}
+says_what_latency_binds() {
+    local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
+    plan "${many[@]}" --ranks 8960 && said '^> +8960 .* latency ' && said '^ +8 +1 .* compute ' || return 1
+    plan "${many[@]}" --ranks 8960 --link 0.01 && said '^> +8960 .* interconnect ' || return 1
+    plan "${many[@]}" --ranks 8960 && said '^  compute-bound up to [0-9]+ ranks by bytes, up to [0-9]+ by step time' || return 1
+    most=$(sed -nE 's/^  compute-bound .* up to ([0-9]+) by step time.*/\1/p' plan.txt)
+    awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
+        if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
+}
 says_where_the_disk_is_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
@@ -150,7 +163,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
-    says_where_the_disk_is_too_small says_where_memory_is_too_small \
+    says_what_latency_binds says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
     foretells_the_steps estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do
