@@ -81,6 +81,11 @@ int archive_count(const char *out, int *count, Error *e) {
     return 0;
 }
 
+bool archive_has(const char *out, int64_t step) {
+    char path[ARCHIVE_PATH];
+    return step_path(out, step, path, &(Error){0}) == 0 && directory_exists(path);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Coming to be
 
@@ -125,7 +130,7 @@ static int remove_step(const char *out, int64_t step, Error *e) {
     return directory_remove(partial, e);
 }
 
-int archive_thin(const char *out, int64_t keep, Error *e) {
+int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e) {
     Steps steps;
     int code = 0;
     if (keep == 0) return 0;
@@ -134,7 +139,7 @@ int archive_thin(const char *out, int64_t keep, Error *e) {
         char path[ARCHIVE_PATH];
         Error ignored;
         if (complete >= keep) {
-            TRY_GOTO(remove_step(out, steps.step[i], e));
+            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], e));
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], path, e));
@@ -172,18 +177,19 @@ static int newest_whole(const char *out, const Steps *steps) {
     return -1;
 }
 
-// All but that one may go, but none goes in vain.
-static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int *removed, Error *e) {
+// All but that one and `best` may go, but none goes in vain.
+static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, int *removed, Error *e) {
     uint64_t left, in_all, one;
-    int stays = newest_whole(out, steps);
+    int newest = newest_whole(out, steps);
     TRY(disk_free(out, &left, e));
     in_all = left;
-    for (int i = 0; i < steps->count && stays >= 0; i++) {
+    for (int i = 0; i < steps->count && newest >= 0; i++) {
+        if (i == newest || steps->step[i] == best) continue;
         TRY(step_bytes(out, steps->step[i], &one, e));
-        if (i != stays) in_all += one;
+        in_all += one;
     }
     for (int i = steps->count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
-        if (i == stays) continue;
+        if (i == newest || steps->step[i] == best) continue;
         TRY(remove_step(out, steps->step[i], e));
         ++*removed;
         TRY(disk_free(out, &left, e));
@@ -191,14 +197,14 @@ static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, 
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int *removed, Error *e) {
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, Error *e) {
     uint64_t left;
     Steps steps;
     *removed = 0;
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, removed, e);
+        int code = remove_for_room(out, &steps, bytes, stays, removed, e);
         steps_free(&steps);
         if (code) return code;
         TRY(disk_free(out, &left, e));

@@ -20,8 +20,8 @@ int64_t archive_step_of(const char *name);
 
 // Has the disk room for a checkpoint of so many bytes? Where it has not, older ones make room, from the oldest on, as
 // many as it takes, unless `keep` says that all stay (0), or it would not be enough. The newest that is as it was written
-// is read back first, and stays. *removed: how many went.
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int *removed, Error *e);
+// is read back first, and stays, as does that of step `stays`. *removed: how many went.
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, Error *e);
 
 // Prepares an empty directory for the checkpoint of a step, under its temporary name.
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e);
@@ -29,12 +29,15 @@ int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], E
 // Completes it, when all files of the manifest are on the disk: manifest, syncs, rename, sync of the parent.
 int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
+// Is there a checkpoint of this step, whole or damaged?
+bool archive_has(const char *out, int64_t step);
+
 // Reads a checkpoint back, every byte of it, from the disk.
 int archive_verify(const char *directory, Error *e);
 
-// Removes the checkpoints older than the newest `keep` complete ones (0: none is removed). A complete one has its
-// manifest, and all files of it with the right sizes; what is not complete does not count.
-int archive_thin(const char *out, int64_t keep, Error *e);
+// Removes the checkpoints older than the newest `keep` complete ones (0: none is removed), but that of step `stays`. A
+// complete one has its manifest, and all files of it with the right sizes; what is not complete does not count.
+int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e);
 
 // The newest checkpoint that is as it was written. *found is false where there is none at all. Damaged ones are passed
 // over with a line each to `notes`; where there are only damaged ones that is an error (65).

@@ -53,6 +53,9 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     TRY(run_state_summary(&summary, directory, e));
     fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
             directory, summary.step, summary.tokens, summary.examples, summary.batch, summary.build);
+    if (summary.best.step)
+        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, summary.best.loss,
+                summary.best.step);
     fprintf(out, "%s: as it was written\n", directory);
     return 0;
 }

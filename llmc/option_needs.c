@@ -68,6 +68,8 @@ static const struct {
     {OPTION_val_every, 0, NEEDS_VAL, REFUSE},
     {OPTION_val_tokens, NAN, NEEDS_VAL, REFUSE},
     {OPTION_val_tokens, NAN, NEEDS_VALIDATION, REMARK},
+    {OPTION_keep_best, 0, NEEDS_VAL, REFUSE},
+    {OPTION_keep_best, 0, NEEDS_VALIDATION, REFUSE},
     {OPTION_hellaswag, NAN, NEEDS_HELLASWAG, REFUSE},
     {OPTION_sample_tokens, NAN, NEEDS_SAMPLING, REFUSE},
     {OPTION_prompt, 0, NEEDS_SAMPLING, REFUSE},

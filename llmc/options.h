@@ -125,6 +125,9 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "told to stop; 0: only those. The same command goes on from the newest one that is whole")                       \
     X(INT,    keep,            "-nk",AS_IS,         "2",         "[0, 1e6]",       "",       CHECKPOINT,               \
       "number of checkpoints to keep, the newest ones: 2 at least; 0: all")                                            \
+    X(FLAG,   keep_best,       "",   AS_IS,         "",          "",               "",       CHECKPOINT,               \
+      "also write a checkpoint whenever a validation loss is the lowest so far, and keep the newest such one besides "  \
+      "those of --keep")                                                                                               \
     X(FLAG,   fresh,           "-y", AS_IS,         "",          "",               "",       CHECKPOINT,               \
       "start over instead of going on from what --out holds, which is moved aside")                                    \
     X(TEXT,   check,           "",   AS_IS,         "",          "",               "path",   CHECKPOINT,               \

@@ -308,9 +308,12 @@ PlanRun plan_run(const Plan *p, const Ramp *ramp, double target) {
     return run;
 }
 
-int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t keep) {
+int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t best_every, int64_t keep) {
     const Plan untimed = {0};
-    if (every == 0) return 1;
-    int64_t written = (plan_run(&untimed, ramp, 0).steps - 1) / every + 1; // one at the end
-    return keep > 0 && keep + 1 < written ? keep + 1 : written;            // one is written before the oldest goes
+    if (every == 0 && best_every == 0) return 1;
+    int64_t steps = plan_run(&untimed, ramp, 0).steps, written = 1; // at the end
+    if (every > 0) written += (steps - 1) / every;
+    if (best_every > 0) written += (steps - 1) / best_every;
+    int64_t stay = keep + 1 + (best_every > 0); // one is written before the oldest goes
+    return keep > 0 && stay < written ? stay : written;
 }

@@ -110,8 +110,9 @@ enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, const Ramp *ramp, double target);
 
 // How many checkpoints are on the disk at a time, at most, in the longest run that the ramp allows: saved every so many
-// steps (0: at the end alone), where `keep` stay (0: all).
-int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t keep);
+// steps and at the end, and with --keep-best after each validation, every best_every steps (0: never), if it has to be;
+// `keep` stay, and the best (0: all).
+int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t best_every, int64_t keep);
 
 // Bytes that a rank keeps from step to step, of its share or of all (--zero).
 typedef struct {

@@ -328,7 +328,7 @@ static void print_run(FILE *f, const PlanReport *r) {
 }
 
 static void print_checkpoints(FILE *f, const PlanReport *r) {
-    int64_t copies = r->ramp ? plan_checkpoints(r->ramp, r->checkpoint_every, r->keep) : 1;
+    int64_t copies = r->ramp ? plan_checkpoints(r->ramp, r->checkpoint_every, r->best_every, r->keep) : 1;
     double bytes = (double)copies * r->checkpoint_bytes;
     char one[TEXT_BYTES], all[TEXT_BYTES], room[TEXT_BYTES];
     fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(one, r->checkpoint_bytes), (long long)copies,

@@ -16,7 +16,8 @@ typedef struct {
     double train_tokens;                      // in --train; 0: not looked at
     double host_bytes;                        // of the copy that checkpoints are written from
     int64_t val_every, val_rows;              // validation: steps between, rows; 0: none
-    int64_t checkpoint_every, keep;           // steps between; how many stay (0: all)
+    int64_t checkpoint_every, best_every;     // steps between, at least (plan_checkpoints)
+    int64_t keep;                             // how many stay (0: all)
     double checkpoint_bytes, disk_free_bytes; // disk_free: -1: not known
     const char *disk;                         // where
 } PlanReport;

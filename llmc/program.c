@@ -141,6 +141,7 @@ int program_main(int argc, char **argv) {
         r->argc = argc;
         r->argv = argv;
         r->at.val_loss = NAN;
+        r->at.best.loss = INFINITY;
         r->compared_step = -1;
         code = run_program(r, &e);
         if (code && r->metrics) progress_break(&r->progress);

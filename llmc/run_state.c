@@ -192,6 +192,16 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     return 0;
 }
 
+// Before there was --keep-best nothing was known to be the best.
+static int io_best(StateIO *io, BestPoint *best, Error *e) {
+    if (!has_field(io, "best_step")) {
+        *best = (BestPoint){.loss = INFINITY};
+        return 0;
+    }
+    TRY(io_int(io, "best_step", &best->step, e));
+    return io_real(io, "best_loss", &best->loss, e);
+}
+
 static int io_progress(StateIO *io, const RunState *s, Error *e) {
     StateIO ramp;
     RunPoint *at = s->at;
@@ -201,6 +211,7 @@ static int io_progress(StateIO *io, const RunState *s, Error *e) {
     TRY(io_int(io, "batch", &at->batch, e));
     TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
     TRY(io_real(io, "val_loss", &at->val_loss, e));
+    TRY(io_best(io, &at->best, e));
     TRY(io_object(io, "ramp", &ramp, e));
     TRY(io_int(&ramp, "batch", &s->ramp->batch, e));
     TRY(io_real(&ramp, "tokens_above", &s->ramp->tokens_above, e));
@@ -502,6 +513,7 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     if (!code) code = io_int(&io, "tokens", &summary->tokens, e);
     if (!code) code = io_int(&io, "examples", &summary->examples, e);
     if (!code) code = io_int(&io, "batch", &summary->batch, e);
+    if (!code) code = io_best(&io, &summary->best, e);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
     json_free(&io.json);
     return code;

@@ -29,12 +29,19 @@ typedef struct {
 int shard_list_create(ShardList *list, const DataSet *data, Error *e);
 void shard_list_destroy(ShardList *list);
 
+// The lowest validation loss of those after which a checkpoint was written (--keep-best).
+typedef struct {
+    int64_t step; // 0: none yet
+    double loss;  // INFINITY: none yet
+} BestPoint;
+
 // Where a run stands: its own, saved and taken up again as one.
 typedef struct {
     int64_t step, tokens, examples; // done
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // of metrics.jsonl, up to and including this step, when it was saved
     double val_loss;                // the latest; NaN before the first
+    BestPoint best;
     Outliers loss_window, grad_window;
     char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
 } RunPoint;
@@ -69,6 +76,7 @@ int run_state_read(const RunState *state, const char *directory, char **changes,
 // The step, and whether the file is well formed so far: for --check.
 typedef struct {
     int64_t step, tokens, examples, batch;
+    BestPoint best;
     char build[256];
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);

@@ -18,6 +18,7 @@ static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2
 
 struct Saver {
     SaverConfig config;
+    int64_t stays;      // step whose checkpoint is not to go; -1: none
     float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
     Parallel *parallel; // to read from instead; NULL: from the copy
     Parallel *source;   // what the thread is to take the snapshot of; NULL: it is taken
@@ -37,6 +38,7 @@ struct Saver {
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     (*out)->config = *config;
+    (*out)->stays = -1;
     sem_init(&(*out)->taken, 0, 0);
     return 0;
 }
@@ -91,7 +93,7 @@ static int write_checkpoint(Saver *s, Error *e) {
     Manifest manifest = {.count = 0};
     Error ignored;
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    TRY(archive_make_room(s->config.out, bytes, s->config.keep, &s->report.removed, e));
+    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->stays, &s->report.removed, e));
     TRY(archive_begin(s->config.out, s->report.step, directory, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
@@ -123,7 +125,7 @@ static void *save_all(void *argument) {
     if (!code) code = write_checkpoint(s, &report->error);
     report->seconds = clock_seconds() - s->started;
     if (!code) code = read_back(report->directory, &report->error);
-    if (!code) archive_thin(s->config.out, s->config.keep, &report->note);
+    if (!code) archive_thin(s->config.out, s->config.keep, s->stays, &report->note);
     atomic_store(&s->ended, true);
     return NULL;
 }
@@ -166,6 +168,11 @@ static int wait_for_copy_memory(Saver *s, Error *e) {
     if (s->touching) pthread_join(s->thread, NULL);
     s->touching = false;
     return 0;
+}
+
+void saver_stay(Saver *s, int64_t step) {
+    assert(!s->running);
+    s->stays = step;
 }
 
 static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {

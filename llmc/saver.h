@@ -55,6 +55,9 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Without it the first save does so.
 int saver_prepare(Saver *saver, Error *e);
 
+// From the next save on the checkpoint of this step stays, whatever `keep` says, if that save succeeds; -1: of none.
+void saver_stay(Saver *saver, int64_t step);
+
 // On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes
 // `state` over, from malloc, whatever comes out.
 int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);

@@ -392,6 +392,7 @@ int setup_resume(Run *r, Error *e) {
     }
     RunState state = run_state(r, "");
     TRY(run_state_read(&state, r->saved, &changes, e));
+    if (!archive_has(out, r->at.best.step)) r->at.best = (BestPoint){.loss = INFINITY}; // somebody has taken it away
     int code = ramp_settle(&r->ramp, r->at.step, r->at.tokens, e);
     if (!code && is_first(r))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->at.step,
@@ -468,8 +469,9 @@ void describe_build(const Run *r, char *out, size_t bytes) {
 // Can the run be long enough for a checkpoint before its end?
 bool may_save_aside(const Run *r) {
     const Options *o = &r->options;
-    if (o->checkpoint_every == 0 || o->run.horizon_tokens == 0) return false;
-    return (o->run.horizon_tokens - 1) / (ramp_smallest(&r->ramp) * o->seq_len) >= o->checkpoint_every;
+    int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&r->ramp) * o->seq_len);
+    if (o->run.horizon_tokens == 0) return false;
+    return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (o->keep_best && steps >= o->val_every);
 }
 
 int setup_output(Run *r, Error *e) {

@@ -14,6 +14,10 @@ static int validate(Run *r, const StepMetrics *last, Error *e) {
     Evaluation v;
     TRY(evaluate_loss(r, r->options.val_tokens, &v, e));
     r->at.val_loss = v.loss;
+    if (r->options.keep_best) { // whether the best so far was saved in the end rank 0 alone knows
+        TRY(comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e));
+        r->is_best = v.loss < r->at.best.loss;
+    }
     if (!is_first(r)) return 0;
     progress_val(&r->progress, last, v.loss);
     return metrics_val(r->metrics, last->step, last->tokens, v.loss, e);
@@ -81,6 +85,7 @@ static void tell_save(Run *r, const SaveReport *report) {
     progress_break(&r->progress);
     tell_removed(report);
     if (report->error.code) {
+        if (report->step == r->at.best.step) r->at.best = r->best_before;
         save_failed(r, report->step, &report->error);
         return;
     }
@@ -91,8 +96,12 @@ static void tell_save(Run *r, const SaveReport *report) {
     fflush(stdout);
 }
 
+// state.json of the checkpoint that is written next.
 static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
     char build[300];
+    r->best_before = r->at.best;
+    if (r->is_best) r->at.best = (BestPoint){r->at.step, r->at.val_loss};
+    saver_stay(r->saver, r->options.keep_best && r->at.best.step ? r->at.best.step : -1);
     describe_build(r, build, sizeof build);
     r->at.metrics_bytes = metrics_bytes(r->metrics);
     RunState state = run_state(r, build);
@@ -194,6 +203,9 @@ static int finish(Run *r, Error *e) {
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->at.val_loss / log(2.0));
         printf("\n");
     }
+    if (r->options.keep_best && r->at.best.step && r->at.best.step != r->at.step)
+        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", r->at.best.loss,
+               (long long)r->at.best.step, r->options.out, (long long)r->at.best.step);
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saved, r->options.out);
     return 0;
 }
@@ -217,6 +229,7 @@ static int train_loop(Run *r, Error *e) {
         GnsMode mode;
         if (r->comm->ranks == 1) r->stop = signals_requested() != NULL;
         if (r->stop) return stop(r, e);
+        r->is_best = false;
         TRY(train_step(r, &metrics, &mode, e));
         bool last = r->at.tokens >= o->run.horizon_tokens;
         if (is_pause(r, last)) TRY(parallel_send_weights(&r->parallel, e));
@@ -230,7 +243,7 @@ static int train_loop(Run *r, Error *e) {
             TRY(comm_barrier(r->comm, e)); // the others wait here, with a checkpoint's patience, not a step's
         }
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
-        if (!last && is_due(r->at.step, o->checkpoint_every)) TRY(save_aside(r, e));
+        if (!last && (r->is_best || is_due(r->at.step, o->checkpoint_every))) TRY(save_aside(r, e));
     }
     return finish(r, e);
 }

@@ -626,7 +626,7 @@ static void test_retention(void) {
             make_checkpoint("kept", step, &step, sizeof step);
             if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
             else newest = step;
-            CHECK_OK(archive_thin("kept", keep, &e), &e);
+            CHECK_OK(archive_thin("kept", keep, -1, &e), &e);
             if (newest) {
                 CHECK_OK(archive_newest("kept", notes, &found, &newest_found, directory, &e), &e);
                 CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);

@@ -628,6 +628,33 @@ static void test_seconds_of_a_run(void) {
     model_destroy(&model);
 }
 
+// Of a run of 100 steps, by hand.
+static void test_checkpoints_at_a_time(void) {
+    static const struct {
+        int64_t every, best_every, keep, want;
+    } cases[] = {
+        {0, 0, 2, 1},    // at the end
+        {50, 0, 2, 2},   // at 50 and 100
+        {49, 0, 2, 3},   // at 49, 98 and 100
+        {10, 0, 2, 3},   // two stay, and one is being written
+        {10, 0, 0, 10},  // all stay
+        {10, 25, 2, 4},  // the best besides
+        {0, 60, 2, 2},   // at 60 and 100
+        {0, 10, 2, 4},   //
+        {10, 25, 0, 13}, // at 25, 50 and 75 too, at most
+        {200, 0, 2, 1},
+    };
+    Ramp ramp;
+    Error e;
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
+    CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t got = plan_checkpoints(&ramp, cases[i].every, cases[i].best_every, cases[i].keep);
+        CHECK(got == cases[i].want, "case %zu: %lld, want %lld", i, (long long)got, (long long)cases[i].want);
+    }
+    ramp_destroy(&ramp);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void test_devices_here_and_elsewhere(void) {
@@ -691,6 +718,7 @@ int main(void) {
     RUN(test_steps_are_cut);
     RUN(test_runs);
     RUN(test_seconds_of_a_run);
+    RUN(test_checkpoints_at_a_time);
     RUN(test_devices_here_and_elsewhere);
     RUN(test_cpu_is_measured);
     return test_summary();
