@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "shards.h"
 #include "../llmc/hash.h"
+#include "../llmc/tokenizer_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -76,6 +77,8 @@ uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const I
         hash = hash_bytes(hash, text, bytes);
         hash = hash_bytes(hash, &bytes, sizeof bytes);
     }
+    for (int i = 0; i < t->added_count; i++)
+        hash = hash_bytes(hash, (int[]){t->added[i].token, t->added[i].normalized}, 2 * sizeof(int));
     const char *texts[] = {o->format, o->field, o->separator ? o->separator : "", o->invalid, o->split ? o->split : ""};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) hash = hash_bytes(hash, texts[i], strlen(texts[i]) + 1);
     const uint64_t numbers[] = {o->val_every_file, o->max_bytes, o->shard_tokens};

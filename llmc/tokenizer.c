@@ -144,8 +144,22 @@ static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     return 0;
 }
 
+// Does an added token stand across text[at], or may do so with what comes behind text[0..bytes)?
+static bool added_across(const Tokenizer *t, const char *text, size_t bytes, size_t at) {
+    for (int i = 0; i < t->added_count; i++) {
+        size_t length;
+        const char *name = tokenizer_decode(t, t->added[i].token, &length);
+        for (size_t from = at > length ? at - length + 1 : 0; from < at; from++)
+            if (at - from < length && memcmp(text + from, name, size_min(length, bytes - from)) == 0) return true;
+    }
+    return false;
+}
+
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
-    return t->is_bytes ? utf8_boundary(text, bytes) : cut_words(t, text, bytes);
+    if (t->is_bytes) return utf8_boundary(text, bytes);
+    size_t cut = cut_words(t, text, bytes);
+    while (cut > 0 && added_across(t, text, bytes, cut)) cut = cut_words(t, text, cut);
+    return cut;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -359,21 +373,62 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     return 0;
 }
 
+static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
+    while (s < end) {
+        const uint8_t *word_end = scan_word(encoder->t, s, end);
+        size_t tokens;
+        TRY(encode_word(encoder, s, (size_t)(word_end - s), end, *out, &tokens, e));
+        *out += tokens;
+        s = word_end;
+    }
+    return 0;
+}
+
+// The longest added token of a pass that s..end begins with, and its length; NULL where there is none.
+static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
+                                    size_t *longest) {
+    const AddedToken *found = NULL;
+    *longest = 0;
+    for (int i = 0; i < t->added_count; i++) {
+        size_t length;
+        const char *name = tokenizer_decode(t, t->added[i].token, &length);
+        if (t->added[i].normalized != pass || length <= *longest || length > (size_t)(end - s)) continue;
+        if (memcmp(s, name, length) != 0) continue;
+        found = &t->added[i];
+        *longest = length;
+    }
+    return found;
+}
+
+// Added tokens are taken from left to right, of several at a place the longest; between them stands text for the next
+// pass, and after the last pass words (tokenizers' AddedVocabulary).
+static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
+    const Tokenizer *t = encoder->t;
+    if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);
+    const uint8_t *text = s;
+    while (s < end) {
+        size_t length;
+        const AddedToken *added = t->added_begins[pass][*s] ? added_here(t, pass, s, end, &length) : NULL;
+        if (!added) {
+            s++;
+            continue;
+        }
+        TRY(encode_text(encoder, text, s, pass + 1, out, e));
+        *(*out)++ = added->token;
+        text = s += length;
+    }
+    return encode_text(encoder, text, end, pass + 1, out, e);
+}
+
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+    const uint8_t *s = (const uint8_t *)text;
     uint16_t *next = out;
     if (encoder->t->is_bytes) {
         for (size_t i = 0; i < bytes; i++) out[i] = s[i];
         *count = bytes;
         return 0;
     }
-    while (s < end) {
-        const uint8_t *word_end = scan_word(encoder->t, s, end);
-        size_t tokens;
-        TRY(encode_word(encoder, s, (size_t)(word_end - s), end, next, &tokens, e));
-        next += tokens;
-        s = word_end;
-    }
+    TRY(encode_text(encoder, s, s + bytes, encoder->t->added_count ? 0 : ADDED_PASSES, &next, e));
     *count = (size_t)(next - out);
     return 0;
 }
@@ -437,6 +492,7 @@ void tokenizer_destroy(Tokenizer *t) {
     memory_free(t->text);
     memory_free(t->start);
     memory_free(t->literal);
+    memory_free(t->added);
     memory_free(t->merges);
     memory_free(t->pairs);
     memory_free(t->classes);

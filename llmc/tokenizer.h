@@ -4,8 +4,9 @@
 //   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), read from
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json.
 //
-// Both take any bytes, valid UTF-8 or not, and decoding gives back exactly what was encoded. Special tokens are never
-// made from text: "<|endoftext|>" in a document is encoded as the thirteen characters it is.
+// Both take any bytes, valid UTF-8 or not, and decoding gives back exactly what was encoded. Tokens that were added to a
+// vocabulary ("<|user|>") are found in the text before it is split into words, as Hugging Face's tokenizers does. All but
+// one: "<|endoftext|>" in a document is encoded as the thirteen characters it is.
 #ifndef GNS_TOKENIZER_H
 #define GNS_TOKENIZER_H
 

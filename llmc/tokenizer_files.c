@@ -4,11 +4,15 @@
 //     encoder.json + vocab.bpe     the same under OpenAI's names
 //     tokenizer.json               both in one file: model.vocab, model.merges, added_tokens
 //
+// Tokens that were added to a vocabulary stand in tokenizer.json (added_tokens), in tokenizer_config.json
+// (added_tokens_decoder) or in added_tokens.json, whatever the form of the rest.
+//
 // In these files a byte is written as a character of "GPT-2's alphabet": bytes that print stand for themselves (in
 // Latin-1), the others, in order, for U+0100, U+0101, ...
 #define _POSIX_C_SOURCE 200809L
 #include "files.h"
 #include "hash.h"
+#include "json_place.h"
 #include "tokenizer_impl.h"
 
 #include <cjson/cJSON.h>
@@ -71,7 +75,13 @@ typedef struct {
     char *bytes; // NULL: no such token yet
     uint32_t length;
     uint8_t literal;
+    bool added; // and to be found in text, then
+    bool normalized, special;
 } Entry;
+
+// Where added tokens stand, in the order in which they are read.
+static const char *const ADDED_FILES[] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+enum { ADDED_ARRAY, ADDED_BY_ID, ADDED_BY_NAME, ADDED_FILE_COUNT };
 
 typedef struct {
     Tokenizer *t;
@@ -80,8 +90,10 @@ typedef struct {
     char *vocab_text, *merges_text;
     size_t vocab_bytes, merges_bytes;
     cJSON *json;
+    JsonText added[ADDED_FILE_COUNT]; // root NULL: no such file
+    char added_path[ADDED_FILE_COUNT][PATH_MAX];
     Entry *entries; // (VOCAB_MAX)
-    char *arena;    // the entries' bytes; no longer than the vocabulary's file
+    char *arena;    // the entries' bytes; no longer than the files together
     size_t arena_used;
     uint32_t *by_name; // open addressing: token + 1, or 0
     uint32_t name_mask;
@@ -99,23 +111,29 @@ static int json_parse(Loader *l, Error *e) {
     return FAIL(e, ERR_INPUT, HINT_GET, "%s line %d: not a JSON object", l->vocab_path, line);
 }
 
-static int add_entry(Loader *l, const char *name, const cJSON *id, bool special, Error *e) {
-    double number = cJSON_IsNumber(id) ? id->valuedouble : -1;
+static int entry_of_number(Loader *l, const char *path, const char *name, double number, Entry **entry, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", l->vocab_path, name);
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name);
     if (number >= VOCAB_MAX)
         return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
-                    "%s: token '%s' is number %.0f, and shards hold 16 bits", l->vocab_path, name, number);
-    Entry *entry = &l->entries[(int)number];
-    if (entry->bytes && special) return 0; // added_tokens repeats what the vocabulary has
-    if (entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", l->vocab_path, number);
+                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number);
+    *entry = &l->entries[(int)number];
+    if ((int)number >= l->t->vocab_size) l->t->vocab_size = (int)number + 1;
+    return 0;
+}
+
+static int add_entry(Loader *l, const cJSON *item, Error *e) {
+    const char *name = item->string;
+    Entry *entry;
+    TRY(entry_of_number(l, l->vocab_path, name, cJSON_IsNumber(item) ? item->valuedouble : -1, &entry, e));
+    if (entry->bytes)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", l->vocab_path, item->valuedouble);
     size_t length = strlen(name), bytes = 0;
     entry->bytes = l->arena + l->arena_used;
-    entry->literal = special || !alphabet_decode(&l->alphabet, name, length, entry->bytes, &bytes);
+    entry->literal = !alphabet_decode(&l->alphabet, name, length, entry->bytes, &bytes);
     if (entry->literal) memcpy(entry->bytes, name, bytes = length);
     entry->length = (uint32_t)bytes;
     l->arena_used += length;
-    if ((int)number >= l->t->vocab_size) l->t->vocab_size = (int)number + 1;
     return 0;
 }
 
@@ -138,6 +156,75 @@ static int check_kind(const Loader *l, Error *e) {
     return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", l->vocab_path, why) : 0;
 }
 
+// Is this the name that the entry was made of?
+static bool entry_has_name(const Loader *l, const Entry *entry, const char *name) {
+    char decoded[1024];
+    size_t length = strlen(name), bytes = length;
+    const char *text = name;
+    if (length > sizeof decoded) return false;
+    if (!entry->literal && alphabet_decode(&l->alphabet, name, length, decoded, &bytes)) text = decoded;
+    return entry->length == bytes && memcmp(entry->bytes, text, bytes) == 0;
+}
+
+// A token behind the vocabulary, or one of it, that is found in text. flags: NULL, or the fields that say how.
+static int add_added(Loader *l, const char *path, const char *name, double number, const cJSON *flags, Error *e) {
+    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
+    size_t length = strlen(name);
+    Entry *entry;
+    TRY(entry_of_number(l, path, name, number, &entry, e));
+    if (length == 0) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(flags, unknown[i])))
+            return FAIL(e, ERR_INPUT,
+                        "only tokens that are found as they are written, whatever stands beside, are known",
+                        "%s: added token '%s' has %s", path, name, unknown[i]);
+    if (entry->bytes && !entry_has_name(l, entry, name))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
+                    number);
+    if (entry->added) return 0; // the first file that has it says how
+    if (!entry->bytes) entry->bytes = l->arena + l->arena_used, l->arena_used += length;
+    memcpy(entry->bytes, name, entry->length = (uint32_t)length);
+    entry->literal = true;
+    entry->added = strcmp(name, EOT_NAME) != 0;
+    entry->normalized = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(flags, "normalized"));
+    entry->special = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(flags, "special"));
+    return 0;
+}
+
+static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
+
+static int read_added(Loader *l, int file, Error *e) {
+    const cJSON *root = l->added[file].root, *item;
+    const char *path = l->added_path[file], *lists[] = {"added_tokens", "added_tokens_decoder"};
+    const cJSON *list = file == ADDED_BY_NAME ? root : cJSON_GetObjectItemCaseSensitive(root, lists[file]);
+    cJSON_ArrayForEach(item, list) {
+        if (file == ADDED_BY_NAME) {
+            TRY(add_added(l, path, item->string, number_of(item), NULL, e));
+            continue;
+        }
+        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+        if (!cJSON_IsString(content))
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
+        char *end = "";
+        double number =
+            file == ADDED_BY_ID ? strtod(item->string, &end) : number_of(cJSON_GetObjectItemCaseSensitive(item, "id"));
+        TRY(add_added(l, path, content->valuestring, *end ? -1 : number, item, e));
+    }
+    return 0;
+}
+
+// The files that are there, parsed.
+static int open_added(Loader *l, const char *directory, Error *e) {
+    for (int i = 0; i < ADDED_FILE_COUNT; i++) {
+        TRY(path_join(l->added_path[i], PATH_MAX, directory, ADDED_FILES[i], e));
+        if (!file_exists(l->added_path[i])) continue;
+        TRY(json_read(&l->added[i], l->added_path[i], FILE_BYTES_MAX, HINT_GET, e));
+        if (!cJSON_IsObject(l->added[i].root))
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", l->added_path[i]);
+    }
+    return 0;
+}
+
 static int read_vocab(Loader *l, bool one_file, Error *e) {
     const cJSON *vocab = l->json, *item;
     if (one_file) {
@@ -145,14 +232,8 @@ static int read_vocab(Loader *l, bool one_file, Error *e) {
         vocab = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(l->json, "model"), "vocab");
     }
     if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", l->vocab_path);
-    cJSON_ArrayForEach(item, vocab) TRY(add_entry(l, item->string, item, false, e));
-    const cJSON *added = one_file ? cJSON_GetObjectItemCaseSensitive(l->json, "added_tokens") : NULL;
-    cJSON_ArrayForEach(item, added) {
-        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
-        if (!cJSON_IsString(content))
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of added_tokens lacks its content", l->vocab_path);
-        TRY(add_entry(l, content->valuestring, cJSON_GetObjectItemCaseSensitive(item, "id"), true, e));
-    }
+    cJSON_ArrayForEach(item, vocab) TRY(add_entry(l, item, e));
+    for (int file = 0; file < ADDED_FILE_COUNT; file++) TRY(read_added(l, file, e));
     return 0;
 }
 
@@ -264,6 +345,21 @@ static int read_merges_json(Loader *l, Error *e) { // "left right", or ["left", 
     return 0;
 }
 
+static int copy_added(Loader *l, Error *e) {
+    Tokenizer *t = l->t;
+    for (int i = 0; i < t->vocab_size; i++) t->added_count += l->entries[i].added;
+    if (t->added_count == 0) return 0;
+    TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
+    AddedToken *next = t->added;
+    for (int i = 0; i < t->vocab_size; i++) {
+        const Entry *entry = &l->entries[i];
+        if (!entry->added) continue;
+        *next++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
+        t->added_begins[entry->normalized][(uint8_t)entry->bytes[0]] = true;
+    }
+    return 0;
+}
+
 static int copy_tokens(Loader *l, Error *e) {
     Tokenizer *t = l->t;
     size_t at = 0, count = (size_t)t->vocab_size;
@@ -277,18 +373,22 @@ static int copy_tokens(Loader *l, Error *e) {
         at += l->entries[i].length;
     }
     t->start[count] = (uint32_t)at;
-    t->is_bytes = count == BYTE_VALUES && t->merge_count == 0;
+    TRY(copy_added(l, e));
+    t->is_bytes = count == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
     return 0;
 }
 
-static int loader_run(Loader *l, bool one_file, Error *e) {
+static int loader_run(Loader *l, const char *directory, bool one_file, Error *e) {
     TRY(tokenizer_new(&l->t, e));
     TRY(file_read(l->vocab_path, FILE_BYTES_MAX, &l->vocab_text, &l->vocab_bytes, e));
     if (!one_file) TRY(file_read(l->merges_path, FILE_BYTES_MAX, &l->merges_text, &l->merges_bytes, e));
     TRY(json_parse(l, e));
+    TRY(open_added(l, directory, e));
     TRY(memory_alloc_zero((void **)&l->entries, VOCAB_MAX * sizeof *l->entries, "vocabulary", e));
-    TRY(memory_alloc((void **)&l->arena, l->vocab_bytes, "vocabulary", e));
+    size_t bytes = l->vocab_bytes;
+    for (int i = 0; i < ADDED_FILE_COUNT; i++) bytes += l->added[i].bytes;
+    TRY(memory_alloc((void **)&l->arena, bytes, "vocabulary", e));
     l->name_mask = 2 * VOCAB_MAX - 1;
     TRY(memory_alloc_zero((void **)&l->by_name, ((size_t)l->name_mask + 1) * sizeof *l->by_name, "vocabulary", e));
     TRY(memory_alloc((void **)&l->t->merges, MERGES_MAX * sizeof(Merge), "merges", e));
@@ -327,8 +427,9 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     Loader l = {.alphabet = alphabet_make()};
     int code = path_join(l.vocab_path, sizeof l.vocab_path, path, FORMS[form][0], e);
     if (!code) code = path_join(l.merges_path, sizeof l.merges_path, path, FORMS[form][1], e);
-    if (!code) code = loader_run(&l, form == FORM_ONE_FILE, e);
+    if (!code) code = loader_run(&l, path, form == FORM_ONE_FILE, e);
     cJSON_Delete(l.json);
+    for (int i = 0; i < ADDED_FILE_COUNT; i++) json_free(&l.added[i]);
     memory_free(l.vocab_text);
     memory_free(l.merges_text);
     memory_free(l.entries);
@@ -378,13 +479,32 @@ static void put_merges(const Tokenizer *t, const Alphabet *a, FILE *f) {
     }
 }
 
+static const char *json_bool(bool value) { return value ? "true" : "false"; }
+
+static void put_added(const Tokenizer *t, const Alphabet *a, FILE *f) {
+    for (int i = 0; i < t->added_count; i++) {
+        const AddedToken *added = &t->added[i];
+        fprintf(f, "%s\"%d\": {\"content\": \"", i ? ", " : "", added->token);
+        put_token(t, a, added->token, true, f);
+        fprintf(f,
+                "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
+                "\"special\": %s}",
+                json_bool(added->normalized), json_bool(added->special));
+    }
+}
+
 static void put_config(const Tokenizer *t, const Alphabet *a, FILE *f) {
-    (void)a;
     const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
     fprintf(f,
             "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
-            "\"eos_token\": %s, \"unk_token\": %s}\n",
+            "\"eos_token\": %s, \"unk_token\": %s",
             eot, eot, eot);
+    if (t->added_count) {
+        fputs(", \"added_tokens_decoder\": {", f);
+        put_added(t, a, f);
+        fputs("}", f);
+    }
+    fputs("}\n", f);
 }
 
 typedef void (*PutFile)(const Tokenizer *, const Alphabet *, FILE *);

@@ -14,6 +14,14 @@ typedef struct {
     uint16_t left, right, merged;
 } Merge;
 
+// A token that is found in the text as it is written. Those that are not `normalized` are looked for first, through all
+// of the text, then the others in what is left; nothing else comes of the word, there being no normalizer.
+typedef struct {
+    uint16_t token;
+    bool normalized, special; // special: left out by decoders that are asked to
+} AddedToken;
+enum { ADDED_PASSES = 2 };
+
 struct Tokenizer {
     int vocab_size, eot;
     bool is_bytes;
@@ -21,7 +29,10 @@ struct Tokenizer {
     uint32_t *start;  // (vocab_size + 1) where each begins in text
     uint8_t *literal; // (vocab_size) a special token: its name, not bytes in GPT-2's alphabet
     uint16_t byte_token[BYTE_VALUES];
-    Merge *merges; // (merge_count) by rank
+    AddedToken *added; // (added_count)
+    int added_count;
+    bool added_begins[ADDED_PASSES][BYTE_VALUES]; // whether an added token of that pass begins with the byte
+    Merge *merges;                                // (merge_count) by rank
     int merge_count;
     uint64_t *pairs; // (pair_mask + 1) the hash table
     uint32_t pair_mask;

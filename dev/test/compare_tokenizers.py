@@ -45,13 +45,13 @@ def shard_tokens(path):
     return np.fromfile(path, dtype=np.uint16, offset=1024)
 
 
-def ours(texts, threads=2):
+def ours(texts, threads=2, vocabulary=GPT2):
     """The tokens of each text, through a jsonl file and a shard."""
     with tempfile.TemporaryDirectory() as d:
         with open(f"{d}/a.jsonl", "w") as f:
             for text in texts:
                 f.write(json.dumps({"text": text}) + "\n")
-        subprocess.run([TOKENIZE, "--tokenizer", GPT2, "--out", f"{d}/out", "--threads", str(threads), f"{d}/a.jsonl"],
+        subprocess.run([TOKENIZE, "--tokenizer", vocabulary, "--out", f"{d}/out", "--threads", str(threads), f"{d}/a.jsonl"],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         tokens = np.concatenate([shard_tokens(p) for p in sorted(glob.glob(f"{d}/out_*.bin"))])
     starts = np.flatnonzero(tokens == EOT)
@@ -106,6 +106,23 @@ def files():
 
 def long_words():
     return [c * n for c in ("a", " ", "\n", "ab", "!", "0", "é", "=-", "the") for n in (63, 64, 65, 100, 1000, 5000)]
+
+
+def added():
+    """A tokenizer.json with tokens added behind the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
+    start, t = time.monotonic(), hugging_face()
+    token = tokenizers.AddedToken
+    t.add_special_tokens([token("<|endoftext|>", special=True), "<|user|>", "<|assistant|>"])
+    t.add_tokens([token("<|user|>!", normalized=True), token("two  words", normalized=True), token("<<", normalized=False), "user"])
+    pieces = ["<|user|>", "<|assistant|>", "<|", "user", "!", "two", "  ", " ", "words", "<", "KING", "\n", "é", "'s"]
+    texts = ["<|user|>KING"] + ["".join(rng.choices(pieces, k=rng.randrange(1, 40))) for _ in range(3000)]
+    with tempfile.TemporaryDirectory() as d:
+        t.save(f"{d}/tokenizer.json")
+        got = ours(texts, vocabulary=d)
+    want = [encoding.ids for encoding in t.encode_batch(texts)]
+    wrong = sum(a != b for a, b in zip(got, want)) + (want[0] != [50257, 37286])
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/added {time.monotonic() - start:.2f}s: {len(texts)} texts, {wrong} differ")
+    return wrong
 
 
 def train():
@@ -197,7 +214,7 @@ def main():
     wrong += compare("code_points", code_points(), reference, other)
     wrong += compare("random_texts", random_texts(100000), reference, other)
     wrong += compare("long_words", long_words(), reference, other)
-    wrong += train()
+    wrong += added() + train()
     return 1 if wrong else 0
 
 

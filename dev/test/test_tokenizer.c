@@ -491,6 +491,110 @@ static void test_forms(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Added tokens, against the rule said another way: the text is searched for each of them as a whole
+
+static const struct {
+    const char *name;
+    bool normalized, special;
+} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"c a", true, false},
+             {"\xC3\xA4", true, false}, {" <s> ", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
+enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
+
+// Appends what the definition says. plain: the same vocabulary without the added tokens, which are numbers first, first+1..
+static size_t encode_by_definition(const Tokenizer *plain, int first, int pass, const char *text, size_t bytes,
+                                   uint16_t *out) {
+    const char *best = NULL;
+    size_t length = 0, count = 0;
+    int token = 0;
+    for (int i = 0; pass < 2 && i < ADDED_COUNT; i++) {
+        size_t n = strlen(ADDED[i].name);
+        for (const char *at = text; ADDED[i].normalized == pass && at + n <= text + bytes; at++) {
+            if (memcmp(at, ADDED[i].name, n) != 0) continue;
+            if (!best || at < best || (at == best && n > length)) best = at, length = n, token = first + i;
+            break;
+        }
+    }
+    if (pass == 2) {
+        CHECK_OK(tokenizer_encode(plain, text, bytes, out, &count, &e), &e);
+        return count;
+    }
+    if (!best) return encode_by_definition(plain, first, pass + 1, text, bytes, out);
+    count = encode_by_definition(plain, first, pass + 1, text, (size_t)(best - text), out);
+    out[count++] = (uint16_t)token;
+    best += length;
+    return count + encode_by_definition(plain, first, pass, best, (size_t)(text + bytes - best), out + count);
+}
+
+static void put_json(FILE *f, const char *name) {
+    for (; *name; name++) fprintf(f, *name == '"' || *name == '\\' ? "\\%c" : "%c", *name);
+}
+
+// In tokenizer_config.json, as transformers writes them; or by name alone, which makes all of them `normalized`.
+static void write_added(const char *file, int first, bool by_id) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, file);
+    FILE *f = fopen(path, "wb");
+    fputs(by_id ? "{\"added_tokens_decoder\": {" : "{", f);
+    for (int i = 0; i < ADDED_COUNT; i++) {
+        fprintf(f, by_id ? "%s\"%d\": {\"content\": \"" : "%s\"", i ? ", " : "", first + i);
+        put_json(f, ADDED[i].name);
+        if (by_id)
+            fprintf(f, "\", \"normalized\": %s, \"special\": %s}", ADDED[i].normalized ? "true" : "false",
+                    ADDED[i].special ? "true" : "false");
+        else fprintf(f, "\": %d", first + i);
+    }
+    fputs(by_id ? "}}" : "}", f);
+    fclose(f);
+}
+
+static void check_added(const Tokenizer *t, const Tokenizer *plain, int first) {
+    static const char *const pieces[] = {"<|u|>", "x",  "b",        "<|", "<s>", " ",  "  ", "c",
+                                         " a",    "ab", "\xC3\xA4", "\n", "\"",  "\\", "<"};
+    Encoder *encoder;
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    for (int round = 0; round < 20000; round++) {
+        char text[512] = "";
+        uint16_t got[512], want[512], parts[512];
+        size_t count, head, tail;
+        for (uint32_t n = draw(24); n > 0; n--) strcat(text, pieces[draw(sizeof pieces / sizeof *pieces)]);
+        size_t bytes = strlen(text), wanted = encode_by_definition(plain, first, 0, text, bytes, want);
+        CHECK_OK(encoder_run(encoder, text, bytes, got, &count, &e), &e);
+        CHECK(count == wanted && memcmp(got, want, 2 * count) == 0, "'%s': %zu tokens, want %zu", text, count, wanted);
+        size_t cut = tokenizer_cut(t, text, draw((uint32_t)bytes + 1)); // which does not see what follows
+        CHECK_OK(encoder_run(encoder, text, cut, parts, &head, &e), &e);
+        CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + head, &tail, &e), &e);
+        CHECK(head + tail == count && memcmp(parts, got, 2 * count) == 0, "'%s' cut at %zu", text, cut);
+    }
+    encoder_destroy(encoder);
+}
+
+static void test_added(void) {
+    NamedMerge merges[MERGES];
+    int count = make_vocabulary(merges), first = 257 + count;
+    Tokenizer *plain, *t, *saved;
+    write_vocabulary(merges, count);
+    CHECK_OK(tokenizer_load(&plain, directory, &e), &e);
+    write_added("tokenizer_config.json", first, true);
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    if (!t) return;
+    CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
+    check_added(t, plain, first);
+    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    check_added(saved, plain, first);
+    for (int i = 0; i < ADDED_COUNT; i++)
+        CHECK(saved->added[i].special == ADDED[i].special, "'%s' special %d", ADDED[i].name, saved->added[i].special);
+    tokenizer_destroy(saved);
+    tokenizer_destroy(t);
+    remove_file("tokenizer_config.json");
+    write_vocabulary(merges, count);
+    write_added("added_tokens.json", first, false);
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK(t && t->added_count == ADDED_COUNT && t->added[0].normalized, "added_tokens.json");
+    tokenizer_destroy(t);
+    tokenizer_destroy(plain);
+    remove_file("added_tokens.json");
+}
 
 static void refuse(const char *text) {
     Tokenizer *t = (Tokenizer *)&e;
@@ -560,6 +664,16 @@ static void test_bad_files(void) {
         {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}}", "no model.vocab"},
         {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 1}]}",
          "lacks its content"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": 0}}, \"added_tokens\": "
+         "[{\"id\": 0, "
+         "\"content\": \"b\"}]}",
+         "added token 'b' is number 0, which is another"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
+         "\"content\": \"<mask>\", \"lstrip\": true}]}",
+         "added token '<mask>' has lstrip"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
+         "\"content\": \"\"}]}",
+         "has no text"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_text("tokenizer.json", cases[i].json);
@@ -628,6 +742,7 @@ int main(void) {
     RUN(test_cache);
     RUN(test_bytes);
     RUN(test_forms);
+    RUN(test_added);
     RUN(test_bad_files);
     RUN(test_gpt2);
     snprintf(command, sizeof command, "rm -rf '%s'", directory);
