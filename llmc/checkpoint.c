@@ -15,6 +15,8 @@
 // Values that pass between file and engine at a time.
 enum { CHUNK = 1 << 20 };
 
+enum { GPT2_VOCAB = 50257 }; // the last one is <|endoftext|>
+
 static const char *const fetch_again = "fetch the file again";
 
 #define MODEL_FILE "model.safetensors"
@@ -100,25 +102,50 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     return code;
 }
 
-static void put_config(FILE *f, const ModelConfig *c) {
-    const char *eot = c->vocab == 50257 ? "50256" : "null"; // GPT-2's <|endoftext|>
+static int token_or(const cJSON *item, int vocab, int otherwise) {
+    bool known = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < vocab;
+    return known && item->valuedouble == (int)item->valuedouble ? (int)item->valuedouble : otherwise;
+}
+
+TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
+    char file[PATH_MAX];
+    JsonText json;
+    Error ignored; // what the shape is read from is in order
+    if (eot < 0 && vocab == GPT2_VOCAB) eot = GPT2_VOCAB - 1;
+    TextTokens text = {eot, eot};
+    if (!is_model_directory(path) || path_join(file, sizeof file, path, "config.json", &ignored)) return text;
+    if (json_read(&json, file, 1 << 20, fetch_again, &ignored)) return text;
+    text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
+    text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
+    json_free(&json);
+    return text;
+}
+
+static void put_token_id(FILE *f, const char *name, int token) {
+    if (token < 0) fprintf(f, "  \"%s\": null,\n", name);
+    else fprintf(f, "  \"%s\": %d,\n", name, token);
+}
+
+static void put_config(FILE *f, const ModelConfig *c, TextTokens text) {
     fprintf(f,
             "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
             "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
             "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
             "  \"initializer_range\": 0.02,\n  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
-            "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n"
-            "  \"torch_dtype\": \"float32\"\n}\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, c->context, eot, eot);
+            "  \"tie_word_embeddings\": true,\n",
+            c->layers, c->heads, c->channels, c->vocab, c->context, c->context);
+    put_token_id(f, "bos_token_id", text.bos);
+    put_token_id(f, "eos_token_id", text.eos);
+    fputs("  \"torch_dtype\": \"float32\"\n}\n", f);
 }
 
-static int write_config(const char *directory, const ModelConfig *c, Manifest *manifest, Error *e) {
+static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
     char path[PATH_MAX], text[1024];
     FileDigest digest;
     TRY(path_join(path, sizeof path, directory, "config.json", e));
     FILE *f = fmemopen(text, sizeof text, "w");
     if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for config.json");
-    put_config(f, c);
+    put_config(f, c, ends);
     long bytes = ftell(f);
     fclose(f);
     TRY(file_save(path, text, (size_t)bytes, &digest, e));
@@ -294,7 +321,7 @@ static int save_values(SafetensorsWriter *writer, Range range, float *buffer, Ra
     return 0;
 }
 
-int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e) {
     char path[PATH_MAX];
     SafetensorsWriter *writer = NULL;
@@ -313,7 +340,7 @@ int checkpoint_save_model(const char *directory, const Model *model, RangeReader
     writer = NULL;
     if (code) goto done;
     if (manifest) manifest_add(manifest, MODEL_FILE, digest);
-    code = write_config(directory, &model->config, manifest, e);
+    code = write_config(directory, &model->config, text, manifest, e);
 done:
     safetensors_abandon(writer);
     memory_free(buffer);

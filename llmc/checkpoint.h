@@ -32,6 +32,15 @@ bool checkpoint_is_model(const char *path);
 // Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
+// The tokens that begin and end a text, for those who generate some; -1: none.
+typedef struct {
+    int bos, eos;
+} TextTokens;
+
+// What a model's config.json says of them, where there is a `path` with one and these are tokens of its vocabulary.
+// Otherwise the tokenizer's end of text (-1: it has none, or there is no tokenizer), or else GPT-2's in its vocabulary.
+TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
+
 // Where the path is that of a checkpoint with a manifest: is what a model is read from as it was written? ERR_INPUT names
 // the file that is not. Elsewhere there is nothing to compare with.
 int checkpoint_verify_model(const char *path, Error *e);
@@ -41,7 +50,7 @@ int checkpoint_verify_model(const char *path, Error *e);
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
 
 // Writes both files into a directory that exists, durably. Their digests go to the manifest, where there is one.
-int checkpoint_save_model(const char *directory, const Model *model, RangeReader store, void *context,
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e);
 
 // Writes the range `mine` of the moments to the file `name` (OPTIMIZER_NAME for all of it).

@@ -1,7 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "saver.h"
 
-#include "checkpoint.h"
 #include "run_state.h"
 
 #include <assert.h>
@@ -79,7 +78,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     const Model *model = s->config.model;
     char path[ARCHIVE_PATH];
     FileDigest digest;
-    TRY(checkpoint_save_model(directory, model, read_param, s, manifest, e));
+    TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
     TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count}, read_moment1,
                                   read_moment2, s, manifest, e));
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));

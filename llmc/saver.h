@@ -10,6 +10,7 @@
 #define GNS_SAVER_H
 
 #include "archive.h"
+#include "checkpoint.h"
 #include "metrics.h"
 #include "parallel.h"
 #include "tokenizer.h"
@@ -25,6 +26,7 @@ typedef struct {
     Engine *engine;  // outlives the saver
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
+    TextTokens text;            // for config.json
     int64_t keep;               // complete checkpoints to leave; 0: all
     const Metrics *metrics;     // to be on the disk as far as the state says
 } SaverConfig;

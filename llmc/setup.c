@@ -480,7 +480,9 @@ int setup_output(Run *r, Error *e) {
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
     if (o->tensorboard) TRY(setup_tensorboard(r, e));
-    SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, o->keep, r->metrics};
+    int eot = r->tokenizer ? tokenizer_eot(r->tokenizer) : -1;
+    TextTokens text = checkpoint_text_tokens(o->model, r->model.config.vocab, eot);
+    SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, text, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
     if (may_save_aside(r)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->at.tokens, o->run.horizon_tokens, e));

@@ -137,6 +137,7 @@ a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where 
     small=$scratch run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
     small=$scratch run words --tokenizer vocabulary --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
+    [ "$(grep -c '^  "[be]os_token_id": 299,$' "$(newest_checkpoint words)/config.json")" = 2 ] || { cat words/step_*/config.json; return 1; }
     "$train" --sample-only --model "$(newest_checkpoint words)" --prompt 'static int' --sample-tokens 5 > sample &&
         grep -q '^static int' sample || { cat sample; return 1; }
     "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7

@@ -91,7 +91,7 @@ static void test_beyond_a_chunk(void) {
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
     CHECK_OK(directory_create("large", &e), &e);
-    CHECK_OK(checkpoint_save_model("large", &model, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
     CHECK_OK(checkpoint_save_optimizer("large", OPTIMIZER_NAME, &model, (Range){0, model.flat_count}, give, give_again,
                                        NULL, NULL, &e),
              &e);
@@ -150,12 +150,43 @@ static void test_one_file(void) {
     Error e = {0};
     CHECK_OK(directory_create("one", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("one", &model, give, NULL, NULL, &e), &e); // config.json too
+    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e); // config.json too
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
         write_part("one/model.safetensors", types[i], 0, 1, i ? "" : "transformer.");
         check_received("one");
+    }
+}
+
+// What config.json says of the tokens at a text's ends: what the model's own said, or the tokenizer, or GPT-2.
+static void test_text_tokens(void) {
+    static const struct {
+        const char *fields;
+        int vocab, eot, bos, eos;
+    } cases[] = {
+        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, -1, 7, 9},
+        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, 99, 7, 9},
+        {"{\"bos_token_id\": 50256, \"eos_token_id\": 50256}", 100, 99, 99, 99}, // transformers' default, not a token
+        {"{\"bos_token_id\": null, \"eos_token_id\": 99}", 100, -1, -1, 99},
+        {"{\"eos_token_id\": \"9\"}", 100, 98, 98, 98},
+        {"{\"eos_token_id\": [1, 2]}", 50257, -1, 50256, 50256},
+        {NULL, 1000, 999, 999, 999},
+        {NULL, 50257, -1, 50256, 50256},
+        {NULL, 256, -1, -1, -1},
+    };
+    Error e = {0};
+    CHECK_OK(directory_create("ends", &e), &e);
+    make_values(1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = cases[i].fields ? "ends" : "gpt2-124M";
+        if (cases[i].fields)
+            CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), NULL, &e), &e);
+        TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
+        CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
+        CHECK_OK(checkpoint_save_model("ends", &model, got, give, NULL, NULL, &e), &e);
+        TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
+        CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
     }
 }
 
@@ -181,7 +212,7 @@ static void test_other_models(void) {
     Error e = {0};
     CHECK_OK(directory_create("other", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("other", &model, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("other", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
     CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -270,7 +301,7 @@ static void test_moments_of_another_kind(void) {
 static void test_several_files(void) {
     Error e = {0};
     CHECK_OK(directory_create("many", &e), &e);
-    CHECK_OK(checkpoint_save_model("many", &model, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("many", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
@@ -411,6 +442,7 @@ int main(void) {
     received = malloc(model.flat_count * sizeof *received);
     RUN(test_one_file);
     RUN(test_beyond_a_chunk);
+    RUN(test_text_tokens);
     RUN(test_other_models);
     RUN(test_moments_in_parts);
     RUN(test_moments_of_another_kind);
