@@ -23,6 +23,7 @@ LIVELY = 0.3  # least standard deviation of logits: at 0 everything agrees
 HEADER_BYTES = 1024  # of a token shard; uint16 tokens follow
 BYTE_CONTEXT = 29  # T of the run on bytes
 EOT = "<|endoftext|>"
+CHAT_USER, CHAT_END = "<|user|>", "<|im_end|>"
 TEXT = "The gradient noise scale, tr(Σ)/|G|² — \"naïve\" 🙂:\n\tint x = 1234;  don't\r\n"
 CORPUS = 60 * TEXT + 200 * "while (n-- > 0) *to++ = *from++;\n"
 
@@ -158,6 +159,34 @@ def bpe_run(programs):
     return programs.train("run_bpe", "--train", "bpe_train_*.bin", "--model", directory, "--seq-len", 23)
 
 
+def chat_run(programs):
+    """The same with tokens added by transformers, of which one is to end a text."""
+    plain, directory = programs.work / "chat_plain", programs.work / "chat_start"
+    programs.run("data/tokenize", "--train-bpe", 301, "--out", plain, "corpus.txt")
+    tokenizer = AutoTokenizer.from_pretrained(plain)
+    tokenizer.add_special_tokens({"additional_special_tokens": [CHAT_END]})
+    tokenizer.add_tokens([CHAT_USER])
+    tokenizer.save_pretrained(directory)
+    programs.run("data/tokenize", "--tokenizer", directory, "--out", "chat", "corpus.txt")
+    shape = dict(n_layer=2, n_head=2, n_embd=40, vocab_size=303, n_positions=23, eos_token_id=301, bos_token_id=300)
+    lively_model(shape, seed=6).save_pretrained(directory)
+    return programs.train("run_chat", "--train", "chat_train_*.bin", "--model", directory, "--seq-len", 23)
+
+
+def check_chat_tokenizer(programs, run):
+    text = f"{CHAT_USER}{TEXT} {CHAT_USER}  {CHAT_END}{CHAT_END}\nwhile {CHAT_USER[:-1]}"
+    for directory in (programs.work / "chat_start", run):
+        tokens, ours = AutoTokenizer.from_pretrained(directory).encode(text), programs.encode(directory, text)[1:]
+        if tokens != ours:
+            raise Mismatch(f"{directory.name}: {tokens[:20]}..., ours {ours[:20]}...")
+        if (tokens.count(301), tokens.count(302)) != (2, 2):
+            raise Mismatch(f"{directory.name}: the added tokens are not found in {tokens}")
+    config = GPT2Config.from_pretrained(run)
+    if (config.bos_token_id, config.eos_token_id) != (300, 301):
+        raise Mismatch(f"a text begins with {config.bos_token_id} and ends with {config.eos_token_id}")
+    return f"{len(tokens)} tokens, of them 4 added"
+
+
 def check_loss(_, run):
     """The run's last validation, of the weights that it had in memory: one row of held-out bytes."""
     lines = (run.parent / "metrics.jsonl").read_text().splitlines()
@@ -195,6 +224,8 @@ def check_bpe_tokenizer(programs, run):
             raise Mismatch(f"{kind.__name__}: decodes to {tokenizer.decode(tokens)!r}")
         if tokenizer.eos_token != EOT or len(tokenizer) != 301:
             raise Mismatch(f"{kind.__name__}: ends with {tokenizer.eos_token!r}, {len(tokenizer)} tokens")
+        if GPT2Config.from_pretrained(run).eos_token_id != tokenizer.eos_token_id:
+            raise Mismatch("config.json has another end of text than the tokenizer")
     return f"{len(TEXT.encode())} bytes in {len(tokens)} tokens, there and back"
 
 
@@ -251,6 +282,7 @@ def main(build):
         results.append(attempt("import/base", check_import_base, programs))
         results += check_run(programs, "bytes", byte_run, tokenizer=check_bytes_tokenizer, loss=check_loss)
         results += check_run(programs, "bpe", bpe_run, tokenizer=check_bpe_tokenizer)
+        results += check_run(programs, "chat", chat_run, tokenizer=check_chat_tokenizer)
     return 1 if None in results else 0
 
 
