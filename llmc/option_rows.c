@@ -141,15 +141,32 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     return ERR_INTERNAL;
 }
 
+static size_t value_bytes(OptionType type) {
+    switch (type) {
+    case TYPE_INT: return sizeof(int64_t);
+    case TYPE_REAL: return sizeof(double);
+    case TYPE_TEXT: return OPTION_TEXT;
+    case TYPE_CHOICE: return sizeof(int);
+    case TYPE_FLAG: return sizeof(bool);
+    }
+    assert(0);
+    return 0;
+}
+
+void option_reset(Options *o, OptionId id) {
+    const OptionRow *row = &option_rows[id];
+    Error e;
+    int code = 0;
+    memset(option_field(o, id), 0, value_bytes(row->type));
+    if (*row->fallback) code = value_parse(row, row->field, row->fallback, option_field(o, id), &e);
+    assert(code == 0), (void)code; // the table's own text
+    o->given[id] = 0;
+    o->alias_unit[id] = ALIAS_AS_IS;
+}
+
 void options_defaults(Options *o) {
     memset(o, 0, sizeof *o);
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!*option_rows[id].fallback) continue;
-        Error e;
-        int code = value_parse(&option_rows[id], option_rows[id].field, option_rows[id].fallback,
-                               option_field(o, (OptionId)id), &e);
-        assert(code == 0), (void)code; // the table's own text
-    }
+    for (int id = 0; id < OPTION_COUNT; id++) option_reset(o, (OptionId)id);
 }
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e) {

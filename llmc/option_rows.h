@@ -59,6 +59,9 @@ bool option_range_contains(const OptionRow *row, double x);
 // right all the same. said: how the user called it.
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
 
+// As if it had not been given.
+void option_reset(Options *o, OptionId id);
+
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -7,7 +7,8 @@
 //   scripts/launch.sh    ALIASES: the flags of llm.c that the recipes' launchers must know
 //
 // Given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config, at most once,
-// where the command line wins. llm.c's short flags are accepted as aliases, with llm.c's meaning.
+// where the command line wins, also over what excludes what it says (--steps and --train-tokens). llm.c's short flags are
+// accepted as aliases, with llm.c's meaning.
 #ifndef GNS_OPTIONS_H
 #define GNS_OPTIONS_H
 

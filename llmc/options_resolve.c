@@ -7,6 +7,29 @@
 
 static bool given(const Options *o, OptionId id) { return o->given[id] != 0; }
 
+// The command line wins, also where it and the file say things that exclude each other: then it is as if the file had
+// not said its own.
+static void let_file_give_way(Options *o) {
+    static const struct {
+        OptionId typed, file;
+    } rivals[] = {
+        {OPTION_steps, OPTION_train_tokens},    {OPTION_train_tokens, OPTION_steps},
+        {OPTION_sample_only, OPTION_eval_only}, {OPTION_eval_only, OPTION_sample_only},
+        {OPTION_sample_only, OPTION_check},     {OPTION_eval_only, OPTION_check},
+        {OPTION_check, OPTION_sample_only},     {OPTION_check, OPTION_eval_only},
+        {OPTION_model, OPTION_layers},          {OPTION_model, OPTION_heads},
+        {OPTION_model, OPTION_channels},        {OPTION_model, OPTION_vocab_size},
+    };
+    ModelConfig ignored;
+    for (size_t i = 0; i < sizeof rivals / sizeof *rivals; i++) {
+        bool typed = o->given[rivals[i].typed] & OPTION_GIVEN_COMMAND_LINE;
+        if (!typed || o->given[rivals[i].file] != OPTION_GIVEN_CONFIG) continue;
+        if (rivals[i].typed == OPTION_model && model_preset(&ignored, o->model))
+            continue; // a shape that the others change
+        option_reset(o, rivals[i].file);
+    }
+}
+
 static int resolve_model(const Options *o, Error *e) {
     if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
     ModelConfig ignored;
@@ -139,6 +162,7 @@ static void drop_slashes_behind(char *path) {
 int options_resolve(Options *o, Error *e) {
     drop_slashes_behind(o->out);
     drop_slashes_behind(o->model);
+    let_file_give_way(o);
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));

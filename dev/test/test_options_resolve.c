@@ -1,6 +1,9 @@
 // What options mean together: what follows from several of them, what contradicts itself, and what is of no use without
 // another. How a single one is read is test_options.c's.
+#define _DEFAULT_SOURCE // mkstemp
 #include "options_test.h"
+
+#include <unistd.h>
 
 static void test_horizon_and_batch(void) {
     Options o;
@@ -232,6 +235,54 @@ static void test_of_use(void) {
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 
+// With a --config file of these lines.
+static int resolve_with_file(Options *o, const char *lines, const char *words, Error *e) {
+    char path[] = "/tmp/gns_options_XXXXXX", all[1000];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines) && close(fd) == 0, "%s", path);
+    snprintf(all, sizeof all, "--config %s %s", path, words);
+    int code = resolve(o, all, e);
+    unlink(path);
+    return code;
+}
+
+// Where what is typed and what the file says exclude each other, the file gives way.
+static void test_the_command_line_wins(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve_with_file(&o, "steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", &e), &e);
+    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !options_given(&o, "--steps"), "the file's steps");
+    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
+             &e);
+    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
+    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "-i a -x 3 -d 40 -t 10", &e), &e);
+    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens, llm.c's flags");
+    CHECK_OK(resolve_with_file(&o, "steps = 50\n",
+                               "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 8", &e),
+             &e);
+    CHECK_OK(resolve_with_file(&o, "sample-only = true\nval = b\n", "--eval-only --model dir", &e), &e);
+    CHECK(o.eval_only && !o.sample_only, "the file's --sample-only");
+    CHECK_OK(resolve_with_file(&o, "eval-only = true\nval = b\n", "--check dir", &e), &e);
+    CHECK(*o.check && !o.eval_only, "the file's --eval-only");
+    // a model of files has its own shape
+    static const char shape[] = "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n";
+    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir", &e), &e);
+    CHECK(!options_given(&o, "--layers") && !options_given(&o, "--heads") && !options_given(&o, "--channels") &&
+              !options_given(&o, "--vocab-size") && o.layers == 0 && o.vocab_size == 0,
+          "the file's shape");
+    CHECK_OK(resolve_with_file(&o, shape, "--train a --steps 5 --model d12", &e), &e);
+    CHECK(o.layers == 2 && o.vocab_size == 256, "of a preset it is a part");
+    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir --layers 3", &e), &e);
+    CHECK(o.layers == 3 && options_given(&o, "--layers"), "what is typed stays");
+
+    // who says both in one place has made a mistake
+    CHECK_ERROR(resolve_with_file(&o, "steps = 50\ntrain-tokens = 20000\n", "--train a", &e), &e, ERR_USAGE,
+                "--steps and");
+    CHECK_ERROR(resolve_with_file(&o, "", "--train a --steps 5 --train-tokens 5", &e), &e, ERR_USAGE, "--steps and");
+    CHECK_ERROR(resolve_with_file(&o, "steps = 50\nramp = linear\n", "--train a", &e), &e, ERR_USAGE,
+                "--steps does not");
+}
+
 int main(void) {
     RUN(test_horizon_and_batch);
     RUN(test_contradictions);
@@ -239,5 +290,6 @@ int main(void) {
     RUN(test_of_no_use_is_noted);
     RUN(test_of_no_use_without_training);
     RUN(test_of_use);
+    RUN(test_the_command_line_wins);
     return test_summary();
 }
