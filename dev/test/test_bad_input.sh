@@ -198,7 +198,7 @@ bad ramp_unknown          $usage --ramp             "${run[@]}" --ramp steep
 bad llmc_nccl_tcp         $usage mpirun             "${run[@]}" -pi tcp
 
 # Options that contradict each other or the model
-bad length_twice          $usage --train-tokens     "${run[@]}" --train-tokens 1000
+bad length_twice          $usage --train-tokens     "${endless[@]}" --steps 5 --train-tokens 1000
 bad length_missing        $usage --train-tokens     "${endless[@]}"
 bad length_under_a_row    $usage --train-tokens     "${endless[@]}" --train-tokens 15
 bad ramp_with_steps       $usage --steps            "${run[@]}" --ramp linear --batch-min 1 --batch-max 4
