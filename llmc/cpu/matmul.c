@@ -8,6 +8,7 @@
 // enough for the second-level cache. Then each thread packs a row panel of A at a time, TILE_ROWS x BLOCK_K, which
 // stays in its first-level cache while all panels of the block go by.
 enum { BLOCK_K = 384, BLOCK_N = 768 };
+enum { ROW_COLUMNS = 384 };            // of a product of one row, at a time
 enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
 
@@ -150,6 +151,25 @@ static size_t block_length(size_t n, size_t limit, size_t unit) {
     return round_up(divide_up(n, size_max(1, divide_up(n, limit))), unit);
 }
 
+// Columns [j, j + n) of a product of one row. The sums are those of tiles: over k in ascending order, block by block.
+static void compute_one_row(const Product *p, size_t depth, size_t j, size_t n) {
+    float *c = p->c.data + j;
+    for (size_t first = 0; first == 0 || first < p->K; first += size_max(depth, 1)) {
+        float sum[ROW_COLUMNS] = {0};
+        const float *b = p->b.data + first * p->b.row + j, *bias = first == 0 && p->c.bias ? p->c.bias + j : NULL;
+        for (size_t k = first; k < size_min(first + depth, p->K); k++, b += p->b.row)
+            for (size_t i = 0; i < n; i++) sum[i] += p->a.data[k * p->a.column] * b[i];
+        bool add = p->c.accumulate || first > 0;
+        for (size_t i = 0; i < n; i++) c[i] = sum[i] + (bias ? bias[i] : 0) + (add ? c[i] : 0);
+    }
+}
+
+// A single row reads each element of B once, so packing would cost more than the product.
+static void multiply_one_row(const Product *p, size_t depth, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (size_t j = 0; j < p->N; j += ROW_COLUMNS) compute_one_row(p, depth, j, size_min(ROW_COLUMNS, p->N - j));
+}
+
 void matmul_general(Matmul *mm, MatmulResult c, MatmulOperand a, MatmulOperand b, size_t M, size_t N, size_t K) {
     assert(a.row == 1 || a.column == 1);
     assert(b.column == 1 || (b.row == 1 && !c.column_sums));
@@ -157,6 +177,10 @@ void matmul_general(Matmul *mm, MatmulResult c, MatmulOperand a, MatmulOperand b
     const Product p = {c, a, b, M, N, K};
     size_t depth = block_length(K, BLOCK_K, 4), columns = block_length(N, BLOCK_N, TILE_COLUMNS);
     int threads = 2 * M * N * K < SERIAL_FLOPS ? 1 : mm->threads;
+    if (M == 1 && b.column == 1 && !c.column_sums) {
+        multiply_one_row(&p, depth, threads);
+        return;
+    }
 #pragma omp parallel num_threads(threads)
     {
         int buffer = 0;
