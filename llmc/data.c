@@ -103,12 +103,16 @@ static int shard_check_header(Shard *shard, int fd, Error *e) {
     return 0;
 }
 
+static int tokens_largest(const uint16_t *tokens, size_t count) { // a loop the compiler can vectorise
+    uint16_t largest = 0;
+    for (size_t i = 0; i < count; i++) largest = tokens[i] > largest ? tokens[i] : largest;
+    return largest;
+}
+
 static int tokens_check(const DataSet *data, const Shard *shard, const uint16_t *tokens, size_t count, uint64_t at,
                         Error *e) {
-    if (data->vocab_size > UINT16_MAX) return 0; // every uint16 is a token
-    uint16_t largest = 0;                        // first a loop the compiler can vectorise: a bad token is rare
-    for (size_t i = 0; i < count; i++) largest = tokens[i] > largest ? tokens[i] : largest;
-    if (largest < data->vocab_size) return 0;
+    if (data->vocab_size > UINT16_MAX) return 0;                    // every uint16 is a token
+    if (tokens_largest(tokens, count) < data->vocab_size) return 0; // a bad one is rare
     size_t i = 0;
     while (tokens[i] < data->vocab_size) i++;
     FAIL(e, ERR_INPUT, NULL, "%s: token %d at position %llu, byte %llu, is outside the vocabulary of %d", shard->path,
@@ -216,6 +220,26 @@ DataInfo data_describe(const DataSet *data) {
     DataInfo info = {data->count, data->tokens, data->windows, 0};
     for (int i = 0; i < data->count; i++) info.skipped += data->shards[i].windows == 0;
     return info;
+}
+
+int data_largest_token(const DataSet *data, uint64_t tokens, int *largest, Error *e) {
+    const Shard *shard = &data->shards[0];
+    uint16_t *buffer;
+    int fd = shard->fd, code = 0;
+    *largest = 0;
+    TRY(memory_alloc((void **)&buffer, CHECK_TOKENS * sizeof *buffer, "looking at a shard", e));
+    if (fd < 0) TRY_GOTO(file_open(&fd, shard->path, e));
+    uint64_t end = tokens < shard->tokens ? tokens : shard->tokens;
+    for (uint64_t at = 0; at < end; at += CHECK_TOKENS) {
+        size_t count = end - at < CHECK_TOKENS ? (size_t)(end - at) : CHECK_TOKENS;
+        TRY_GOTO(file_read_at(fd, shard->path, buffer, 2 * count, SHARD_HEADER_BYTES + 2 * at, e));
+        int here = tokens_largest(buffer, count);
+        *largest = here > *largest ? here : *largest;
+    }
+done:
+    if (fd >= 0 && fd != shard->fd) close(fd);
+    memory_free(buffer);
+    return code;
 }
 
 uint64_t data_windows(const DataSet *data) { return data->windows; }

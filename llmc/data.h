@@ -48,6 +48,8 @@ int data_open(DataSet **out, const char *pattern, int seq_len, int vocab_size, u
 void data_close(DataSet *data); // NULL is fine
 
 DataInfo data_describe(const DataSet *data);
+// The largest of the first shard's first so many tokens: what they can have been made with.
+int data_largest_token(const DataSet *data, uint64_t tokens, int *largest, Error *e);
 uint64_t data_windows(const DataSet *data);                     // N
 const char *data_shard_path(const DataSet *data, int shard);    // in reading order
 uint64_t data_window_at(const DataSet *data, uint64_t example); // the shuffled order itself

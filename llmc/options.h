@@ -59,7 +59,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(INT,    channels,        "",   AS_IS,         "",          "[1, 65536]",     "",       MODEL,                    \
       "number of channels (C), if not the preset's")                                                                   \
     X(INT,    vocab_size,      "",   AS_IS,         "",          "[2, 65536]",     "",       MODEL,                    \
-      "size of the vocabulary (V): 256 for bytes. If not given, 50257, or what the model's files say")                 \
+      "size of the vocabulary (V): 256 for bytes. If not given, what the model's files say, or the size of "           \
+      "--tokenizer, or 50257")                                                                                         \
     X(TEXT,   tokenizer,       "",   AS_IS,         "",          "",               "dir",    MODEL,                    \
       "directory with a tokenizer's files (data/gpt2), or the word bytes: used for prompts, samples, HellaSwag's "     \
       "text and the checkpoints. If not given, the tokenizer of --model, or bytes if the size of the vocabulary is "   \

@@ -49,6 +49,24 @@ static void say_tokenizer(const Run *r) {
         "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer DIRECTORY\n");
 }
 
+// Bytes, or the characters of a small alphabet, where a model of words is to be trained: its vocabulary would be empty for
+// the most part, and its tokenizer would make nothing of what it learns.
+static void say_small_tokens(const Run *r, const DataSet *data) {
+    const uint64_t enough = 1 << 20; // tokens, in which words are met
+    const char *path = data_shard_path(data, 0);
+    bool words = r->tokenizer && !tokenizer_is_bytes(r->tokenizer);
+    int V = r->model.config.vocab, largest;
+    Error ignored;
+    if (!(words || V > 1000) || data_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES) return;
+    fprintf(stderr, "warning: %s has no token above %d, and ", path, largest);
+    if (words && r->options.tokenizer[0])
+        fprintf(stderr, "--tokenizer %s makes others: tokenize the text with it, or say --tokenizer bytes\n",
+                r->options.tokenizer);
+    else
+        fprintf(stderr, "the vocabulary is %d: say --tokenizer bytes if these are bytes, or the right --vocab-size\n",
+                V);
+}
+
 // Before the first step, not when it is too late: a disk that --dry-run calls too small.
 static void say_room(const Run *r) {
     const Options *o = &r->options;
@@ -102,5 +120,7 @@ void say_setup(const Run *r) {
             "shards them, in sums of another order\n");
     say_tokenizer(r);
     fflush(stdout);
+    if (r->train) say_small_tokens(r, r->train);
+    else if (r->val) say_small_tokens(r, r->val);
     if (r->train) say_room(r);
 }

@@ -44,7 +44,13 @@ static int hint_presets(const char *model, Error *e) {
                       model_preset_help, owner, wanted, wanted, wanted);
 }
 
-static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
+// A vocabulary that is not given is the tokenizer's, where there is one, or GPT-2's.
+static int preset_vocab(const Options *o, const Tokenizer *tokenizer) {
+    if (options_given(o, "--vocab-size")) return (int)o->vocab_size;
+    return tokenizer ? tokenizer_vocab_size(tokenizer) : 50257;
+}
+
+static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
@@ -55,12 +61,12 @@ static int shape_from_preset(const Options *o, ModelConfig *config, Error *e) {
     if (options_given(o, "--layers")) config->layers = (int)o->layers;
     if (options_given(o, "--heads")) config->heads = (int)o->heads;
     if (options_given(o, "--channels")) config->channels = (int)o->channels;
-    config->vocab = options_given(o, "--vocab-size") ? (int)o->vocab_size : 50257; // GPT-2's
+    config->vocab = preset_vocab(o, tokenizer);
     config->context = (int)o->seq_len;
     return 0;
 }
 
-// The tokenizer that was named, or the model's own; none is no error as long as no text is needed.
+// The tokenizer that was named, which is there already, or the model's own; none is no error as long as no text is needed.
 static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
     const Options *o = &r->options;
     int vocab = r->model.config.vocab;
@@ -68,7 +74,7 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
     if (!path && model_from_file && tokenizer_exists(o->model)) path = o->model;
     if (!path && vocab == 256) path = "bytes";
     if (!path) return 0;
-    TRY(tokenizer_load(&r->tokenizer, path, e));
+    if (!r->tokenizer) TRY(tokenizer_load(&r->tokenizer, path, e));
     int tokens = tokenizer_vocab_size(r->tokenizer);
     if (tokens <= vocab) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
@@ -121,7 +127,8 @@ int setup_model(Run *r, Error *e) {
     ModelConfig config = {0};
     TRY(setup_model_path(r, e));
     bool from_file = checkpoint_is_model(o->model);
-    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, &config, e));
+    if (*o->tokenizer) TRY(tokenizer_load(&r->tokenizer, o->tokenizer, e));
+    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, r->tokenizer, &config, e));
     TRY(model_create(&r->model, &config, e));
     r->shape = (EngineConfig){
         .model = &r->model,

@@ -91,6 +91,21 @@ says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
     small="--train code_train_*.bin --seq-len 32" run u --model q/step_00000001 --steps 1 --threads 1 || return 1
     ! grep -q "$note" u.log || { cat u.log; return 1; }
 }
+the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
+    "$tokenize" --train-bpe 300 --out vocabulary text.txt > bpe.log 2>&1 &&
+        "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt >> bpe.log 2>&1 || { cat bpe.log; return 1; }
+    local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
+    run v1 --steps 1 --threads 1 --tokenizer bytes && grep -q '^model .*, vocabulary 256, T 32' v1.log || { cat v1.log; return 1; }
+    ! grep -q '^warning' v1.log || { cat v1.log; return 1; }
+    run v2 --steps 1 --threads 1 --tokenizer vocabulary && # bytes, and a tokenizer of words
+        grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
+    run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
+        grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
+    run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
+    small=${small//code_/words_} run v5 --steps 1 --threads 1 --tokenizer vocabulary && ! grep -q '^warning' v5.log &&
+        small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
+    "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
+}
 samples_from_a_model() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
@@ -141,7 +156,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
-    says_that_there_is_no_tokenizer samples_from_a_model \
+    says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers samples_from_a_model \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
