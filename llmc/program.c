@@ -16,9 +16,16 @@
 static bool is_complete(const Run *r) { return r->saved[0] && r->at.tokens >= r->options.run.horizon_tokens; }
 
 static int say_complete(const Run *r) {
+    const Options *o = &r->options;
     if (!is_first(r)) return 0;
-    printf("this run is complete: model in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
-           r->options.steps ? "steps" : "train-tokens");
+    printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->at.step,
+           (long long)r->at.tokens);
+    if (o->steps) // of today's batch, which may not be that of the steps that are done
+        printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+               (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else printf("--train-tokens is %lld", (long long)o->train_tokens);
+    printf(". The model is in %s. --fresh starts over, a longer --%s goes on\n", r->saved,
+           o->steps ? "steps" : "train-tokens");
     return 0;
 }
 
