@@ -21,10 +21,47 @@ static void say_tuning(const Run *r) {
     printf("tuned   %d matrix products\n", count);
 }
 
-static void say_data(const DataSet *data) {
-    DataInfo info = data_describe(data);
-    printf("data    %llu tokens, %llu windows of T\n", (unsigned long long)info.tokens,
-           (unsigned long long)info.windows);
+static void say_data(const Run *r) {
+    DataInfo info = data_describe(r->train);
+    double epoch = (double)info.windows * r->shape.seq_len; // tokens
+    printf("data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
+           (unsigned long long)info.windows, (double)r->options.run.horizon_tokens / epoch);
+}
+
+// Told by what they hold: a copy has another name. Where they cannot be read just now, there is nothing to say.
+static void say_shared_shards(const Run *r) {
+    ShardList val;
+    int shared = 0;
+    Error ignored;
+    if (!r->val || shard_list_create(&val, r->val, &ignored)) return;
+    for (int i = 0; i < val.count; i++) {
+        bool known = false;
+        for (int j = 0; j < r->shards.count && !known; j++)
+            known = digest_equal(&r->shards.shard[j].digest, &val.shard[i].digest);
+        shared += known;
+    }
+    if (shared)
+        printf(
+            "note: --val shares %d of its %d shards with --train: its loss is of text that the model is trained on\n",
+            shared, val.count);
+    shard_list_destroy(&val);
+}
+
+// How long the run is, and from where it goes on.
+static void say_run(const Run *r) {
+    const Options *o = &r->options;
+    int64_t T = r->shape.seq_len, horizon = o->run.horizon_tokens;
+    printf("run     ");
+    if (o->run.ramp_mode != RAMP_FIXED) {
+        printf("%lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
+               (long long)ramp_smallest(&r->ramp), (long long)ramp_largest(&r->ramp), (long long)T);
+        return;
+    }
+    int64_t B = o->run.batch_ref_rows, rows = (horizon - r->at.tokens) / T, steps = rows / B + (rows % B != 0);
+    printf("%lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, r->at.step ? "more " : "",
+           steps == 1 ? "" : "s", (long long)B, (long long)T);
+    if (r->at.step) printf("to step %lld: %lld tokens in all\n", (long long)(r->at.step + steps), (long long)horizon);
+    else printf("%lld tokens\n", (long long)horizon);
 }
 
 static void say_hellaswag(const Run *r) {
@@ -107,7 +144,11 @@ void say_setup(const Run *r) {
            1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
     say_weights(r);
     printf("\n");
-    if (r->train) say_data(r->train);
+    if (r->train) {
+        say_data(r);
+        say_shared_shards(r);
+        say_run(r);
+    }
     if (r->hellaswag) say_hellaswag(r);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
     if (r->train) say_mfu(r);

@@ -106,6 +106,27 @@ the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
         small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
     "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
 }
+says_how_long_it_is() { # of a new run, of one that goes on with another batch, and of one that is over
+    local windows
+    run v --steps 20 --batch-tokens 384 --threads 1 || return 1
+    windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
+    grep -qx 'run     20 steps of 12 rows of 32 tokens, 7680 tokens' v.log &&
+        grep -qx "data    .* windows of T; the run is $(awk -v w="$windows" 'BEGIN { printf "%.3g", 7680 / (w * 32) }') epochs" v.log || { cat v.log; return 1; }
+    run v --steps 20 --batch-tokens 768 --threads 1 &&
+        grep -qx 'run     10 more steps of 24 rows of 32 tokens, to step 30: 15360 tokens in all' v.log &&
+        [ -d v/step_00000030 ] || { cat v.log; return 1; }
+    run v --steps 5 --batch-tokens 384 --threads 1 &&
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --steps 5 of 384 tokens are 1920 tokens\. .*v/step_00000030' v.log || { cat v.log; return 1; }
+    run v --train-tokens 15360 --batch-tokens 384 --threads 1 &&
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --train-tokens is 15360\. ' v.log || { cat v.log; return 1; }
+    grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
+}
+says_that_it_validates_on_what_it_trains_on() { # by another name, too
+    local note='^note: --val shares 1 of its 1 shards with --train: '
+    cp code_train_*.bin again.bin
+    small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
+    ! grep -q "$note" v.log
+}
 samples_from_a_model() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
@@ -156,7 +177,8 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
-    says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers samples_from_a_model \
+    says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers says_how_long_it_is \
+    says_that_it_validates_on_what_it_trains_on samples_from_a_model \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
