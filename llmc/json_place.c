@@ -24,6 +24,7 @@ int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hi
 void json_free(JsonText *json) {
     cJSON_Delete(json->root);
     memory_free((char *)json->text);
+    *json = (JsonText){0}; // free again without harm
 }
 
 // A walk through the text beside the tree. The text is known to be well-formed, as cJSON sees it; all the same nothing

@@ -18,7 +18,7 @@ int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hi
 
 // The same of a text that file_read has read already, which is this function's from here on.
 int json_parse_text(JsonText *json, char *text, size_t bytes, const char *path, const char *hint, Error *e);
-void json_free(JsonText *json);
+void json_free(JsonText *json); // of one that was freed before, or could not be parsed: nothing happens
 
 // The byte of the text at which an item of the tree begins: with its name where it has one. 0 where it is NULL.
 size_t json_place(const JsonText *json, const struct cJSON *item);

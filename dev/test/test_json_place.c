@@ -94,7 +94,20 @@ static void test_random_texts(void) {
     CHECK(values > 5000, "%d values only", values);
 }
 
+// Whoever frees all that he may have opened frees what could not be parsed once more.
+static void test_malformed(void) {
+    JsonText json;
+    Error e = {0};
+    char *text;
+    CHECK_OK(memory_alloc((void **)&text, 8, "a text", &e), &e);
+    strcpy(text, "{\"a\": ");
+    CHECK_ERROR(json_parse_text(&json, text, strlen(text), "it", NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
+    CHECK(!json.root && !json.text && json.bytes == 0, "something is left");
+    json_free(&json);
+}
+
 int main(void) {
     RUN(test_random_texts);
+    RUN(test_malformed);
     return test_summary();
 }
