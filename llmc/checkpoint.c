@@ -458,28 +458,32 @@ static int pieces_open(Pieces *p, const char *directory, const Names *names, Err
     return 0;
 }
 
-static int load_piece(const Piece *piece, float *buffer, RangeWriter load, void *context, Error *e) {
-    size_t count = range_length(piece->range);
-    for (size_t first = 0; first < count; first += CHUNK) {
-        size_t n = size_min(CHUNK, count - first), begin = piece->range.begin + first;
+// What of the piece is wanted.
+static int load_piece(const Piece *piece, Range wanted, float *buffer, RangeWriter load, void *context, Error *e) {
+    Range part = range_overlap(piece->range, wanted);
+    for (size_t begin = part.begin; begin < part.end; begin += CHUNK) {
+        size_t n = size_min(CHUNK, part.end - begin), first = begin - piece->range.begin;
         TRY(safetensors_read_f32(piece->reader, piece->entry, first, n, buffer, e));
         TRY(load(context, (Range){begin, begin + n}, buffer, e));
     }
     return 0;
 }
 
-int checkpoint_load_optimizer(const char *directory, const Model *model, RangeWriter moment1, RangeWriter moment2,
-                              void *context, Error *e) {
+int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
+                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e) {
+    const Range all = {0, model->flat_count};
     Pieces p = {0};
     Names names;
     float *buffer = NULL;
     int code = 0;
+    if (!count) wanted = &all, count = 1;
     TRY(directory_list(directory, &names, e));
     TRY_GOTO(pieces_open(&p, directory, &names, e));
     TRY_GOTO(pieces_check(&p, directory, model, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
     for (int i = 0; i < p.pieces; i++)
-        TRY_GOTO(load_piece(&p.piece[i], buffer, p.piece[i].moment ? moment2 : moment1, context, e));
+        for (int k = 0; k < count; k++)
+            TRY_GOTO(load_piece(&p.piece[i], wanted[k], buffer, p.piece[i].moment ? moment2 : moment1, context, e));
 done:
     memory_free(buffer);
     memory_free(p.piece);

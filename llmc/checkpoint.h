@@ -57,10 +57,10 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
 int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
                               RangeReader moment1, RangeReader moment2, void *context, Manifest *manifest, Error *e);
 
-// Reads all of the moments, whatever ranges they were written in. All of the files are checked before the first value
-// goes out.
-int checkpoint_load_optimizer(const char *directory, const Model *model, RangeWriter moment1, RangeWriter moment2,
-                              void *context, Error *e);
+// Reads the moments of the `count` wanted ranges, or all of them (0), whatever ranges they were written in. All of the
+// files are checked before the first value goes out.
+int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
+                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e);
 
 #ifdef __cplusplus
 }

@@ -32,7 +32,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     TRY(model_create(&model, &c, e));
     int code = checkpoint_load_model(directory, &model, look_at_values, &bad, e);
     if (!code && holds(directory, OPTIMIZER_NAME))
-        code = checkpoint_load_optimizer(directory, &model, look_at_values, look_at_values, &bad, e);
+        code = checkpoint_load_optimizer(directory, &model, NULL, 0, look_at_values, look_at_values, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
                 directory, model.parameters, c.layers, c.heads, c.channels, c.vocab, c.context);

@@ -202,7 +202,8 @@ int setup_engine(Run *r, Error *e) {
     TRY(engine_create(&r->engine, &r->shape, e));
     if (r->saved[0]) {
         TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
-        return checkpoint_load_optimizer(r->saved, &r->model, moment1_to_engine, moment2_to_engine, r->engine, e);
+        return checkpoint_load_optimizer(r->saved, &r->model, r->shape.owned, r->shape.owned_count, moment1_to_engine,
+                                         moment2_to_engine, r->engine, e);
     }
     if (!checkpoint_is_model(r->options.model)) return init_parameters(r, e);
     TRY(checkpoint_verify_model(r->options.model, e));

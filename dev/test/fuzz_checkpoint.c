@@ -157,7 +157,7 @@ static int read_weights(const char *directory, Error *e) {
 }
 
 static int read_optimizer(const char *directory, Error *e) {
-    return checkpoint_load_optimizer(directory, &model, ignore_values, ignore_values, NULL, e);
+    return checkpoint_load_optimizer(directory, &model, NULL, 0, ignore_values, ignore_values, NULL, e);
 }
 
 static int read_tokenizer(const char *directory, Error *e) {

@@ -97,7 +97,7 @@ static void test_beyond_a_chunk(void) {
              &e);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
-    CHECK_OK(checkpoint_load_optimizer("large", &model, receive, receive_again, NULL, &e), &e);
+    CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) wrong += received[i] != values[i] + 1;
     CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
     model_destroy(&model);
@@ -250,12 +250,33 @@ static void test_moments_in_parts(void) {
             CHECK_OK(checkpoint_save_optimizer("moments", names[k], &model, part[k], give, give_again, NULL, NULL, &e),
                      &e);
         memset(received, 0, model.flat_count * sizeof *received);
-        int code = checkpoint_load_optimizer("moments", &model, receive, receive_again, NULL, &e);
+        int code = checkpoint_load_optimizer("moments", &model, NULL, 0, receive, receive_again, NULL, &e);
         CHECK(code == cases[i].code, "case %zu: exit code %d", i, code);
         for (size_t k = 0; k < model.flat_count; k++) wrong += received[k] != values[k] + 1;
         CHECK(cases[i].code || wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
         directory_remove("moments", &e);
     }
+}
+
+// A rank that keeps a share asks for no more: of parts that a file boundary cuts, too, and of both moments.
+static void test_moments_that_are_wanted(void) {
+    const Range part[] = {{0, 640}, {640, model.flat_count}}, wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
+    static const char *const names[] = {"optimizer-a.safetensors", "optimizer-b.safetensors"};
+    Error e = {0};
+    size_t wrong = 0;
+    make_values(8);
+    CHECK_OK(directory_create("wanted", &e), &e);
+    for (int k = 0; k < 2; k++)
+        CHECK_OK(checkpoint_save_optimizer("wanted", names[k], &model, part[k], give, give_again, NULL, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
+    CHECK_OK(checkpoint_load_optimizer("wanted", &model, wanted, 3, receive, receive_again, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) {
+        bool asked = false;
+        for (int k = 0; k < 3; k++) asked |= i >= wanted[k].begin && i < wanted[k].end;
+        wrong += received[i] != (asked ? values[i] + 1 : -7);
+    }
+    CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
+    directory_remove("wanted", &e);
 }
 
 // Moments are fp32, and as many as their name says: another type would be taken for values that were never saved.
@@ -291,7 +312,8 @@ static void test_moments_of_another_kind(void) {
             free(zeros);
         }
         CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
-        CHECK_ERROR(checkpoint_load_optimizer("kind", &model, ignore, ignore, NULL, &e), &e, ERR_INPUT, cases[i].said);
+        CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
+                    cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: tensor ") && strstr(e.what, name[1]) &&
                   test_says_byte(e.what) && e.hint[0],
               "case %zu: %s (%s)", i, e.what, e.hint);
@@ -445,6 +467,7 @@ int main(void) {
     RUN(test_text_tokens);
     RUN(test_other_models);
     RUN(test_moments_in_parts);
+    RUN(test_moments_that_are_wanted);
     RUN(test_moments_of_another_kind);
     RUN(test_several_files);
     RUN(test_llmc_bin);
