@@ -41,14 +41,12 @@ static int check_shares(const Run *r, Error *e) {
                       r->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
 }
 
-// What this run is to go on from, on all ranks alike.
+// What can be found out before anything is computed.
 static int setup_start(Run *r, Error *e) {
     if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
     TRY(setup_schedule(r, e));
     TRY(check_shares(r, e));
-    TRY(setup_data(r, e));
-    TRY(setup_resume(r, e));
-    return 0;
+    return setup_data(r, e);
 }
 
 static int setup_training(Run *r, Error *e) {
@@ -59,6 +57,7 @@ static int setup_training(Run *r, Error *e) {
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
+    TRY(setup_resume(r, e));
     if (is_complete(r)) return say_complete(r);
     TRY(transport_device(r->comm, e));
     TRY(comm_agree(r->comm, setup_training(r, e), e));
@@ -95,8 +94,7 @@ static int setup_options(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
                     *o->check ? "--check" : "--sample-only", r->comm->ranks);
     if (is_first(r)) fputs(o->notes, stderr);
-    if (*o->check) return 0;
-    return setup_model(r, e);
+    return 0;
 }
 
 static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->dry_run || *o->check); }
@@ -112,6 +110,7 @@ static int run_program(Run *r, Error *e) {
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->comm, e);
     TRY(comm_agree(r->comm, code ? code : setup_options(r, e), e));
     TRY(check_same_options(r, e));
+    if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
     if (!is_first(r)) return 0;

@@ -66,17 +66,17 @@ static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 // Set-up (setup.c), in this order: a function may use what those before it have made. What does not train leaves some
 // out. All is undone by run_destroy, however far it came.
 
-int setup_model(Run *r, Error *e);                  // shape, tokenizer
+int setup_model(Run *r, Error *e);                  // shape, tokenizer. All ranks must call this
 int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is none
 int setup_schedule(Run *r, Error *e);               // learning rate, ramp and noise scale, as a new run has them
 int setup_data(Run *r, Error *e);                   // what there is to train and to evaluate on
 
-// Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of
-// `train` must be those of then.
-int setup_resume(Run *r, Error *e);
-
-// Have all ranks found the same data, and the same checkpoint (r->at.step)? All of them must call this.
+// Have all ranks found the same data? All of them must call this.
 int setup_same_data(const Run *r, Error *e);
+
+// Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of
+// `train` must be those of then. Rank 0 finds it; all must call this.
+int setup_resume(Run *r, Error *e);
 
 int setup_rows(Run *r, Error *e);    // for evaluation
 int setup_buffers(Run *r, Error *e); // these, and what training needs: the loader of `train`

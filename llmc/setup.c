@@ -82,24 +82,34 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// All ranks look; the first one tells of damaged ones.
-static int newest_checkpoint(const Run *r, const char *out, bool *found, int64_t *step, char *directory, Error *e) {
-    FILE *notes = is_first(r) ? stderr : fopen("/dev/null", "we");
-    if (!notes) return FAIL(e, ERR_INTERNAL, NULL, "/dev/null: %s", strerror(errno));
-    int code = archive_newest(out, notes, found, step, directory, e);
-    if (notes != stderr) fclose(notes);
-    return code;
+// A run's newest checkpoint that is as it was written.
+typedef struct {
+    bool found;
+    int64_t step;
+    char directory[ARCHIVE_PATH];
+} Newest;
+
+// Rank 0 looks, which takes reading all of it, and tells of damaged ones.
+static int find_newest(const char *out, Newest *newest, Error *e) {
+    return archive_newest(out, stderr, &newest->found, &newest->step, newest->directory, e);
+}
+
+// The others take its word. All ranks must call this; code: what rank 0's search came to.
+static int share_newest(Run *r, int code, Newest *newest, Error *e) {
+    TRY(comm_agree(r->comm, code, e));
+    return comm_broadcast(r->comm, newest, sizeof *newest, e);
 }
 
 // Where a trained model is to be looked at, a run directory stands for its newest checkpoint.
 static int setup_model_path(Run *r, Error *e) {
     Options *o = &r->options;
-    char newest[ARCHIVE_PATH];
-    bool found;
-    int64_t step;
-    if (!(o->sample_only || o->eval_only) || checkpoint_is_model(o->model) || !directory_exists(o->model)) return 0;
-    TRY(newest_checkpoint(r, o->model, &found, &step, newest, e));
-    if (found) snprintf(o->model, sizeof o->model, "%s", newest);
+    Newest newest = {0};
+    int code = 0;
+    if (!(o->sample_only || o->eval_only)) return 0;
+    if (is_first(r) && !checkpoint_is_model(o->model) && directory_exists(o->model))
+        code = find_newest(o->model, &newest, e);
+    TRY(share_newest(r, code, &newest, e));
+    if (newest.found) snprintf(o->model, sizeof o->model, "%s", newest.directory);
     return 0;
 }
 
@@ -122,10 +132,9 @@ static int check_shape(const Run *r, bool from_file, Error *e) {
     return code;
 }
 
-int setup_model(Run *r, Error *e) {
+static int setup_shape(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
-    TRY(setup_model_path(r, e));
     bool from_file = checkpoint_is_model(o->model);
     if (*o->tokenizer) TRY(tokenizer_load(&r->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, r->tokenizer, &config, e));
@@ -143,6 +152,11 @@ int setup_model(Run *r, Error *e) {
     if (o->run.gns_exact_interval > 0) r->shape.gns = GNS_EXACT;
     TRY(check_shape(r, from_file, e));
     return setup_tokenizer(r, from_file, e);
+}
+
+int setup_model(Run *r, Error *e) {
+    TRY(setup_model_path(r, e));
+    return comm_agree(r->comm, setup_shape(r, e), e);
 }
 
 int setup_tokenizer_needed(const Run *r, Error *e) {
@@ -206,7 +220,7 @@ int setup_engine(Run *r, Error *e) {
                                          moment2_to_engine, r->engine, e);
     }
     if (!checkpoint_is_model(r->options.model)) return init_parameters(r, e);
-    TRY(checkpoint_verify_model(r->options.model, e));
+    if (r->comm->local_rank == 0) TRY(checkpoint_verify_model(r->options.model, e)); // once on a machine
     return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
 }
 
@@ -278,6 +292,9 @@ int setup_data(Run *r, Error *e) {
     return r->comm->ranks > 1 ? hash_data(r, e) : 0;
 }
 
+static const char *const same_files =
+    "every machine must hold the same files: copy those of rank 0, or use a file system that all share";
+
 int setup_same_data(const Run *r, Error *e) {
     const struct {
         uint64_t hash;
@@ -286,12 +303,9 @@ int setup_same_data(const Run *r, Error *e) {
         {r->data_hash.train, "other training data (--train)"},
         {r->data_hash.val, "other validation data (--val)"},
         {r->data_hash.questions, "other questions (--hellaswag)"},
-        {(uint64_t)r->at.step, "another checkpoint (--out)"},
     };
     for (size_t i = 0; i < sizeof found / sizeof *found; i++)
-        TRY(comm_same(
-            r->comm, found[i].hash, ERR_INPUT, found[i].what,
-            "every machine must hold the same files: copy those of rank 0, or use a file system that all share", e));
+        TRY(comm_same(r->comm, found[i].hash, ERR_INPUT, found[i].what, same_files, e));
     return 0;
 }
 
@@ -385,28 +399,45 @@ static int lock_run(Run *r, Error *e) {
     return file_exists(path) ? wait_for_lock(r, e) : 0;
 }
 
-// Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
-int setup_resume(Run *r, Error *e) {
+static int find_saved(Run *r, Newest *newest, Error *e) {
     const char *out = r->options.out;
-    bool found;
-    char *changes;
     TRY(lock_run(r, e));
-    r->saved_step = -1;
-    if (r->options.fresh || !directory_exists(out)) return 0;
-    TRY(newest_checkpoint(r, out, &found, &r->saved_step, r->saved, e));
-    if (!found) {
-        r->saved[0] = 0, r->saved_step = -1;
-        return 0;
-    }
+    return is_first(r) && !r->options.fresh && directory_exists(out) ? find_newest(out, newest, e) : 0;
+}
+
+// Do all ranks see the checkpoint that rank 0 has read? It is told by its manifest, and that has the hashes of the rest.
+static int same_checkpoint(Run *r, Error *e) {
+    char path[ARCHIVE_PATH];
+    FileDigest manifest = {0}; // where there is none
+    TRY(path_join(path, sizeof path, r->saved, MANIFEST_NAME, e));
+    (void)file_digest(path, &manifest, &(Error){0});
+    return comm_same(r->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
+                     "another checkpoint (--out)", same_files, e);
+}
+
+static int take_up(Run *r, Error *e) {
+    char *changes;
     RunState state = run_state(r, "");
     TRY(run_state_read(&state, r->saved, &changes, e));
-    if (!archive_has(out, r->at.best.step)) r->at.best = (BestPoint){.loss = INFINITY}; // somebody has taken it away
     int code = ramp_settle(&r->ramp, r->at.step, r->at.tokens, e);
     if (!code && is_first(r))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->at.step,
                (long long)r->at.tokens, changes);
     free(changes);
     return code;
+}
+
+// Finds the newest checkpoint of an earlier part of this run, and takes up where it stands. Writes nothing.
+int setup_resume(Run *r, Error *e) {
+    Newest newest = {0};
+    TRY(share_newest(r, find_saved(r, &newest, e), &newest, e));
+    r->saved_step = newest.found ? newest.step : -1;
+    if (!newest.found) return 0;
+    strcpy(r->saved, newest.directory);
+    TRY(same_checkpoint(r, e));
+    TRY(comm_agree(r->comm, take_up(r, e), e));
+    if (!archive_has(r->options.out, r->at.best.step)) r->at.best = (BestPoint){.loss = INFINITY}; // taken away
+    return comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e);                             // from rank 0's disk
 }
 
 // An earlier run in the same place is never overwritten: it is moved aside, and a new directory takes its place. Where

@@ -29,6 +29,14 @@ int __wrap_gethostname(char *name, size_t bytes) {
     return 0;
 }
 
+// Who reads all of a checkpoint, to see whether it is as it was written.
+int __real_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
+    if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, directory);
+    return __real_manifest_verify(manifest, directory, what, e);
+}
+
 static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
@@ -241,6 +249,42 @@ static void test_other_ranks(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// What is read at a start
+
+static void check_only_rank_0_reads(const char *checkpoint) {
+    CHECK(log_mentions(path_of("(rank 0 reads %s)", checkpoint)), "not by rank 0: %s", log_tail());
+    for (int rank = 1; rank < RANKS; rank++)
+        CHECK(!log_mentions(path_of("(rank %d reads ", rank)), "by rank %d: %s", rank, log_tail());
+}
+
+// Rank 0 looks for the newest checkpoint, and all go on from the one that it found good.
+static void test_rank_0_finds_the_checkpoint(void) {
+    char last[PATH_MAX];
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--out kept --keep 0") == 0, "%s", log_tail());
+    copy_tree("kept/step_00000003", "part/step_00000003");
+    copy_tree("kept/step_00000006", "part/step_00000006");
+    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
+    CHECK(truncate("part/step_00000006/state.json", 5) == 0, "truncate");
+    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+    CHECK(log_mentions("resuming from part/step_00000003") && log_mentions("Passed over"), "%s", log_tail());
+    check_only_rank_0_reads("part/step_00000006");
+    check_only_rank_0_reads("part/step_00000003");
+    CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one is gone");
+    check_same_end("whole", "part", "past a damaged one");
+    // a run to be looked at, and a model that a run begins with: once on a machine
+    CHECK(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part") == 0, "%s", log_tail());
+    snprintf(last, sizeof last, "part/step_%08ld", newest_step("part"));
+    check_only_rank_0_reads(last);
+    CHECK(trainer_run("train_gpt2 --train train.bin --threads 1 --model %s --seq-len 8 --batch-tokens 64 --steps 1 "
+                      "--val-every 0 --out part.1",
+                      last) == 0,
+          "%s", log_tail());
+    check_only_rank_0_reads(last);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Weights that change by themselves
 
 // One bit of one rank before step 5: the run ends at the next comparison, names who differs and where, saves nothing of
@@ -300,6 +344,7 @@ int main(int argc, char **argv) {
     RUN(test_allocations_that_fail);
     RUN(test_signals);
     RUN(test_other_ranks);
+    RUN(test_rank_0_finds_the_checkpoint);
     RUN(test_stray_weights);
     return trainer_end();
 }

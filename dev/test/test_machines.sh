@@ -29,7 +29,7 @@ change() { # FILE: one byte of it, near its end, for another of the vocabulary
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
 on_both() { # CODE OPTIONS...: one rank on either machine
-    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --threads 1 --steps 4 --val-tokens 64
+    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --threads 1 --train-tokens "${tokens:-512}" --val-tokens 64
         --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
     "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
     local code=$?
@@ -57,6 +57,16 @@ other_data_to_evaluate_on() {
     "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" : \
         -np 1 -wdir m1 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" > log 2>&1
     [ $? = 65 ] && refused "rank 1 has other validation data"
+}
+other_checkpoint() { # a run goes on where all machines have what it goes on from
+    make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
+    cp -r gone m1/run && on_both 0 --out run && ! grep '^resuming' log || return 1 # what only machine 1 has is nobody's
+    echo >> m1/run/step_00000004/MANIFEST.json
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    rm -rf m1/run
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    cp -r m0/run m1/run
+    tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
 }
 one_file_that_is_gone() {
     make_machines && rm m1/code_val_000000.bin && on_both 65 --out run && refused "(rank 1).*code_val"
@@ -109,7 +119,7 @@ strangers_may_not_train() { # each would write the same run, and evaluate the sa
 }
 
 for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
-    one_file_that_is_gone cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
+    one_file_that_is_gone other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
     strangers_may_not_train; do
     try $test
 done
