@@ -191,11 +191,16 @@ forget_start() { # CODE: of the run's end; a job that has begun and is not done 
 }
 
 train_until_done() { # COMMAND...
-    local command=("$@") code before newest
+    local command=("$@") code before newest restarted=''
     while :; do
         before=$(newest_checkpoint "$OUT")
         run_and_listen "${command[@]}"
         code=$?
+        # A command that was good before is refused where the start before still has the run: it may be slow to die.
+        if [ $code = 64 ] && [ -n "$restarted" ] && [ $((SECONDS - restarted)) -lt 120 ]; then
+            sleep 10
+            continue
+        fi
         case $code in
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or what starting again does not mend
         esac
@@ -205,6 +210,7 @@ train_until_done() { # COMMAND...
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
         command_to_go_on "${command[@]}"
+        restarted=$SECONDS
     done
 }
 

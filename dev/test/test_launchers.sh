@@ -221,6 +221,10 @@ starts_over_once() { # SPELLING...: of --fresh; the starts after the first go on
     )
 }
 not_what_will_fail_again() { goes 76 2 75+ 76+ 0; }
+while_the_last_start_dies() { # the run is its own until then, and another start is refused; the first start is not
+    mkdir -p "$work/quick" && printf '#!/bin/sh\n' > "$work/quick/sleep" && chmod +x "$work/quick/sleep"
+    PATH="$work/quick:$PATH" goes 0 4 75+ 64 64 0 && goes 64 1 64 0 && PATH="$work/quick:$PATH" goes 78 4 75+ 64 64 78 0
+}
 
 # An option that is given takes the place of the recipe's, by whatever name.
 cat > "$work/recipe.sh" <<END
@@ -512,7 +516,7 @@ END
 for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_is_told_by_the_name done_at_once \
-    one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again \
+    one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again while_the_last_start_dies \
     mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
