@@ -103,19 +103,23 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
     TRY(partial_path(out, step, partial, e));
     TRY(step_path(out, step, final, e));
     TRY(manifest_write(manifest, partial, e));
+    pulse_beat(manifest->pulse);
     return path_rename(partial, final, out, e);
 }
 
-static int check(const char *directory, Verify what, Error *e) {
+static int check(const char *directory, Verify what, const Pulse *pulse, Error *e) {
     Manifest *manifest;
     TRY(memory_alloc((void **)&manifest, sizeof *manifest, "a manifest", e));
     int code = manifest_read(manifest, directory, e);
+    manifest->pulse = pulse;
     if (!code) code = manifest_verify(manifest, directory, what, e);
     memory_free(manifest);
     return code;
 }
 
-int archive_verify(const char *directory, Error *e) { return check(directory, VERIFY_DISK, e); }
+int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
+    return check(directory, VERIFY_DISK, pulse, e);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Going away
@@ -143,7 +147,7 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e) {
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], path, e));
-        complete += check(path, VERIFY_SIZES, &ignored) == 0;
+        complete += check(path, VERIFY_SIZES, NULL, &ignored) == 0;
     }
 done:
     steps_free(&steps);
@@ -169,18 +173,19 @@ static int step_bytes(const char *out, int64_t step, uint64_t *bytes, Error *e) 
 }
 
 // Index of the newest checkpoint that the disk gives back as it was written; -1 where there is none.
-static int newest_whole(const char *out, const Steps *steps) {
+static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
     Error ignored;
     for (int i = 0; i < steps->count; i++)
-        if (step_path(out, steps->step[i], path, &ignored) == 0 && archive_verify(path, &ignored) == 0) return i;
+        if (step_path(out, steps->step[i], path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0) return i;
     return -1;
 }
 
 // All but that one and `best` may go, but none goes in vain.
-static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, int *removed, Error *e) {
+static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, int *removed,
+                           const Pulse *pulse, Error *e) {
     uint64_t left, in_all, one;
-    int newest = newest_whole(out, steps);
+    int newest = newest_whole(out, steps, pulse);
     TRY(disk_free(out, &left, e));
     in_all = left;
     for (int i = 0; i < steps->count && newest >= 0; i++) {
@@ -192,19 +197,21 @@ static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, 
         if (i == newest || steps->step[i] == best) continue;
         TRY(remove_step(out, steps->step[i], e));
         ++*removed;
+        pulse_beat(pulse);
         TRY(disk_free(out, &left, e));
     }
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, Error *e) {
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, const Pulse *pulse,
+                      Error *e) {
     uint64_t left;
     Steps steps;
     *removed = 0;
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, stays, removed, e);
+        int code = remove_for_room(out, &steps, bytes, stays, removed, pulse, e);
         steps_free(&steps);
         if (code) return code;
         TRY(disk_free(out, &left, e));
@@ -241,7 +248,7 @@ int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, cha
     for (int i = 0; i < steps.count && !*found; i++) {
         TRY_GOTO(step_path(out, steps.step[i], directory, e));
         *step = steps.step[i];
-        code = check(directory, VERIFY_BYTES, e); // and it is read next
+        code = check(directory, VERIFY_BYTES, NULL, e); // and it is read next
         if (code && code != ERR_INPUT) goto done;
         *found = code == 0;
         if (code) passed++, fprintf(notes, "warning: %s. Passed over\n", e->what);

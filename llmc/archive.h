@@ -20,8 +20,10 @@ int64_t archive_step_of(const char *name);
 
 // Has the disk room for a checkpoint of so many bytes? Where it has not, older ones make room, from the oldest on, as
 // many as it takes, unless `keep` says that all stay (0), or it would not be enough. The newest that is as it was written
-// is read back first, and stays, as does that of step `stays`. *removed: how many went.
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, Error *e);
+// is read back first, and stays, as does that of step `stays`. *removed: how many went. The pulse beats for each of them,
+// and for what is read.
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, const Pulse *pulse,
+                      Error *e);
 
 // Prepares an empty directory for the checkpoint of a step, under its temporary name.
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e);
@@ -33,7 +35,7 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
 bool archive_has(const char *out, int64_t step);
 
 // Reads a checkpoint back, every byte of it, from the disk.
-int archive_verify(const char *directory, Error *e);
+int archive_verify(const char *directory, const Pulse *pulse, Error *e);
 
 // Removes the checkpoints older than the newest `keep` complete ones (0: none is removed), but that of step `stays`. A
 // complete one has its manifest, and all files of it with the right sizes; what is not complete does not count.

@@ -80,6 +80,15 @@ void memory_free(void *p); // NULL is fine
 
 double clock_seconds(void); // monotonic
 
+// What takes long tells whoever waits for it of each piece that it has done: a chunk, a file, a token.
+typedef struct {
+    void (*beat)(void *context);
+    void *context;
+} Pulse;
+static inline void pulse_beat(const Pulse *pulse) { // NULL: nobody waits
+    if (pulse) pulse->beat(pulse->context);
+}
+
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }

@@ -271,7 +271,8 @@ static int read_block(int fd, const char *path, void *buffer, size_t bytes, uint
 }
 
 // Hashes the file in pieces: all of them, or SAMPLE_BLOCKS of them.
-static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, FileDigest *digest, Error *e) {
+static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, const Pulse *pulse, FileDigest *digest,
+                       Error *e) {
     void *memory;
     int code = 0;
     TRY(memory_alloc(&memory, sizeof(XXH3_state_t) + BLOCK_BYTES + STAGE_BYTES, "a file buffer", e));
@@ -285,6 +286,7 @@ static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, Fi
         size_t bytes = size - at < block_bytes ? (size_t)(size - at) : (size_t)block_bytes;
         TRY_GOTO(read_block(fd, path, buffer, bytes, at, e));
         XXH3_128bits_update(hash, buffer, bytes);
+        pulse_beat(pulse);
     }
     digest->bytes = size;
     hash_to_text(XXH3_128bits_digest(hash), digest->hash);
@@ -295,23 +297,25 @@ done:
 
 typedef enum { READ_ALL, READ_DISK, READ_SAMPLE } HowToRead;
 
-static int digest_file(const char *path, HowToRead how, FileDigest *digest, Error *e) {
+static int digest_file(const char *path, HowToRead how, const Pulse *pulse, FileDigest *digest, Error *e) {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO is to be refused, not waited for
     if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     bool sampled = how == READ_SAMPLE && regular && st.st_size > SAMPLE_ABOVE_BYTES;
     if (how == READ_DISK && regular && st.st_size >= STAGE_BYTES) direct_begin(fd);
-    int code = regular ? hash_blocks(fd, path, (uint64_t)st.st_size, sampled, digest, e)
+    int code = regular ? hash_blocks(fd, path, (uint64_t)st.st_size, sampled, pulse, digest, e)
                        : FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
     close(fd);
     return code;
 }
 
-int file_digest(const char *path, FileDigest *digest, Error *e) { return digest_file(path, READ_ALL, digest, e); }
-int file_digest_disk(const char *path, FileDigest *digest, Error *e) { return digest_file(path, READ_DISK, digest, e); }
+int file_digest(const char *path, FileDigest *digest, Error *e) { return digest_file(path, READ_ALL, NULL, digest, e); }
+int file_digest_disk(const char *path, const Pulse *pulse, FileDigest *digest, Error *e) {
+    return digest_file(path, READ_DISK, pulse, digest, e);
+}
 int file_digest_sampled(const char *path, FileDigest *digest, Error *e) {
-    return digest_file(path, READ_SAMPLE, digest, e);
+    return digest_file(path, READ_SAMPLE, NULL, digest, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_FILE_NAME);
     strcpy(manifest->file[manifest->count].name, name);
     manifest->file[manifest->count++].digest = digest;
+    pulse_beat(manifest->pulse);
 }
 
 // The text up to the last line but one; *text from malloc.
@@ -55,7 +56,9 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
         memory_free(whole);
     }
     free(text);
-    return code ? code : directory_sync(directory, e);
+    if (code) return code;
+    pulse_beat(manifest->pulse);
+    return directory_sync(directory, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
     return code;
 }
 
-static int verify_file(const char *path, const FileDigest *want, Verify what, Error *e) {
+static int verify_file(const char *path, const FileDigest *want, Verify what, const Pulse *pulse, Error *e) {
     struct stat st;
     FileDigest got;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
@@ -128,7 +131,7 @@ static int verify_file(const char *path, const FileDigest *want, Verify what, Er
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, and it was written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
     if (what == VERIFY_SIZES) return 0;
-    TRY(what == VERIFY_DISK ? file_digest_disk(path, &got, e) : file_digest(path, &got, e));
+    TRY(what == VERIFY_DISK ? file_digest_disk(path, pulse, &got, e) : file_digest(path, &got, e));
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, and it was written with %s", path, got.hash,
                 want->hash);
@@ -137,7 +140,9 @@ static int verify_file(const char *path, const FileDigest *want, Verify what, Er
 static int verify_entry(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    return verify_file(path, &manifest->file[i].digest, what, e);
+    TRY(verify_file(path, &manifest->file[i].digest, what, manifest->pulse, e));
+    pulse_beat(manifest->pulse);
+    return 0;
 }
 
 int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {

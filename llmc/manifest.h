@@ -29,9 +29,10 @@ typedef struct {
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
+    const Pulse *pulse; // beats for each file that is written or verified, and every 4 MiB of VERIFY_DISK; may be NULL
 } Manifest;
 
-// Adds a file with a digest that its writer gave.
+// Adds a file that is on the disk, with a digest that its writer gave.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
 
 // Writes it, and syncs file and directory.

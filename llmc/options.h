@@ -177,7 +177,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(REAL,   deadline_step,   "",   AS_IS,         "300",       "(0, 1e9]",       "seconds", RANKS,                   \
       "the same for one micro-batch, and for waiting for another rank")                                                \
     X(REAL,   deadline_checkpoint, "",AS_IS,        "900",       "(0, 1e9]",       "seconds", RANKS,                   \
-      "the same for saving and sampling")                                                                              \
+      "the same for a piece of saving or sampling: 4 MiB written or read back, a file brought to the disk, a token")   \
     X(FLAG,   dry_run,         "",   AS_IS,         "",          "",               "",       PLAN,                     \
       "check everything, print what the run would take in memory, time, disk and money, and end")                      \
     X(TEXT,   device,          "",   AS_IS,         "",          "",               "name",   PLAN,                     \

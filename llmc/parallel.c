@@ -293,11 +293,17 @@ int parallel_compare(Parallel *p, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The state as a whole
 
-// What rank 0 asks the others for. kind < 0: nothing more.
+// What rank 0 asks the others for.
+enum { REQUEST_END = -1, REQUEST_PATIENCE = -2 }; // nothing more; to go on waiting
 typedef struct {
-    int64_t kind;
+    int64_t kind; // of state, or one of these
     Range range;
 } Request;
+
+static int request(Parallel *p, int64_t kind, Range range, Error *e) {
+    Request q = {kind, range};
+    return comm_broadcast(p->comm, &q, sizeof q, e);
+}
 
 // Is each rank's memory of this array only a share of it? Weights are everywhere; where only their rounded copy is (as
 // it may be on a device), the master weights, STATE_PARAM, are kept like the moments.
@@ -309,12 +315,12 @@ static bool is_shared_out(const Parallel *p, StateKind kind) {
 bool parallel_stores_alone(const Parallel *p) { return !is_shared_out(p, STATE_PARAM); }
 
 // Rank 0 takes the parts of the others, which send them in the same order.
-static int take_parts(Parallel *p, const Request *q, float *values, Error *e) {
+static int take_parts(Parallel *p, Range range, float *values, Error *e) {
     for (int i = 0; i < p->buckets; i++)
         for (int r = 1; r < p->comm->ranks; r++) {
-            Range part = range_overlap(q->range, transport_part(model_bucket(p->model, i), r, p->comm->ranks));
+            Range part = range_overlap(range, transport_part(model_bucket(p->model, i), r, p->comm->ranks));
             if (part.begin < part.end)
-                TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin), range_float_bytes(part), e));
+                TRY(comm_receive(p->comm, r, values + (part.begin - range.begin), range_float_bytes(part), e));
         }
     return 0;
 }
@@ -337,22 +343,34 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
     TRY(engine_store(p->engine, kind, range, values, e));
     if (!is_shared_out(p, kind)) return 0;
-    Request q = {kind, range};
-    TRY(comm_broadcast(p->comm, &q, sizeof q, e));
-    return take_parts(p, &q, values, e);
+    TRY(request(p, kind, range, e));
+    return take_parts(p, range, values, e);
 }
 
 int parallel_served(Parallel *p, Error *e) {
-    Request q = {.kind = -1};
-    TRY(comm_broadcast(p->comm, &q, sizeof q, e));
+    if (p->beat_failed.code) {
+        *e = p->beat_failed;
+        return e->code;
+    }
+    TRY(request(p, REQUEST_END, (Range){0, 0}, e));
     return comm_barrier(p->comm, e);
+}
+
+void parallel_beat(void *parallel) {
+    Parallel *p = parallel;
+    const double seconds_between_beats = 0.5;
+    double now = clock_seconds();
+    comm_progress(p->comm);
+    if (now - p->beat_at < seconds_between_beats || p->beat_failed.code) return;
+    p->beat_at = now;
+    request(p, REQUEST_PATIENCE, (Range){0, 0}, &p->beat_failed);
 }
 
 int parallel_serve(Parallel *p, Error *e) {
     for (;;) {
         Request q;
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
-        if (q.kind < 0) return comm_barrier(p->comm, e);
-        TRY(send_parts(p, &q, e));
+        if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
+        if (q.kind != REQUEST_PATIENCE) TRY(send_parts(p, &q, e));
     }
 }

@@ -58,6 +58,8 @@ typedef struct {
     int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
     int64_t *work;        // (buckets) the number of the transport's work for it
     int sent, arrived;    // buckets of the new weights that are on their way, and that the engine can count on
+    double beat_at;       // when rank 0 told those who serve that it gets on, seconds of the clock
+    Error beat_failed;    // code 0, or why it could not
 } Parallel;
 
 // Buckets and parts, for rank comm->rank of comm->ranks; talks to nobody.
@@ -103,11 +105,15 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 int parallel_compare(Parallel *p, Error *e);
 
 // The engine's state as a whole, wherever it is kept: engine_store for rank 0, while the others serve it. In between
-// rank 0 may store whatever it likes, in any order; parallel_served lets the others go on.
+// rank 0 may store whatever it likes, in any order, or do what only it does; parallel_served lets the others go on.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
 bool parallel_stores_alone(const Parallel *p); // is all of a checkpoint in rank 0's engine?
 int parallel_served(Parallel *p, Error *e);    // on rank 0
 int parallel_serve(Parallel *p, Error *e);     // on the others
+
+// Meanwhile a deadline is for one piece of what rank 0 does, not for all of it. On rank 0, from the thread that speaks
+// with the others: a piece is done. They are told, so that everybody's deadline starts anew; twice a second at most.
+void parallel_beat(void *parallel); // a Pulse's
 
 #ifdef __cplusplus
 }

@@ -106,6 +106,7 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
         draft_show(&d, tokenizer, d.count - 1, out, copy);
+        pulse_beat(config->pulse);
     }
     fputc('\n', out);
 done:

@@ -15,6 +15,7 @@ typedef struct {
     int top_k;          // draw among the k likeliest; 0: among all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
+    const Pulse *pulse; // beats for each token; may be NULL
 } SampleConfig;
 
 // The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest. logits (V) is

@@ -32,12 +32,22 @@ struct Saver {
     bool threaded, running; // main thread's: a save is under way
     bool touching;          // `thread` is at work on the fresh memory of `copy`
     atomic_bool ended;      // the writing thread's last word
+    Pulse pulse;            // of a save: got_on
+    atomic_long pieces;     // that it has done
+    Parallel *served;       // whom the writing thread itself tells of each; NULL: it must not speak with other ranks
 };
+
+static void got_on(void *saver) {
+    Saver *s = saver;
+    atomic_fetch_add(&s->pieces, 1);
+    if (s->served) parallel_beat(s->served);
+}
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     (*out)->config = *config;
     (*out)->stays = -1;
+    (*out)->pulse = (Pulse){got_on, *out};
     sem_init(&(*out)->taken, 0, 0);
     return 0;
 }
@@ -59,6 +69,7 @@ void saver_destroy(Saver *saver) {
 // Writing it down
 
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
+    got_on(s); // what was read before is written
     if (s->parallel) return parallel_store(s->parallel, kinds[k], range, values, e);
     memcpy(values, s->copy[k] + range.begin, range_length(range) * sizeof *values);
     return 0;
@@ -89,21 +100,22 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
 
 static int write_checkpoint(Saver *s, Error *e) {
     char directory[ARCHIVE_PATH];
-    Manifest manifest = {.count = 0};
+    Manifest manifest = {.pulse = &s->pulse};
     Error ignored;
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->stays, &s->report.removed, e));
+    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->stays, &s->report.removed, &s->pulse, e));
     TRY(archive_begin(s->config.out, s->report.step, directory, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
+    got_on(s);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
     if (code) directory_remove(directory, &ignored); // gives back the room it took
     return code;
 }
 
 // Only a checkpoint that reads back as it was written may replace an older one.
-static int read_back(const char *directory, Error *e) {
-    int code = archive_verify(directory, e);
+static int read_back(const char *directory, const Pulse *pulse, Error *e) {
+    int code = archive_verify(directory, pulse, e);
     if (code != ERR_INPUT) return code;
     e->code = ERR_WRITE; // not somebody's input: what was written just now
     return error_hint(e, "the disk does not give back what it was given: look at it, or choose another --out");
@@ -123,7 +135,7 @@ static void *save_all(void *argument) {
     if (s->source) sem_post(&s->taken);
     if (!code) code = write_checkpoint(s, &report->error);
     report->seconds = clock_seconds() - s->started;
-    if (!code) code = read_back(report->directory, &report->error);
+    if (!code) code = read_back(report->directory, &s->pulse, &report->error);
     if (!code) archive_thin(s->config.out, s->config.keep, s->stays, &report->note);
     atomic_store(&s->ended, true);
     return NULL;
@@ -181,6 +193,7 @@ static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_
     s->state_bytes = state_bytes;
     s->parallel = parallel;
     s->source = NULL;
+    s->served = NULL;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
     atomic_store(&s->ended, false);
@@ -188,6 +201,7 @@ static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_
 
 void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
     begin(s, parallel, step, state, state_bytes);
+    s->served = parallel;
     save_all(s);
     *report = s->report;
     report->stall_seconds = report->seconds;
@@ -201,7 +215,10 @@ int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t 
     s->running = true;
     s->snapping = s->source != NULL;
     s->threaded = start_thread(s, save_all);
-    if (!s->threaded) save_all(s); // no thread to be had: training waits
+    if (!s->threaded) { // no thread to be had: training waits
+        s->served = parallel;
+        save_all(s);
+    }
     s->stalled = clock_seconds() - s->started;
     return 0;
 }
@@ -214,10 +231,15 @@ void saver_settle(Saver *s) {
     s->stalled += clock_seconds() - start;
 }
 
-bool saver_wait(const Saver *s, double seconds) {
+bool saver_wait(const Saver *s, double seconds, Parallel *served) {
     const struct timespec moment = {0, 10000000};
-    for (double end = clock_seconds() + seconds; s->running && !atomic_load(&s->ended); nanosleep(&moment, NULL))
+    long told = -1;
+    for (double end = clock_seconds() + seconds; s->running && !atomic_load(&s->ended); nanosleep(&moment, NULL)) {
         if (clock_seconds() > end) return false;
+        long pieces = atomic_load(&s->pieces);
+        if (served && pieces != told) parallel_beat(served);
+        told = pieces;
+    }
     return true;
 }
 

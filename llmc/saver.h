@@ -70,8 +70,9 @@ void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size
 // Before every update: waits until the snapshot of a save under way is taken. NULL is fine.
 void saver_settle(Saver *saver);
 
-// Waits for a save under way, so many seconds at most. Is none any more?
-bool saver_wait(const Saver *saver, double seconds);
+// Waits for a save under way, so many seconds at most. Is none any more? served: where the others serve meanwhile, they
+// are told as it gets on; NULL: they do not.
+bool saver_wait(const Saver *saver, double seconds, Parallel *served);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);

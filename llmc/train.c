@@ -33,21 +33,28 @@ static int test_hellaswag(Run *r, const StepMetrics *last, Error *e) {
 
 int print_sample(Run *r, FILE *copy, Error *e) {
     const Options *o = &r->options;
+    const Pulse pulse = {parallel_beat, &r->parallel};
     SampleConfig config = {
         .tokens = (int)o->sample_tokens,
         .temperature = o->temperature,
         .top_k = (int)o->top_k,
         .seed = (uint64_t)o->seed,
         .prompt = o->prompt,
+        .pulse = &pulse,
     };
     return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->at.step, stdout, copy, e);
 }
 
-static int sample_during(Run *r, Error *e) {
+// What rank 0 did while the others served is done, with this code.
+static int let_go(Run *r, int code, Error *e) {
+    Error ignored;
+    int ended = parallel_served(&r->parallel, code ? &ignored : e);
+    return code ? code : ended;
+}
+
+static int sample_first(Run *r, Error *e) {
     char *text = NULL;
     size_t bytes;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
-    if (!is_first(r)) return 0; // which has the same weights
     progress_break(&r->progress);
     printf("\nsample after step %lld:\n", (long long)r->at.step);
     FILE *copy = open_memstream(&text, &bytes);
@@ -57,6 +64,12 @@ static int sample_during(Run *r, Error *e) {
     free(text);
     printf("\n");
     return code;
+}
+
+static int sample_during(Run *r, Error *e) {
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
+    if (!is_first(r)) return parallel_serve(&r->parallel, e); // which has the same weights
+    return let_go(r, sample_first(r, e), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -108,12 +121,18 @@ static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
     return run_state_write(&state, text, bytes, e);
 }
 
-static void save_aside_first(Run *r) {
+// The save under way, if there is one.
+static void await_save(Run *r) {
     SaveReport report;
+    saver_wait(r->saver, INFINITY, &r->parallel);
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+}
+
+static void save_aside_first(Run *r) {
     Error e = {0};
     char *text;
     size_t bytes;
-    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    await_save(r);
     int code = state_text(r, &text, &bytes, &e);
     if (!code) code = saver_start(r->saver, &r->parallel, r->at.step, text, bytes, &e);
     if (!code) return;
@@ -127,7 +146,7 @@ static int save_aside(Run *r, Error *e) {
     TRY(compare_ranks(r, e));
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
     save_aside_first(r);
-    return parallel_served(&r->parallel, e);
+    return let_go(r, 0, e);
 }
 
 // The last save failed: what is lost, and what there is to go on from.
@@ -158,16 +177,11 @@ static int save_now_first(Run *r, const char *step, Error *e) {
 
 // Before the end. step: what to call the step where it cannot be saved.
 static int save_now(Run *r, const char *step, Error *e) {
-    Error ending = {0};
-    SaveReport report;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     TRY(compare_ranks(r, e));
-    if (is_first(r) && saver_collect(r->saver, true, &report)) tell_save(r, &report);
-    TRY(comm_barrier(r->comm, e)); // a deadline for each of two saves
     if (!is_first(r)) return parallel_serve(&r->parallel, e);
-    int code = save_now_first(r, step, e), ended = parallel_served(&r->parallel, &ending);
-    if (!code && ended) *e = ending;
-    return code ? code : ended;
+    await_save(r);
+    return let_go(r, save_now_first(r, step, e), e);
 }
 
 // All ranks come here after the same step.
@@ -185,19 +199,7 @@ static int stop(Run *r, Error *e) {
     return FAIL(e, ERR_STOPPED, hint, "%s, saved in %s", stopped, r->saved);
 }
 
-static int finish(Run *r, Error *e) {
-    char step[40];
-    snprintf(step, sizeof step, "step %lld", (long long)r->at.step);
-    if (!is_first(r)) return save_now(r, step, e);
-    progress_break(&r->progress);
-    progress_curve(&r->progress);
-    Error sampling = {0}; // is told when the model is safe
-    int code = r->options.sample_every > 0 ? sample_during(r, &sampling) : 0;
-    TRY(save_now(r, step, e));
-    if (code) {
-        *e = sampling;
-        return code;
-    }
+static void say_end(const Run *r) {
     if (isfinite(r->at.val_loss)) {
         printf("validation loss %.4f nats a token", r->at.val_loss);
         if (r->tokenizer && tokenizer_is_bytes(r->tokenizer)) printf(" = %.4f bits a byte", r->at.val_loss / log(2.0));
@@ -207,6 +209,23 @@ static int finish(Run *r, Error *e) {
         printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", r->at.best.loss,
                (long long)r->at.best.step, r->options.out, (long long)r->at.best.step);
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saved, r->options.out);
+}
+
+static int finish(Run *r, Error *e) {
+    char step[40];
+    snprintf(step, sizeof step, "step %lld", (long long)r->at.step);
+    if (is_first(r)) {
+        progress_break(&r->progress);
+        progress_curve(&r->progress);
+    }
+    Error sampling = {0}; // is told when the model is safe
+    int code = r->options.sample_every > 0 ? sample_during(r, &sampling) : 0;
+    TRY(save_now(r, step, e));
+    if (code) {
+        *e = sampling;
+        return code;
+    }
+    if (is_first(r)) say_end(r);
     return 0;
 }
 
@@ -238,28 +257,32 @@ static int train_loop(Run *r, Error *e) {
         if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
         if (is_due(r->at.step, o->compare_every)) TRY(compare_ranks(r, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->at.step == 1);
-        if (!last && is_due(r->at.step, o->sample_every)) {
-            TRY(sample_during(r, e));
-            TRY(comm_barrier(r->comm, e)); // the others wait here, with a checkpoint's patience, not a step's
-        }
+        if (!last && is_due(r->at.step, o->sample_every)) TRY(sample_during(r, e));
         if (is_first(r) && saver_collect(r->saver, false, &report)) tell_save(r, &report);
         if (!last && (r->is_best || is_due(r->at.step, o->checkpoint_every))) TRY(save_aside(r, e));
     }
     return finish(r, e);
 }
 
-// Training ended on an error, perhaps in the midst of a save. Where all ranks know, the others wait at the end of the
-// program, with a checkpoint's patience. Where only this one does they wait in a collective, with a step's, and would end
-// the job with words of their own.
+static void end_save_first(Run *r, bool others_wait) {
+    SaveReport report;
+    double patience = 0.5 * fmin(r->options.deadline_step, r->options.deadline_checkpoint); // the others', and our own
+    if (!r->saver) return;
+    if (!saver_wait(r->saver, others_wait ? INFINITY : patience, others_wait ? &r->parallel : NULL)) return;
+    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+}
+
+// Training ended on an error, perhaps in the midst of a save. Where all ranks know, the others wait for it. Where only
+// this one does they wait in a collective, with a step's patience, and would end the job with words of their own.
 static void end_save(Run *r) {
     Error ignored;
-    SaveReport report;
     bool known = r->comm->settled || r->comm->ranks == 1;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
-    if (known && parallel_come_to_rest(&r->parallel, &ignored)) known = r->comm->settled = false; // ends the job
-    double patience = 0.5 * fmin(r->options.deadline_step, r->options.deadline_checkpoint); // the others', and our own
-    if (!r->saver || !saver_wait(r->saver, known ? INFINITY : patience)) return;
-    if (saver_collect(r->saver, true, &report)) tell_save(r, &report);
+    int failed = known ? parallel_come_to_rest(&r->parallel, &ignored) : 0;
+    if (is_first(r)) end_save_first(r, known && !failed);
+    if (known && !failed)
+        failed = is_first(r) ? parallel_served(&r->parallel, &ignored) : parallel_serve(&r->parallel, &ignored);
+    if (failed) r->comm->settled = false; // ends the job
 }
 
 int train_run(Run *r, Error *e) {

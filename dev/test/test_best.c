@@ -60,7 +60,7 @@ static void check_best(const char *what, int kept) {
     Error e = {0};
     Lowest lowest = lowest_of("part/metrics.jsonl");
     CHECK(is_in_the_middle(&lowest), "%s: step %ld of %ld: a bad example", what, lowest.step, lowest.last);
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), &e), &e);
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
     CHECK(count_checkpoints() == kept + 1, "%s: %d are kept", what, count_checkpoints());
 }
 
@@ -100,7 +100,7 @@ static void test_across_stops(void) {
     CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500) == 0, "%s", log_tail());
     lowest = lowest_after(begun, "part/metrics.jsonl");
     CHECK(lowest.step > begun, "no validation after step %ld", begun);
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), &e), &e);
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
     remove_tree("part");
 }
 
@@ -110,7 +110,7 @@ static void test_alone(void) {
           log_tail());
     Lowest lowest = lowest_of("part/metrics.jsonl");
     Error e = {0};
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), &e), &e);
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
     remove_tree("part");
 }
 

@@ -27,7 +27,7 @@ static int count_good(const char *out) {
     int good = 0;
     Error e;
     for (long step = newest_step(out); step > 0; step--)
-        good += archive_verify(path_of("%s/step_%08ld", out, step), &e) == 0;
+        good += archive_verify(path_of("%s/step_%08ld", out, step), NULL, &e) == 0;
     return good;
 }
 
@@ -319,10 +319,10 @@ static void test_flipped_bits_are_noticed(void) {
         const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
         uint64_t bit = (uint64_t)draw(1u << 31) % bits_of(path);
         flip_bit(path, bit);
-        CHECK_ERROR(archive_verify(checkpoint, &e), &e, ERR_INPUT, name);
+        CHECK_ERROR(archive_verify(checkpoint, NULL, &e), &e, ERR_INPUT, name);
         flip_bit(path, bit);
     }
-    CHECK_OK(archive_verify(checkpoint, &e), &e);
+    CHECK_OK(archive_verify(checkpoint, NULL, &e), &e);
     names_free(&names);
 }
 
@@ -574,10 +574,10 @@ static void test_set_aside_again(void) {
         size_t bytes;
         char *text = read_text(path_of("%s/state.json", asides[i]), &bytes);
         CHECK(text && bytes == 7 && memcmp(text, path_of("again %d", i), 7) == 0, "%s: %s", asides[i], text);
-        CHECK_OK(archive_verify(asides[i], &e), &e);
+        CHECK_OK(archive_verify(asides[i], NULL, &e), &e);
         memory_free(text);
     }
-    CHECK_OK(archive_verify("aside/step_00000001", &e), &e);
+    CHECK_OK(archive_verify("aside/step_00000001", NULL, &e), &e);
 }
 
 // A file of several megabytes goes to the disk in another way than the small ones above: killed at every call, too.

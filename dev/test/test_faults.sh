@@ -177,15 +177,31 @@ not_finite() { # known to all: one of them says it
 slow_disk="-x LD_PRELOAD=$work/fault.so -x FAULT_FSYNC=0.5"
 not_finite_while_saving() { # known to all, who wait for the save: a checkpoint's patience
     # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk "$train" $(step=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
+    launch 2 $slow_disk "$train" $(step=2 checkpoint=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
         --checkpoint-every 3
     ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
-asked_to_stop_while_saving() { # two saves, each of which may take as long as the deadline
-    local checkpoint=16
+asked_to_stop_while_saving() { # two saves, and both get on
     # shellcheck disable=SC2046,SC2086
-    launch 2 ${slow_disk/0.5/0.8} -x FAULT_SAVING=ask "$train" $(options) --steps 100000000 --out stop --checkpoint-every 400
+    launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(checkpoint=2 options) --steps 100000000 --out stop --checkpoint-every 400
     ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && one_error
+}
+# What takes long on rank 0 but gets on is no hang, however long the others wait for all of it; what never returns is.
+saves_slowly() { # ZERO
+    # shellcheck disable=SC2046,SC2086
+    launch 2 ${slow_disk/0.5/0.6} "$train" $(checkpoint=2 options) --steps 3 --out slow --zero "$1"
+    ended $? 0 '^model in slow/step_00000003'
+}
+samples_slowly() {
+    # shellcheck disable=SC2046,SC2086
+    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_FLUSH=0.04 "$train" $(step=2 checkpoint=2 options) --steps 2 --out slow \
+        --sample-every 1 --sample-tokens 100
+    ended $? 0 '^model in slow/step_00000002'
+}
+hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training, when the next is due
+    # shellcheck disable=SC2046
+    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_SAVING=hang "$train" $(checkpoint=2 options) --out hung "$@"
+    ended $? 78 '^error \(rank 1\): checkpoint .*; rank 0 \(process [0-9]+\) has not come to it\. .*or raise --deadline-checkpoint' && soon 1
 }
 shard_that_shrinks_while_saving() { # STEP CHECKPOINT, deadlines: known to rank 0, which cannot have the others wait
     local step=$1 checkpoint=$2
@@ -275,6 +291,11 @@ fault not_finite_while_saving
 fault shard_that_shrinks_while_saving 3 30
 fault shard_that_shrinks_while_saving 10 4
 fault asked_to_stop_while_saving
+fault saves_slowly 0
+fault saves_slowly 1
+fault samples_slowly
+fault hangs_while_saving --steps 3
+fault hangs_while_saving --steps 100000000 --checkpoint-every 400
 fault alone
 fault asked_while_joining 3 1
 fault asked_to_stop USR1 2

@@ -108,11 +108,18 @@ static int sample_to(World *w, const SampleConfig *config, char **text, char **c
     return code;
 }
 
-// The text shows these tokens, but for control characters.
+static void count_beat(void *beats) { ++*(int *)beats; }
+
+// The text shows these tokens, but for control characters; who waits is told of each that is drawn.
 static void check_text(World *w, const SampleConfig *config, const uint16_t *tokens, size_t n) {
     char *text = NULL, *copy = NULL;
+    int beats = 0;
+    const Pulse pulse = {count_beat, &beats};
+    SampleConfig told = *config;
     Error e = {0};
-    CHECK_OK(sample_to(w, config, &text, &copy, &e), &e);
+    told.pulse = &pulse;
+    CHECK_OK(sample_to(w, &told, &text, &copy, &e), &e);
+    CHECK(beats == config->tokens, "%d tokens, and %d beats", config->tokens, beats);
     CHECK(strlen(copy) == n && strlen(text) == n + 1 && text[n] == '\n', "%zu and %zu bytes of %zu tokens",
           strlen(copy), strlen(text), n);
     for (size_t i = 0; i < n && i < strlen(copy); i++) {

@@ -1,9 +1,8 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
 // (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
 // FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
-// besides, in seconds, and FAULT_SAVING what happens when a checkpoint is first being written: "ask", or a file to empty.
-// FAULT_HOST is what its machine is called.
-// For test_faults.sh.
+// besides, in seconds, FAULT_FLUSH the same of what a rank says, and FAULT_SAVING what happens when a checkpoint is first
+// being written: "ask", "hang", or a file to empty. FAULT_HOST is what its machine is called. For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -50,6 +49,7 @@ static void strike_saving(int fd) {
     if (struck || !action || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/.step_")) return;
     struck = 1;
     if (strcmp(action, "ask") == 0) kill(getpid(), SIGUSR1);
+    else if (strcmp(action, "hang") == 0) sleep_for(1e6);
     else if (truncate(action, 0) != 0) abort();
 }
 
@@ -58,6 +58,12 @@ int fsync(int fd) {
     strike_saving(fd);
     if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
     return next(fd);
+}
+
+int fflush(FILE *file) {
+    int (*next)(FILE *) = (int (*)(FILE *))dlsym(RTLD_NEXT, "fflush");
+    if (getenv("FAULT_FLUSH") && file == stdout) sleep_for(atof(getenv("FAULT_FLUSH")));
+    return next(file);
 }
 
 int gethostname(char *name, size_t bytes) {
