@@ -48,6 +48,27 @@ uint64_t count_lines(const char *text, size_t bytes) {
     return lines;
 }
 
+int check_kind(const Input *input, const char *text, size_t bytes, Error *e) {
+    static const struct {
+        const char *begin, *what, *command;
+    } kinds[] = {{"\x1f\x8b", "gzip, not text", "zcat"},
+                 {"\x28\xb5\x2f\xfd", "zstd, not text", "zstdcat"},
+                 {"\xff\xfe", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"},
+                 {"\xfe\xff", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        size_t length = strlen(kinds[i].begin);
+        if (bytes < length || memcmp(text, kinds[i].begin, length) != 0) continue;
+        FAIL(e, ERR_INPUT, NULL, "%s: is %s", input_name(input), kinds[i].what);
+        return error_hint(e, "say %s %s | data/tokenize ... %s-", kinds[i].command, input->path,
+                          input->jsonl ? "--format jsonl " : "");
+    }
+    return 0;
+}
+
+size_t byte_order_mark(const char *text, size_t bytes) {
+    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why) {
     return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
 }

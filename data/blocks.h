@@ -39,7 +39,8 @@ typedef struct {
     uint16_t *tokens; // (text_capacity): a byte is at most a token
     TextPiece *pieces;
     int piece_count, piece_capacity;
-    int code; // of the worker
+    int left_out; // lines of jsonl, not UTF-8 (--invalid skip)
+    int code;     // of the worker
     Error error;
 } TextBlock;
 
@@ -48,6 +49,12 @@ int block_add_piece(TextBlock *b, TextPiece piece, Error *e); // an empty one is
 void block_free(TextBlock *b);
 
 uint64_t count_lines(const char *text, size_t bytes); // of newlines
+
+// What an input's first bytes say that is no UTF-8 text at all (gzip, UTF-16): ERR_INPUT, and how text is made of it.
+int check_kind(const Input *input, const char *text, size_t bytes, Error *e);
+
+// The length of the byte order mark that the text begins with, or 0.
+size_t byte_order_mark(const char *text, size_t bytes);
 
 // "INPUT line N: WHY", ERR_INPUT.
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);

@@ -8,6 +8,7 @@ typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // else text
     bool pipe;      // standard input, a pipe: its length is unknown
+    bool left_out;  // not UTF-8 (--invalid skip)
     uint64_t bytes; // 0 of a pipe
     int64_t time;   // last change, ns: to tell whether a run can be resumed
 } Input;

@@ -26,15 +26,19 @@ static bool reader_wait(Reader *r) {
     return !reader_signalled(r);
 }
 
+static int reader_reserve(Reader *r, size_t bytes, Error *e) {
+    if (bytes <= r->capacity) return 0;
+    char *buffer = realloc(r->buffer, bytes);
+    if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading the input");
+    r->buffer = buffer;
+    r->capacity = bytes;
+    return 0;
+}
+
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
     const Input *input = &r->inputs->all[r->place.file];
-    if (want > r->capacity) {
-        char *buffer = realloc(r->buffer, want);
-        if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading %s", input_name(input));
-        r->buffer = buffer;
-        r->capacity = want;
-    }
+    TRY(reader_reserve(r, want, e));
     while (r->have < want && !r->ended) {
         uint64_t room = want - r->have;
         if (r->o->max_bytes) {
@@ -187,7 +191,7 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     b->jsonl = b->input->jsonl;
     b->start = r->place;
     b->bytes = bytes;
-    b->piece_count = 0;
+    b->piece_count = b->left_out = 0;
     TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);
@@ -205,11 +209,60 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     return 0;
 }
 
+// Reads on in a file that is open, from its beginning to its end or to what is not UTF-8. Of jsonl, whose lines are looked
+// at one by one, the first bytes only.
+static int reader_check(Reader *r, int fd, const Input *input, bool *taken, Error *e) {
+    size_t have = 0;
+    *taken = true;
+    TRY(reader_reserve(r, BLOCK_BYTES, e));
+    for (bool first = true; *taken && !reader_signalled(r); first = false) {
+        ssize_t n = read(fd, r->buffer + have, BLOCK_BYTES - have);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0)
+            return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
+        have += (size_t)n;
+        Error why;
+        if (first && check_kind(input, r->buffer, have, &why)) *taken = false;
+        if (input->jsonl) return 0;
+        size_t whole = n ? utf8_boundary(r->buffer, have) : have;
+        if (utf8_invalid_at(r->buffer, whole) < whole) *taken = false;
+        if (n == 0) return 0;
+        memmove(r->buffer, r->buffer + whole, have - whole);
+        have -= whole;
+    }
+    return 0;
+}
+
+int reader_leave_out(Reader *r, Inputs *inputs, Error *e) {
+    int left_out = 0;
+    for (int i = 0; i < inputs->count; i++) {
+        Input *input = &inputs->all[i];
+        bool taken;
+        if (input->pipe) continue;
+        int fd = open(input->path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
+        int code = reader_check(r, fd, input, &taken, e);
+        close(fd);
+        if (code) return code;
+        input->left_out = !taken;
+        left_out += !taken;
+    }
+    if (left_out == inputs->count)
+        return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s",
+                    inputs->count, inputs->all[0].path);
+    return 0;
+}
+
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     *got = false;
     if (r->resumed) TRY(reader_rejoin(r, e));
     while (r->place.file < r->inputs->count && !reader_signalled(r)) {
         const Input *input = &r->inputs->all[r->place.file];
+        if (input->left_out) {
+            r->place.file++;
+            continue;
+        }
         if (r->fd < 0) TRY(reader_open(r, e));
         size_t bytes = 0;
         for (size_t want = BLOCK_BYTES; bytes == 0; want *= 2) {

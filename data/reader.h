@@ -35,6 +35,10 @@ void reader_free(Reader *r); // all zero is fine
 // the input of before (resumed), is ERR_INPUT.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
+// Marks what --invalid skip leaves out: the text files that are not UTF-8 from beginning to end, and what check_kind refuses.
+// Before anything is read otherwise, for a document that has begun cannot be taken back. A signal ends it early.
+int reader_leave_out(Reader *r, Inputs *inputs, Error *e);
+
 // Whether the input is split by place: its last part is validation.
 bool reader_has_tail(const TokenizeOptions *o, const Input *input);
 

@@ -42,8 +42,10 @@ static const Flag FLAGS[] = {
     {"--val-every-file", "K", "validation: one file in K, by hash of its path", COUNT, AT(val_every_file), 2, 1000000},
     {"--max-bytes", "N", "stop after N bytes of input", COUNT, AT(max_bytes), 1, INT64_MAX},
     {"--shard-tokens", "N", "tokens in a shard (100000000)", COUNT, AT(shard_tokens), 1, SHARD_MAX_TOKENS},
-    {"--invalid", "error|bytes", "text that is not UTF-8: refuse it, or take its bytes as they are (error)", TEXT,
-     AT(invalid), 0, 0},
+    {"--invalid", "error|bytes|skip",
+     "text that is not UTF-8: refuse it, take its bytes as they are, or leave it out "
+     "(error)",
+     TEXT, AT(invalid), 0, 0},
     {"--threads", "N", "encoding threads (one a processor)", COUNT, AT(threads), 1, THREADS_MAX},
     {"--force", "", "replace shards of the same PREFIX, and start over", SWITCH, AT(force), 0, 0},
     {"--help", "", "this text", SWITCH, AT(help), 0, 0},
@@ -56,7 +58,7 @@ void settings_print_help(void) {
            "INPUT is a text file, a .jsonl file, a directory (its .txt, .md, .jsonl and .ndjson files) or - for\n"
            "standard input. Every document begins with <|endoftext|>; bytes have no such token, and a newline\n"
            "stands between documents where there is none. The same command goes on after an interruption.\n\n");
-    for (int i = 0; i < FLAG_COUNT; i++) printf("  %-16s %-15s  %s\n", FLAGS[i].name, FLAGS[i].unit, FLAGS[i].help);
+    for (int i = 0; i < FLAG_COUNT; i++) printf("  %-16s %-16s  %s\n", FLAGS[i].name, FLAGS[i].unit, FLAGS[i].help);
 }
 
 static int flag_parse(const Flag *flag, const char *text, TokenizeOptions *o, Error *e) {
@@ -95,8 +97,8 @@ static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
         return FAIL(e, ERR_USAGE, "name a file or a directory, or - for standard input", "no INPUT");
     if (!one_of(o->format, "auto", "text", "jsonl"))
         return FAIL(e, ERR_USAGE, "it is auto, text or jsonl", "--format %s: unknown", o->format);
-    if (!one_of(o->invalid, "error", "bytes", NULL))
-        return FAIL(e, ERR_USAGE, "it is error or bytes", "--invalid %s: unknown", o->invalid);
+    if (!one_of(o->invalid, "error", "bytes", "skip"))
+        return FAIL(e, ERR_USAGE, "it is error, bytes or skip", "--invalid %s: unknown", o->invalid);
     if (o->split && !one_of(o->split, "train", "val", NULL))
         return FAIL(e, ERR_USAGE, "it is train or val", "--split %s: unknown", o->split);
     if (o->split && (o->val_fraction > 0 || o->val_every_file))

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STATE_VERSION = 2 };
+enum { STATE_VERSION = 3 }; // 1 had no digest of pipes, and 2 did not count what is left out
 
 void shard_file(const TokenizeOptions *o, int split, int shard, char out[PATH_MAX]) {
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin", o->out, SPLIT_NAMES[split], shard);
@@ -45,6 +45,7 @@ static int writer_begin_document(Writer *w, int split, Error *e) {
 
 int writer_block(Writer *w, const TextBlock *b, Error *e) {
     const uint16_t *tokens = b->tokens;
+    w->left_out += (uint64_t)b->left_out;
     for (int i = 0; i < b->piece_count; i++) {
         const TextPiece *piece = &b->pieces[i];
         if (piece->begins) TRY(writer_begin_document(w, piece->split, e));
@@ -104,12 +105,13 @@ int state_save(Writer *w, const Place *p, Error *e) {
         in_shard[i] = shard ? shard_writer_count(shard) : 0;
     }
     const Split *t = &w->splits[TRAIN], *v = &w->splits[VAL];
-    int bytes = snprintf(
-        line, sizeof line,
-        STATE_VERSION_FORMAT " %d" STATE_PLACE_FORMAT STATE_PIPED_FORMAT STATE_SPLIT_FORMAT STATE_SPLIT_FORMAT "\n",
-        STATE_VERSION, w->fingerprint, w->publishing, p->file, p->offset, p->line, p->document, p->taken, p->inside,
-        p->skip_newline, p->piped.bytes, p->piped.hash, t->shards, in_shard[TRAIN], t->tokens, t->last, t->documents,
-        v->shards, in_shard[VAL], v->tokens, v->last, v->documents);
+    int bytes =
+        snprintf(line, sizeof line,
+                 STATE_VERSION_FORMAT " %d" STATE_PLACE_FORMAT STATE_PIPED_FORMAT STATE_SPLIT_FORMAT STATE_SPLIT_FORMAT
+                                      " %" PRIu64 "\n",
+                 STATE_VERSION, w->fingerprint, w->publishing, p->file, p->offset, p->line, p->document, p->taken,
+                 p->inside, p->skip_newline, p->piped.bytes, p->piped.hash, t->shards, in_shard[TRAIN], t->tokens,
+                 t->last, t->documents, v->shards, in_shard[VAL], v->tokens, v->last, v->documents, w->left_out);
     state_path(w->o, path);
     TRY(file_replace(path, line, (size_t)bytes, e));
     parent_sync(path);
@@ -137,8 +139,10 @@ static bool has_pipe(const Inputs *inputs) {
 }
 
 // What comes behind the version and the fingerprint. Version 1 had no `publishing`, and of pipes it had no digest.
-static bool state_read_numbers(FILE *f, int version, Place *p, Split splits[SPLITS], int *publishing) {
+static bool state_read_numbers(FILE *f, int version, Place *p, Split splits[SPLITS], int *publishing,
+                               uint64_t *left_out) {
     *publishing = 0;
+    *left_out = 0;
     p->piped = digest_of("", 0);
     bool ok = version == 1 || fscanf(f, " %d", publishing) == 1;
     ok = ok && fscanf(f, STATE_PLACE_FORMAT, &p->file, &p->offset, &p->line, &p->document, &p->taken, &p->inside,
@@ -148,28 +152,30 @@ static bool state_read_numbers(FILE *f, int version, Place *p, Split splits[SPLI
         Split *s = &splits[i];
         ok = ok && fscanf(f, STATE_SPLIT_FORMAT, &s->shards, &s->in_shard, &s->tokens, &s->last, &s->documents) == 5;
     }
-    return ok;
+    return ok && (version < 3 || fscanf(f, " %" SCNu64, left_out) == 1);
 }
 
 bool state_read(Writer *w, const Inputs *inputs, Place *place, const char **unfit) {
     char path[PATH_MAX];
     Place p = {0};
     Split splits[SPLITS] = {0};
-    uint64_t print;
+    uint64_t print, left_out;
     int version, publishing;
     *unfit = NULL;
     state_path(w->o, path);
     FILE *f = fopen(path, "r");
     if (!f) return false;
     if (fscanf(f, STATE_VERSION_FORMAT, &version, &print) != 2) *unfit = "is damaged";
-    else if (version != STATE_VERSION && (version != 1 || has_pipe(inputs))) *unfit = "was written by another version";
+    else if (version < 1 || version > STATE_VERSION || (version == 1 && has_pipe(inputs)))
+        *unfit = "was written by another version";
     else if (print != w->fingerprint) *unfit = "is of another command or other inputs";
-    else if (!state_read_numbers(f, version, &p, splits, &publishing)) *unfit = "is damaged";
+    else if (!state_read_numbers(f, version, &p, splits, &publishing, &left_out)) *unfit = "is damaged";
     fclose(f);
     if (*unfit) return false;
     *place = p;
     memcpy(w->splits, splits, sizeof splits);
     w->publishing = publishing;
+    w->left_out = left_out;
     return true;
 }
 

@@ -21,7 +21,8 @@ typedef struct {
     int eot; // -1: bytes
     uint64_t fingerprint;
     Split splits[SPLITS];
-    bool publishing; // all is in whole shards, of which some may have their names
+    uint64_t left_out; // lines of jsonl, not UTF-8
+    bool publishing;   // all is in whole shards, of which some may have their names
 } Writer;
 
 void shard_file(const TokenizeOptions *o, int split, int shard, char out[PATH_MAX]); // PREFIX_train_000000.bin

@@ -14,6 +14,7 @@
 #include "../llmc/tokenizer_impl.h"
 #include "blocks.h"
 #include "bpe_train.h"
+#include "complaints.h"
 #include "jsonl.h"
 #include "reader.h"
 #include "settings.h"
@@ -39,6 +40,7 @@ typedef struct {
     TextBlock *blocks; // a ring
     int block_count;
     uint64_t filled, taken; // blocks so far
+    bool failed;            // nothing will be written: blocks are looked at only, for what else is wrong
     bool over;
     pthread_mutex_t lock;
     pthread_cond_t work, done; // there is a block to encode; one has been
@@ -49,10 +51,14 @@ static bool is_blank(const char *text, size_t bytes) {
     return bytes == 0;
 }
 
+#define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
+
+static bool refuses_invalid(const TokenizeOptions *o) { return strcmp(o->invalid, "error") == 0; }
+
 static int block_parse_jsonl(const TokenizeOptions *o, TextBlock *b, Error *e) {
     uint64_t line = b->start.line;
-    size_t end = 0;
-    for (size_t at = 0; at < b->bytes; at = end + 1, line++) {
+    size_t end = 0, begin = b->start.offset ? 0 : byte_order_mark(b->text, b->bytes); // no part of any text
+    for (size_t at = begin; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;
         if (is_blank(b->text + at, end - at)) continue;
@@ -61,8 +67,13 @@ static int block_parse_jsonl(const TokenizeOptions *o, TextBlock *b, Error *e) {
         if (why)
             return fail_at_line(e, b->input, line, "every line must be a JSON object with a text field: see --field",
                                 why);
-        if (!strcmp(o->invalid, "error") && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes)
-            return fail_at_line(e, b->input, line, "repair it, or say --invalid bytes", "its text is not valid UTF-8");
+        bool valid = strcmp(o->invalid, "bytes") == 0 || utf8_invalid_at(b->text + at, piece.bytes) == piece.bytes;
+        if (!valid && refuses_invalid(o))
+            return fail_at_line(e, b->input, line, HINT_INVALID, "its text is not valid UTF-8");
+        if (!valid) {
+            b->left_out++;
+            continue;
+        }
         TRY(block_add_piece(b, piece, e));
     }
     return 0;
@@ -75,16 +86,21 @@ static int block_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e
     bad += piece->at;
     snprintf(why, sizeof why, "byte 0x%02x at offset %" PRIu64 " is not valid UTF-8", (unsigned char)b->text[bad],
              b->start.offset + bad);
-    return fail_at_line(e, b->input, b->start.line + count_lines(b->text, bad), "repair it, or say --invalid bytes",
-                        why);
+    return fail_at_line(e, b->input, b->start.line + count_lines(b->text, bad), HINT_INVALID, why);
 }
 
-static int block_encode(const TokenizeOptions *o, TextBlock *b, Encoder *encoder, Error *e) {
+// Whether the text can be taken; of jsonl, what it is.
+static int block_check(const TokenizeOptions *o, TextBlock *b, Error *e) {
+    if (b->start.offset == 0 && strcmp(o->invalid, "bytes")) TRY(check_kind(b->input, b->text, b->bytes, e));
+    if (b->jsonl) return block_parse_jsonl(o, b, e);
+    for (int i = 0; i < b->piece_count && refuses_invalid(o); i++) TRY(block_check_utf8(b, &b->pieces[i], e));
+    return 0;
+}
+
+static int block_encode(TextBlock *b, Encoder *encoder, Error *e) {
     size_t count = 0;
-    if (b->jsonl) TRY(block_parse_jsonl(o, b, e));
     for (int i = 0; i < b->piece_count; i++) {
         TextPiece *piece = &b->pieces[i];
-        if (!b->jsonl && !strcmp(o->invalid, "error")) TRY(block_check_utf8(b, piece, e));
         TRY(encoder_run(encoder, b->text + piece->at, piece->bytes, b->tokens + count, &piece->tokens, e));
         count += piece->tokens;
     }
@@ -102,9 +118,11 @@ static void *worker_main(void *argument) {
         if (pool->taken == pool->filled) break;
         TextBlock *b = &pool->blocks[pool->taken++ % (uint64_t)pool->block_count];
         b->state = BLOCK_TAKEN;
+        bool failed = pool->failed;
         pthread_mutex_unlock(&pool->lock);
         b->error = error;
-        b->code = code ? code : block_encode(pool->o, b, encoder, &b->error);
+        b->code = code ? code : block_check(pool->o, b, &b->error);
+        if (!b->code && !failed) b->code = block_encode(b, encoder, &b->error);
         pthread_mutex_lock(&pool->lock);
         b->state = BLOCK_DONE;
         pthread_cond_signal(&pool->done);
@@ -161,9 +179,12 @@ typedef struct {
     pthread_t *threads;
     int thread_count;
     Progress progress;
-    Place written;   // all before it is in the shards
-    double saved;    // when the state was
-    uint64_t blocks; // written
+    Complaints complaints;
+    int marked;         // files that begin with a byte order mark
+    const Input *marks; // the first of them
+    Place written;      // all before it is in the shards
+    double saved;       // when the state was
+    uint64_t blocks;    // written
 } Run;
 
 static int inputs_gather(Run *run, char **names, int count, Error *e) {
@@ -182,11 +203,21 @@ static int inputs_gather(Run *run, char **names, int count, Error *e) {
         if (strcmp(o->format, "auto")) input->jsonl = !strcmp(o->format, "jsonl");
         if (!strcmp(input->path, "-") && pipes++)
             return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
+        if (input->pipe && !input->jsonl && !strcmp(o->invalid, "skip"))
+            return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
+                        "--invalid skip: whether %s is UTF-8 is not known before", input_name(input));
         if (input->pipe && reader_has_tail(o, input))
             return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
                         "--val-fraction: where %s ends is not known before", input_name(input));
     }
     return 0;
+}
+
+// A prefix is the beginning of a file's name: what is a directory has none.
+static int prefix_check(const TokenizeOptions *o, Error *e) {
+    if (*path_name(o->out) && !directory_exists(o->out)) return 0;
+    FAIL(e, ERR_USAGE, NULL, "--out %s: a directory, not what the shards' names begin with", o->out);
+    return error_hint(e, "say --out %s%sNAME", o->out, *path_name(o->out) ? "/" : "");
 }
 
 static int output_check(const TokenizeOptions *o, Error *e) {
@@ -234,6 +265,24 @@ static void pool_give(Pool *pool, TextBlock *b) {
     pthread_mutex_unlock(&pool->lock);
 }
 
+// What is said of a block's file: that it cannot be taken, which ends the writing but not the looking, or how it begins.
+static int run_look_at(Run *run, const TextBlock *b, Error *e) {
+    Pool *pool = &run->pool;
+    if (b->code && b->code != ERR_INPUT) {
+        *e = b->error;
+        return b->code;
+    }
+    if (b->code) complaints_add(&run->complaints, b->start.file, &b->error);
+    if (b->code && !pool->failed) {
+        pthread_mutex_lock(&pool->lock);
+        pool->failed = true;
+        pthread_mutex_unlock(&pool->lock);
+    }
+    if (!b->jsonl && b->start.offset == 0 && byte_order_mark(b->text, b->bytes) && !run->marked++)
+        run->marks = b->input;
+    return 0;
+}
+
 // Waits for the oldest block and writes it.
 static int run_write_oldest(Run *run, Error *e) {
     Pool *pool = &run->pool;
@@ -241,23 +290,22 @@ static int run_write_oldest(Run *run, Error *e) {
     pthread_mutex_lock(&pool->lock);
     while (b->state != BLOCK_DONE) pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
-    if (b->code) {
-        *e = b->error;
-        return b->code;
+    TRY(run_look_at(run, b, e));
+    if (!pool->failed) {
+        TRY(writer_block(&run->writer, b, e));
+        run->written = b->end;
     }
-    TRY(writer_block(&run->writer, b, e));
     b->state = BLOCK_FREE;
     run->blocks++;
-    run->written = b->end;
     const Split *s = run->writer.splits;
     progress_show(&run->progress, b->end.taken, s[TRAIN].tokens + s[VAL].tokens, false);
-    if (clock_seconds() - run->saved < SAVE_SECONDS) return 0;
+    if (pool->failed || clock_seconds() - run->saved < SAVE_SECONDS) return 0;
     run->saved = clock_seconds();
     return state_save(&run->writer, &run->written, e);
 }
 
 // Keeps the ring full and writes from its other end. An error is reported when all before it has been written, so that
-// of several errors it is always the first in the input.
+// of several errors it is always the first in the input. After an input that cannot be taken the others are looked at.
 static int run_blocks(Run *run, Error *e) {
     Pool *pool = &run->pool;
     Error reader_error;
@@ -270,8 +318,12 @@ static int run_blocks(Run *run, Error *e) {
             if (more) pool_give(pool, b);
         } else TRY(run_write_oldest(run, e));
     }
-    if (reader_code) *e = reader_error;
-    return reader_code;
+    if (run->complaints.files == 0) {
+        if (reader_code) *e = reader_error;
+        return reader_code;
+    }
+    if (reader_code) complaints_add(&run->complaints, run->reader.place.file, &reader_error);
+    return complaints_finish(&run->complaints, run->inputs.count, e);
 }
 
 // Where only names were left to give, the input has nothing new.
@@ -283,6 +335,20 @@ static int run_expect_end(Run *run, Error *e) {
         code = FAIL(e, ERR_INPUT, HINT_SAME_INPUT, "%s: longer than when this was interrupted", input_name(b.input));
     block_free(&b);
     return code;
+}
+
+// What is not as it might seem: text that is missing, and marks that are no text to the eye.
+static void say_exceptions(const Run *run, uint64_t lines) {
+    int files = 0;
+    for (int i = 0; i < run->inputs.count; i++) files += run->inputs.all[i].left_out;
+    if (files) printf("left out: %d file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
+    for (int i = 0, listed = 0; i < run->inputs.count && listed < LISTED_MAX; i++)
+        if (run->inputs.all[i].left_out) printf("  %s\n", run->inputs.all[i].path), listed++;
+    if (files > LISTED_MAX) printf("  and %d more\n", files - LISTED_MAX);
+    if (lines) printf("left out: %" PRIu64 " line%s of jsonl whose text is not UTF-8\n", lines, lines == 1 ? "" : "s");
+    if (run->marked)
+        print_note("note: %d file%s with a byte order mark, which stays in the text; the first is %s", run->marked,
+                   run->marked == 1 ? " begins" : "s begin", run->marks->path);
 }
 
 static int run_finish(Run *run, Error *e) {
@@ -305,20 +371,23 @@ static int run_finish(Run *run, Error *e) {
             printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
                    splits[i].tokens, splits[i].documents, splits[i].documents == 1 ? "" : "s", splits[i].shards,
                    splits[i].shards == 1 ? "" : "s");
+    say_exceptions(run, run->writer.left_out);
     return 0;
 }
 
 static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     const TokenizeOptions *o = &run->options;
     bool known = true;
+    if (!o->train_bpe) TRY(prefix_check(o, e));
     TRY(o->train_bpe ? tokenizer_new(&run->tokenizer, e) : tokenizer_load(&run->tokenizer, o->tokenizer, e));
     TRY(inputs_gather(run, names, count, e));
     TRY(reader_init(&run->reader, o, run->tokenizer, &run->inputs, e));
+    if (!strcmp(o->invalid, "skip")) TRY(reader_leave_out(&run->reader, &run->inputs, e));
     run->pool.o = o;
     run->pool.tokenizer = run->tokenizer;
     run->progress = (Progress){.start = clock_seconds(), .terminal = isatty(STDERR_FILENO)};
     for (int i = 0; i < run->inputs.count; i++) {
-        run->progress.total_bytes += run->inputs.all[i].bytes;
+        if (!run->inputs.all[i].left_out) run->progress.total_bytes += run->inputs.all[i].bytes;
         known = known && !run->inputs.all[i].pipe;
     }
     if (o->max_bytes && (!known || o->max_bytes < run->progress.total_bytes)) run->progress.total_bytes = o->max_bytes;
@@ -355,24 +424,29 @@ static int run_prepare_output(Run *run, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Learning a vocabulary: from what would be training text, on one thread
 
+static int learn_block(Run *run, BpeTrainer *trainer, TextBlock *b, Error *e) {
+    b->code = block_check(&run->options, b, &b->error);
+    TRY(run_look_at(run, b, e));
+    run->writer.left_out += (uint64_t)b->left_out;
+    for (int i = 0; i < b->piece_count && !run->pool.failed; i++) {
+        const TextPiece *piece = &b->pieces[i];
+        if (piece->split == TRAIN) TRY(bpe_add_text(trainer, run->tokenizer, b->text + piece->at, piece->bytes, e));
+    }
+    return 0;
+}
+
 static int learn_words(Run *run, BpeTrainer *trainer, Error *e) {
     TextBlock b = {0};
-    const TokenizeOptions *o = &run->options;
     bool got = true;
     int code = 0;
     while (got && !code) {
         code = reader_next(&run->reader, &b, &got, e);
-        if (got && !code && b.jsonl) code = block_parse_jsonl(o, &b, e);
-        for (int i = 0; got && !code && i < b.piece_count; i++) {
-            const TextPiece *piece = &b.pieces[i];
-            if (!b.jsonl && !strcmp(o->invalid, "error")) code = block_check_utf8(&b, piece, e);
-            if (!code && piece->split == TRAIN)
-                code = bpe_add_text(trainer, run->tokenizer, b.text + piece->at, piece->bytes, e);
-        }
+        if (got && !code) code = learn_block(run, trainer, &b, e);
         progress_show(&run->progress, run->reader.place.taken, bpe_word_count(trainer), false);
     }
     block_free(&b);
     progress_show(&run->progress, run->reader.place.taken, bpe_word_count(trainer), true);
+    if (!code) code = complaints_finish(&run->complaints, run->inputs.count, e);
     if (!code && run->reader.stopped) code = FAIL(e, ERR_STOPPED, "nothing was written", "stopped by a signal");
     return code;
 }
@@ -396,6 +470,7 @@ static int learn(Run *run, Error *e) {
     printf("%s: %d tokens, of them %d merges\n", o->out, run->tokenizer->vocab_size, run->tokenizer->merge_count);
     if ((uint64_t)run->tokenizer->vocab_size < o->train_bpe)
         fprintf(stderr, "the text has no pair left that occurs twice\n");
+    say_exceptions(run, run->writer.left_out);
 done:
     bpe_destroy(trainer);
     return code;

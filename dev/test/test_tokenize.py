@@ -289,6 +289,100 @@ def test_invalid_utf8():
     refuse("a.jsonl line 2", *BYTES, "a.jsonl")
 
 
+def test_all_bad_files_at_once():
+    """Every file that cannot be taken is named in one go, each once, up to 20 of them, and nothing is written."""
+    os.makedirs("texts")
+    for i in range(30):
+        write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
+    write("texts/30.jsonl", '{"text": "good"}\n{"n": bad}\n{"n": worse}\n')
+    for args in ((*BYTES,), (*BYTES, "--threads", 1), ("--train-bpe", 300, "--out", "x")):
+        error = run(*args, "texts", expect=65)
+        lines = [line for line in error.splitlines() if line.startswith("texts/")]
+        check(len(lines) == 11, f"{len(lines)} files named: {error}")
+        check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
+        check("texts/30.jsonl line 2: is not JSON" in error and "line 3" not in error, error)
+        check("error: 11 of 31 files cannot be taken; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
+        check(not shards("out") and not leftovers() and not os.path.exists("x"), "something is left")
+    for i in range(40):
+        write(f"texts/{i:02d}.txt", b"\xff")
+    error = run(*BYTES, "texts", expect=65)
+    lines = [line for line in error.splitlines() if line.startswith("texts/")]
+    check(len(lines) == 20 and "21 more" in error and "error: 41 of 41 files" in error, error)
+
+
+def summary(*args, **more):
+    done = subprocess.run([TOKENIZE[0], *map(str, args)], capture_output=True, **more)
+    check(done.returncode == 0, f"{args}: {done}")
+    return done.stdout.decode()
+
+
+def test_invalid_skip():
+    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; counted and listed at the end."""
+    os.makedirs("texts")
+    want = b""
+    for i in range(30):
+        good = f"{i} {random_text(100000)}".encode()
+        write(f"texts/{i:02d}.txt", good if i % 7 else good + b"\xff")
+        want += b"" if i % 7 == 0 else (b"\n" if want and not want.endswith(b"\n") else b"") + good
+    write("texts/40.txt", "end of a character ä".encode()[:-1])
+    write("texts/41.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n{"text": "two"}\n{"text": "half \\ud83d"}\n')
+    write("texts/42.txt", b"\x1f\x8b gzip")
+    write("texts/43.jsonl", b"\x1f\x8b gzip")
+    want += (b"" if want.endswith(b"\n") else b"\n") + b"one\ntwo"
+    for i in range(50, 70):  # more than there are blocks
+        write(f"texts/{i}.txt", f"{i}")
+        want += f"\n{i}".encode()
+    for threads in (1, 3):
+        clean()
+        said = summary(*BYTES, "--invalid", "skip", "--threads", threads, "texts")
+        check(read_bytes("out", "train") == want, "the wrong files are left out")
+        check("left out: 8 files that are not UTF-8" in said and "left out: 2 lines of jsonl" in said, said)
+        named = [line.strip() for line in said.splitlines() if line.strip().startswith("texts/")]
+        check(named == [f"texts/{i:02d}.txt" for i in (0, 7, 14, 21, 28, 40, 42)] + ["texts/43.jsonl"], f"{named}")
+    clean()
+    refuse("not known before", *BYTES, "--invalid", "skip", "-", code=64)
+    for i in [*range(1, 30), *range(50, 70)]:
+        if i >= 50 or i % 7:
+            os.unlink(f"texts/{i:02d}.txt")
+    os.unlink("texts/41.jsonl")
+    refuse("not one of 8 files", *BYTES, "--invalid", "skip", "texts")
+
+
+def test_invalid_skip_resumed():
+    """What was left out before an interruption is counted with the rest."""
+    write("bad.txt", b"\xff")
+    lines = b"".join(b'{"text": "caf\xe9"}\n' if i % 1000 == 0 else b'{"text": "some text"}\n' for i in range(100000))
+    args = (*BYTES, "--invalid", "skip", "--format", "jsonl", "-")
+    interrupt(args, lines)
+    check(leftovers() != [], "nothing is left to go on from")
+    said = summary(*args, input=lines)
+    check("left out: 100 lines of jsonl" in said, said)
+    check(read_bytes("out", "train") == b"\n".join([b"some text"] * 99900), "another text")
+
+
+def test_other_kinds():
+    """Compressed files and UTF-16 are called by their names; a byte order mark is text, but in jsonl."""
+    for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat a.txt | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat a.txt | "),
+                            ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
+        for name in ("a.txt", "a.jsonl"):
+            write(name, raw)
+            refuse(f"{name}: is {text}", *BYTES, name)
+            check(hint.replace("a.txt", name) in run(*BYTES, name, expect=65), f"no {hint}")
+            refuse(f"{name}: is {text}", "--train-bpe", 300, "--out", "x", name)
+    run(*BYTES, "--invalid", "bytes", "a.txt")
+    check(read_bytes("out", "train") == b"\xfe\xff\0a", "--invalid bytes")
+    clean()
+    write("a.txt", b"\xef\xbb\xbftext")
+    write("b.txt", b"\xef\xbb\xbfmore")
+    error = run(*BYTES, "a.txt", "b.txt")
+    check("note: 2 files begin with a byte order mark, which stays in the text; the first is a.txt" in error, error)
+    check(read_bytes("out", "train") == b"\xef\xbb\xbftext\n\xef\xbb\xbfmore", "a mark is lost")
+    clean()
+    write("a.jsonl", b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    check("note" not in run(*BYTES, "a.jsonl"), "a note on jsonl")
+    check(read_bytes("out", "train") == b"one\ntwo", "a mark before jsonl")
+
+
 def test_jsonl():
     strings = ["plain", "\u0000 nul", '"\\/\b\f\n\r\t', "🙂 ä ж 中", "\ud7ff\ue000\uffff", ""]
     lines, want = [], []
@@ -467,6 +561,9 @@ def test_bad_input():
     check(not os.path.exists("new"), "a directory for nothing")
     refuse("nowhere", "--tokenizer", "nowhere", "--out", "out", "a.txt")
     refuse("void", "--tokenizer", "void", "--out", "out", "a.txt")
+    for out in (".", "void", "void/", "new/", "./void/."):
+        refuse(f"--out {out}: ", "--tokenizer", "bytes", "--out", out, "a.txt", code=64)
+        check(not os.path.exists("new") and not [f for f in os.listdir(".") + os.listdir("void") if f.startswith(("._", "_"))], out)
     for text, args in (("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
                        ("no INPUT", BYTES), ("--what: unknown", (*BYTES, "--what", "a.txt")),
                        ("twice", (*BYTES, "--out", "out", "a.txt")), ("needs a value", (*BYTES, "a.txt", "--field")),
@@ -612,7 +709,7 @@ def test_state_of_earlier_version():
         args = [*BYTES, "--shard-tokens", per_shard, "--invalid", "bytes", "--format", "text", name]
         run_with_fault(args, stdin, name="out_train_000000.bin", at=1)
         fields = open("out.state").read().split()
-        check(fields[2] == "2", f"a state of version {fields[2]}")
+        check(fields[2] == "3", f"a state of version {fields[2]}")
         lines = text[:cut].count(b"\n") + 1
         v1 = f"gns tokenize 1 {fields[3]} 0 {cut} {lines} 0 {cut} 1 0 2 {cut - 2 * per_shard} {cut} {text[cut - 1]} 1 0 0 0 0 0\n"
         write("out.state", v1.encode())
@@ -629,8 +726,11 @@ def test_state_of_earlier_version():
     run_with_fault(args, name="out_train_000000.bin", at=1)
     whole = open("out.state", "rb").read()
     fields = whole.split()
+    write("out.state", whole.replace(b"tokenize 3", b"tokenize 2").rsplit(b" ", 1)[0] + b"\n")  # which counted nothing left out
+    check("going on after" in run(*args), "a state of version 2")
+    check(read_bytes("out", "train") == text and not leftovers(), "version 2: not the text")
     for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:60], "is damaged"), (whole[:-3], "is damaged"),
-                       (whole.replace(b"tokenize 2", b"tokenize 3"), "was written by another version"),
+                       (whole.replace(b"tokenize 3", b"tokenize 4"), "was written by another version"),
                        (whole.replace(fields[3], b"1234"), "is of another command or other inputs")):
         clean()
         write("out.state", state)
