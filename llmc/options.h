@@ -262,6 +262,9 @@ void options_print_help(FILE *f, const char *program);
 // spaces stand before the lines after the first. No newline at the end.
 void options_write_json(FILE *f, const Options *o, int indent);
 
+// The same of those options alone whose `which` is true, on one line.
+void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]);
+
 // The parts of options_parse, apart for tests and the fuzzer. text: bytes with a NUL behind them; name: for messages.
 void options_defaults(Options *o);
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);

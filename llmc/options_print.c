@@ -125,12 +125,32 @@ static void write_json_resolved(FILE *f, const Options *o, int indent) {
     fprintf(f, "\n%*s}", indent, "");
 }
 
+static bool is_of_a_run(OptionId id) { return option_rows[id].section != SECTION_PLAN; }
+
+static void write_json_option(FILE *f, const Options *o, OptionId id) {
+    const OptionRow *row = &option_rows[id];
+    fprintf(f, "\"%s\": ", row->field);
+    write_json_value(f, row->type, row->values, (const char *)o + row->offset);
+}
+
+void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]) {
+    const char *comma = "";
+    fputc('{', f);
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        if (!which[id] || !is_of_a_run((OptionId)id)) continue;
+        fputs(comma, f);
+        write_json_option(f, o, (OptionId)id);
+        comma = ", ";
+    }
+    fputc('}', f);
+}
+
 void options_write_json(FILE *f, const Options *o, int indent) {
     fputs("{\n", f);
     for (int id = 0; id < OPTION_COUNT; id++) {
-        if (option_rows[id].section == SECTION_PLAN) continue; // of no run
-        fprintf(f, "%*s\"%s\": ", indent + 2, "", option_rows[id].field);
-        write_json_value(f, option_rows[id].type, option_rows[id].values, (const char *)o + option_rows[id].offset);
+        if (!is_of_a_run((OptionId)id)) continue;
+        fprintf(f, "%*s", indent + 2, "");
+        write_json_option(f, o, (OptionId)id);
         fputs(",\n", f);
     }
     fprintf(f, "%*s\"resolved\": ", indent + 2, "");

@@ -54,10 +54,11 @@ typedef struct {
         uint64_t train, val, questions; // 0: none
     } data_hash;                        // of what several ranks must find alike
     Saver *saver;
-    bool is_best;             // the validation loss after this step is the lowest so far (--keep-best)
-    BestPoint best_before;    // what was the best before the save under way
-    char saved[ARCHIVE_PATH]; // the newest checkpoint; "" before the first
-    int64_t saved_step;       // its step; -1 before the first
+    bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
+    bool changed[OPTION_COUNT]; // of a run that goes on: which options are not what they were in the part before
+    BestPoint best_before;      // what was the best before the save under way
+    char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
+    int64_t saved_step;         // its step; -1 before the first
 } Run;
 
 static inline bool is_first(const Run *r) { return r->comm->rank == 0; }

@@ -1,7 +1,8 @@
 // run.json: what the run is, everything resolved, and the commands that it was started with.
 //
 // A run may have several parts: each stop and each start makes one. "parts" has them all in order, but those of which
-// nothing is left, since a later one went on from a checkpoint before their first step was saved.
+// nothing is left, since a later one went on from a checkpoint before their first step was saved. "options" of a part are
+// those that the first one was given, and then what was changed; those of the whole file are the last part's.
 #define _DEFAULT_SOURCE // gethostname
 #include "run.h"
 
@@ -57,6 +58,14 @@ static void working_directory(char *out, size_t bytes) {
     if (!getcwd(out, bytes)) snprintf(out, bytes, "unknown");
 }
 
+// The part's own options: of the first one those that were given, of a later one those that are no more as they were.
+static void put_part_options(FILE *f, const Run *r) {
+    bool given[OPTION_COUNT];
+    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->options.given[id] != 0;
+    fputs(", \"options\": ", f);
+    options_write_json_some(f, &r->options, r->saved[0] ? r->changed : given);
+}
+
 static void put_this_part(FILE *f, const Run *r) {
     char host[256], directory[PATH_MAX], date[32] = "";
     FileDigest program;
@@ -70,6 +79,7 @@ static void put_this_part(FILE *f, const Run *r) {
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
+    put_part_options(f, r);
     fputs(", \"command\": [", f);
     for (int i = 0; i < r->argc; i++) {
         if (i) fputs(", ", f);

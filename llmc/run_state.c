@@ -433,14 +433,15 @@ static void put_build_change(FILE *f, const char *then) {
 }
 
 // An option that the build which wrote the file did not have is taken to have been at its default.
-static void put_changes(FILE *f, const cJSON *was, const cJSON *now, const cJSON *defaults) {
+static void put_changes(FILE *f, bool *changed, const cJSON *was, const cJSON *now, const cJSON *defaults) {
     for (int id = 0; id < OPTION_COUNT; id++) {
         char flag[FLAG_BYTES];
         const char *field = option_rows[id].field;
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(now, field);
         const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, field);
         if (!before) before = cJSON_GetObjectItemCaseSensitive(defaults, field);
-        if (!item || is_passing((OptionId)id) || cJSON_Compare(before, item, true)) continue;
+        changed[id] = item && !is_passing((OptionId)id) && !cJSON_Compare(before, item, true);
+        if (!changed[id]) continue;
         option_flag(flag, (OptionId)id);
         fprintf(f, "%s ", flag);
         put_value(f, before);
@@ -450,7 +451,7 @@ static void put_changes(FILE *f, const cJSON *was, const cJSON *now, const cJSON
     }
 }
 
-static int list_changes(const StateIO *io, const RunState *s, char **changes, Error *e) {
+static int list_changes(const StateIO *io, const RunState *s, char **changes, bool *changed, Error *e) {
     const cJSON *ranks = cJSON_GetObjectItemCaseSensitive(io->object, "ranks");
     cJSON *now = NULL, *defaults = NULL;
     size_t bytes;
@@ -460,7 +461,7 @@ static int list_changes(const StateIO *io, const RunState *s, char **changes, Er
     if (!code) put_build_change(f, io->build);
     if (!code && cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
         fprintf(f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
-    if (!code) put_changes(f, cJSON_GetObjectItemCaseSensitive(io->object, "options"), now, defaults);
+    if (!code) put_changes(f, changed, cJSON_GetObjectItemCaseSensitive(io->object, "options"), now, defaults);
     cJSON_Delete(now);
     cJSON_Delete(defaults);
     bool bad = f && ferror(f); // asked before fclose
@@ -491,7 +492,7 @@ static int check_counts(const StateIO *io, const RunState *s, Error *e) {
     return s->at->step > s->at->examples ? malformed(io, "step", "at most examples", e) : 0;
 }
 
-int run_state_read(const RunState *state, const char *directory, char **changes, Error *e) {
+int run_state_read(const RunState *state, const char *directory, char **changes, bool changed[OPTION_COUNT], Error *e) {
     char path[PATH_MAX];
     StateIO io;
     *changes = NULL;
@@ -500,7 +501,7 @@ int run_state_read(const RunState *state, const char *directory, char **changes,
     if (!code) code = io_progress(&io, state, e);
     if (!code) code = check_counts(&io, state, e);
     if (!code) code = check_unnamed_batch(&io, state, e);
-    if (!code) code = list_changes(&io, state, changes, e);
+    if (!code) code = list_changes(&io, state, changes, changed, e);
     json_free(&io.json);
     return code;
 }

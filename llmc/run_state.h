@@ -70,8 +70,8 @@ int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e)
 
 // Reads DIRECTORY/state.json into where *state says that the run stands. What may not change must be as *state says it
 // is now: ERR_INPUT names the field that is not. The text of what did change, build,
-// ranks and options, one a line, goes to *changes (from malloc; "" for none).
-int run_state_read(const RunState *state, const char *directory, char **changes, Error *e);
+// ranks and options, one a line, goes to *changes (from malloc; "" for none); which options did, to `changed`.
+int run_state_read(const RunState *state, const char *directory, char **changes, bool changed[OPTION_COUNT], Error *e);
 
 // The step, and whether the file is well formed so far: for --check.
 typedef struct {

@@ -418,7 +418,7 @@ static int same_checkpoint(Run *r, Error *e) {
 static int take_up(Run *r, Error *e) {
     char *changes;
     RunState state = run_state(r, "");
-    TRY(run_state_read(&state, r->saved, &changes, e));
+    TRY(run_state_read(&state, r->saved, &changes, r->changed, e));
     int code = ramp_settle(&r->ramp, r->at.step, r->at.tokens, e);
     if (!code && is_first(r))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saved, (long long)r->at.step,

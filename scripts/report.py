@@ -117,8 +117,18 @@ def samples_section(runs):
     return out
 
 
+def part_options(part, first):
+    """What a part's options are, or what of them is another than before; runs of older builds do not say."""
+    options = part.get("options")
+    if not isinstance(options, dict) or not options:
+        return ""
+    words = ", ".join(f"{name} = {value if isinstance(value, str) else json.dumps(value)}"
+                      for name, value in options.items())
+    return f"<p class=note>{'With' if first else 'From here on'} {html.escape(words)}.</p>\n"
+
+
 def commands_section(runs):
-    """Every part of every run: where, when and how it was started."""
+    """Every part of every run: where, when and how it was started, with which options."""
     out = "<h2>Commands</h2>\n"
     for run in runs:
         parts = run.parts()
@@ -132,6 +142,7 @@ def commands_section(runs):
                      f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
             words = f"cd {shlex.quote(part.get('directory', '.'))}\n{shlex.join(part['command'])}"
             out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(words)}</pre>\n"
+            out += part_options(part, part is parts[0])
     return out
 
 
@@ -155,6 +166,8 @@ def options_section(runs):
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option"] + [run.label for run in runs]
     out = "<h2>Options</h2>\n"
+    if any(len(run.parts()) > 1 for run in runs):
+        out += "<p class=note>Those of a run's last part; what was another before is said with its commands.</p>\n"
     if differ:
         out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
     return out + (f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"

@@ -132,8 +132,9 @@ static int read_state(const char *directory, Error *e) {
                       .ramp = &ramp,
                       .noise = &noise,
                       .options = &options};
+    bool changed[OPTION_COUNT];
     int code = run_state_summary(&summary, directory, e);
-    if (!code) code = run_state_read(&state, directory, &changes, e);
+    if (!code) code = run_state_read(&state, directory, &changes, changed, e);
     if (!code) {
         outliers_z(&at.loss_window, 1);
         gns_estimate(&noise.ln);

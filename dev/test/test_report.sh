@@ -29,8 +29,8 @@ make_run b128 128 160
 echo '{"step": 560, "tokens": 286720, "hellaswag": 0.25, "hellaswag_norm": 0.3125}' >> "$work/b8/metrics.jsonl"
 cat > "$work/b8/run.json" << 'END'
 {"program": "x", "options": {"out": "<b>&amp;", "lr": 0.008}, "parts": [
-  {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "command": ["./train_gpt2", "--prompt", "<i>"]},
-  {"first_step": 301, "ranks": 4, "host": "there", "directory": "/c", "command": ["./train_gpt2", "--steps", "560"]}]}
+  {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "options": {"lr": 0.01, "prompt": "<i>"}, "command": ["./train_gpt2", "--prompt", "<i>"]},
+  {"first_step": 301, "ranks": 4, "host": "there", "directory": "/c", "options": {"lr": 0.008}, "command": ["./train_gpt2", "--steps", "560"]}]}
 END
 for step in 50 100 150 200 250 300 350 400 450 500 550; do
     echo "{\"step\": $step, \"tokens\": $((512 * step)), \"prompt\": \"a<b\", \"text\": \"a<b and <u>$step\"}"
@@ -57,6 +57,7 @@ assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, 
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
+assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>From here on lr = 0.008.</p>" in text
 assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
 assert shown == [50, 100, 150, 250, 300, 400, 450, 550], shown  # eight of eleven, evenly

@@ -60,6 +60,13 @@ static double value_in(const char *line, const char *name) {
 // What a run is made of: options of their own, so that each can be another one.
 #define OWN "train_gpt2 --threads 1 --heads 1 --model d1 --out own --checkpoint-every 5 "
 
+static void without_blanks(char *text) {
+    char *to = text;
+    for (; text && *text; text++)
+        if (*text != ' ') *to++ = *text;
+    if (to) *to = 0;
+}
+
 static void test_what_may_change(void) {
     CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 10 "
                           "--lr 1e-3 --micro-batch 4 --batch-tokens 32") == 0,
@@ -76,6 +83,24 @@ static void test_what_may_change(void) {
     for (size_t i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(log_mentions(said[i]), "no '%s' in:\n%s", said[i], log_tail());
     CHECK(!log_mentions("build: "), "it is the same build: %s", log_tail());
+
+    // of the first part all that was given, also in a file; of the next one what is no more as it was
+    static const char *const kept[] = {
+        "\"options\": {\"train\": \"train.bin\", \"out\": \"own\", \"seed\": 5, \"model\": \"d1\", \"layers\": 1, "
+        "\"heads\": 1, \"channels\": 16, \"vocab_size\": 64, \"micro_batch\": 4, \"seq_len\": 8, \"batch_tokens\": 32, "
+        "\"steps\": 10, \"lr\": 0.001, \"checkpoint_every\": 5, \"threads\": 1},",
+        "\"options\": {\"val\": \"val.bin\", \"micro_batch\": 2, \"batch_tokens\": 64, \"steps\": 20, \"lr\": 0.002, "
+        "\"beta2\": 0.99, \"val_every\": 4},"};
+    size_t bytes;
+    char *text = read_text("own/run.json", &bytes);
+    without_blanks(text);
+    for (int i = 0; i < 2; i++) {
+        char want[500];
+        snprintf(want, sizeof want, "%s", kept[i]);
+        without_blanks(want);
+        CHECK(text && strstr(text, want), "part %d: no %s in %.2000s", i + 1, want, text);
+    }
+    memory_free(text);
 }
 
 // Another model than the other tests': what it is called and where it lies is all that counts.
