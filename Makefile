@@ -230,7 +230,7 @@ bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps
 demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=path for your own text
 	@scripts/deps.sh demo
 	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize
-	@scripts/demo.sh $(TEXT)
+	@scripts/demo.sh "$$TEXT"
 
 # Unit tests are programs; the rest are scripts that drive programs. The fuzzers always run under the sanitizers.
 UNIT := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))

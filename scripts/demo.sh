@@ -15,6 +15,10 @@ rm -f corpus_*.bin* corpus.state
 
 if [ -n "$text" ]; then
     [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that is there"
+    kinds=(-name '*.txt' -o -name '*.md' -o -name '*.jsonl' -o -name '*.ndjson') # that data/tokenize takes from one
+    [ ! -d "$text" ] || find "$text/" -type f \( "${kinds[@]}" \) | grep -q . ||
+        fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
+            "Of other files make one first: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"
     echo "== the text: $text; its last tenth is for validation"
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-fraction 0.1 "$text"
 else
@@ -24,6 +28,19 @@ else
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-every-file 10 --max-bytes 8000000 \
         --files-from headers.txt
 fi
+
+options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256
+    --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000
+    --ramp gns --batch-min 8 --batch-max 64 --ramp-kappa 0.5 --gns-half-life 30000
+    --batch-tokens 1024 --lr 2e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99
+    --val-every 250 --val-tokens 65536 --sample-every 1000000 --sample-tokens 400 --temperature 0.7)
+
+# A text that cannot be trained on moves nothing aside.
+why=$("$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
+    code=$?
+    echo "error: ${text:+TEXT=$text: }${why#error: }" >&2
+    exit $code
+}
 
 # A run goes on with its own text only, and nothing is deleted. Not every run says what its text was.
 text_sum=$(cksum corpus_*.bin)
@@ -38,11 +55,7 @@ mkdir -p run
 echo "$text_sum" > run/text.cksum
 
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
-"$root/train_gpt2" --train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256 \
-    --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000 \
-    --ramp gns --batch-min 8 --batch-max 64 --ramp-kappa 0.5 --gns-half-life 30000 \
-    --batch-tokens 1024 --lr 2e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99 \
-    --val-every 250 --val-tokens 65536 --sample-every 1000000 --sample-tokens 400 --temperature 0.7
+"$root/train_gpt2" "${options[@]}"
 
 # What gzip makes of the same validation text. A token is two bytes of the shard, behind its header of 1024; the second
 # is zero.
@@ -52,4 +65,4 @@ awk -v bytes="$(wc -c < validation.txt)" -v packed="$(gzip -9 -c validation.txt 
     END { printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
 ' run/metrics.jsonl
 echo "the run lies in $PWD/run; sample it again with"
-echo "  ./train_gpt2 --sample-only --model $(newest_checkpoint "$PWD/run") --prompt '#define '"
+printf "  ./train_gpt2 --sample-only --model %q --prompt '#define '\n" "$(newest_checkpoint "$PWD/run")"

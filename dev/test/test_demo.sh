@@ -60,9 +60,29 @@ the_text_has_changed() { # under the same name; and a run that does not say what
     cd "$work" || return # from where a path may be relative
     demo 0 mine && grep -q 'not known to be of this text: it is moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
 }
+a_text_that_is_too_short() { # costs the run that is there nothing
+    local before
+    before=$(find "$demo" -path '*/run*' | sort | cksum)
+    head -c 300 "$work/text" > "$work/short"
+    demo 65 "$work/short" && [ "$(grep -c '^error' "$work/log")" = 1 ] &&
+        grep -q "^error: TEXT=$work/short: .*too few for one window" "$work/log" || { cat "$work/log"; return 1; }
+    [ "$before" = "$(find "$demo" -path '*/run*' | sort | cksum)" ] || { find "$demo" -maxdepth 1; return 1; }
+}
+any_path() { # that make may be given
+    mkdir -p "$work/it's a \"text\"" "$work/source" "$work/make/scripts" && cp "$work/text" "$work/it's a \"text\"/b.md"
+    cp "$root/Makefile" "$work/make" && printf '#!/bin/sh\n[ $# = 1 ] && printf "%%s\\n" "$1"\n' > "$work/make/scripts/demo.sh"
+    printf '#!/bin/sh\n' | tee "$work/make/scripts/deps.sh" > "$work/make/train_gpt2" && chmod +x "$work"/make/scripts/*.sh
+    local path
+    for path in "$work/it's a \"text\"" "" "a;b & c"; do
+        [ "$(make -s -C "$work/make" demo TEXT="$path" MAKE=true 2> "$work/log")" = "$path" ] || { cat "$work/log"; return 1; }
+    done
+    demo 0 "$work/it's a \"text\"" && demo 65 "$work/source" &&
+        grep -qF "error: TEXT=$work/source: no .txt, .md, .jsonl or .ndjson file in it. Of other files make one first: find" "$work/log" ||
+        { cat "$work/log"; return 1; }
+}
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
 
-for test in goes_on_after_a_stop another_text_starts_over the_text_has_changed no_such_text; do
+for test in goes_on_after_a_stop another_text_starts_over the_text_has_changed a_text_that_is_too_short any_path no_such_text; do
     try $test
 done
 exit $failed
