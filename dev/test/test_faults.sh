@@ -201,7 +201,7 @@ samples_slowly() {
 hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training, when the next is due
     # shellcheck disable=SC2046
     launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_SAVING=hang "$train" $(checkpoint=2 options) --out hung "$@"
-    ended $? 78 '^error \(rank 1\): checkpoint .*; rank 0 \(process [0-9]+\) has not come to it\. .*or raise --deadline-checkpoint' && soon 1
+    ended $? 78 '^error \(rank 1\): checkpoint .*; rank 0 \(process [0-9]+\) has not come to it\. .*or raise --deadline-checkpoint' && soon 3
 }
 shard_that_shrinks_while_saving() { # STEP CHECKPOINT, deadlines: known to rank 0, which cannot have the others wait
     local step=$1 checkpoint=$2
@@ -295,7 +295,7 @@ fault saves_slowly 0
 fault saves_slowly 1
 fault samples_slowly
 fault hangs_while_saving --steps 3
-fault hangs_while_saving --steps 100000000 --checkpoint-every 400
+fault hangs_while_saving --steps 100000000 --checkpoint-every 40
 fault alone
 fault asked_while_joining 3 1
 fault asked_to_stop USR1 2
