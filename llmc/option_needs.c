@@ -71,6 +71,7 @@ static const struct {
     {OPTION_keep_best, 0, NEEDS_VAL, REFUSE},
     {OPTION_keep_best, 0, NEEDS_VALIDATION, REFUSE},
     {OPTION_hellaswag, NAN, NEEDS_HELLASWAG, REFUSE},
+    {OPTION_samples, NAN, NEEDS_SAMPLING, REFUSE},
     {OPTION_sample_tokens, NAN, NEEDS_SAMPLING, REFUSE},
     {OPTION_prompt, 0, NEEDS_SAMPLING, REFUSE},
     {OPTION_temperature, NAN, NEEDS_SAMPLING, REFUSE},
@@ -120,16 +121,13 @@ static const struct {
     OptionId option;
     int by;
 } uses[] = {
-    {OPTION_check, BY_CHECK},          {OPTION_sample_only, BY_SAMPLE},
-    {OPTION_eval_only, BY_EVAL},       {OPTION_model, BY_MODEL},
-    {OPTION_vocab_size, BY_MODEL},     {OPTION_tokenizer, BY_MODEL},
-    {OPTION_seq_len, BY_MODEL},        {OPTION_threads, BY_MODEL},
-    {OPTION_seed, BY_SAMPLE},          {OPTION_prompt, BY_SAMPLE},
-    {OPTION_sample_tokens, BY_SAMPLE}, {OPTION_temperature, BY_SAMPLE},
-    {OPTION_top_k, BY_SAMPLE},         {OPTION_val, BY_EVAL},
-    {OPTION_val_tokens, BY_EVAL},      {OPTION_hellaswag, BY_EVAL},
-    {OPTION_micro_batch, BY_EVAL},     {OPTION_deadline_setup, BY_ALL},
-    {OPTION_deadline_step, BY_ALL},    {OPTION_deadline_checkpoint, BY_ALL},
+    {OPTION_check, BY_CHECK},        {OPTION_sample_only, BY_SAMPLE},   {OPTION_eval_only, BY_EVAL},
+    {OPTION_model, BY_MODEL},        {OPTION_vocab_size, BY_MODEL},     {OPTION_tokenizer, BY_MODEL},
+    {OPTION_seq_len, BY_MODEL},      {OPTION_threads, BY_MODEL},        {OPTION_seed, BY_SAMPLE},
+    {OPTION_prompt, BY_SAMPLE},      {OPTION_sample_tokens, BY_SAMPLE}, {OPTION_temperature, BY_SAMPLE},
+    {OPTION_samples, BY_SAMPLE},     {OPTION_top_k, BY_SAMPLE},         {OPTION_val, BY_EVAL},
+    {OPTION_val_tokens, BY_EVAL},    {OPTION_hellaswag, BY_EVAL},       {OPTION_micro_batch, BY_EVAL},
+    {OPTION_deadline_setup, BY_ALL}, {OPTION_deadline_step, BY_ALL},    {OPTION_deadline_checkpoint, BY_ALL},
     {OPTION_config, BY_ALL},
 };
 

@@ -99,6 +99,7 @@ static int value_refuse(const OptionRow *row, const char *said, const char *text
     FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
     if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->values);
     if (row->type == TYPE_FLAG) return error_hint(e, "say true or false");
+    if (row == &option_rows[OPTION_prompt]) return error_hint(e, "put it into a file, and use @FILE");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %d bytes", OPTION_TEXT - 1);
     const char *kind = row->type == TYPE_INT ? "a whole number" : "a number";
     return error_hint(e, "use %s%s%s in %s", kind, *row->unit ? " of " : "", row->unit, row->values);

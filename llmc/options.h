@@ -109,10 +109,12 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "test with HellaSwag every so many steps, and at the end; 0: never")                                             \
     X(INT,    sample_every,    "-s", AS_IS,         "0",         "[0, 1e9]",       "steps",  EVALUATION,               \
       "print a sample of what the model writes every so many steps, and at the end; 0: never")                         \
+    X(INT,    samples,         "",   AS_IS,         "1",         "[1, 1000]",      "",       EVALUATION,               \
+      "number of samples to print at a time")                                                                          \
     X(INT,    sample_tokens,   "-g", AS_IS,         "64",        "[1, 1e6]",       "tokens", EVALUATION,               \
       "length of a sample")                                                                                            \
     X(TEXT,   prompt,          "",   AS_IS,         "",          "",               "",       EVALUATION,               \
-      "text that a sample continues")                                                                                  \
+      "text that a sample continues; @FILE: that of a file, as it is")                                                 \
     X(REAL,   temperature,     "",   AS_IS,         "1",         "[0, 100]",       "",       EVALUATION,               \
       "temperature of sampling: below 1: less random; 0: always the likeliest token")                                  \
     X(INT,    top_k,           "",   AS_IS,         "0",         "[0, 65536]",     "tokens", EVALUATION,               \

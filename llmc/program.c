@@ -43,7 +43,7 @@ static int check_shares(const Run *r, Error *e) {
 
 // What can be found out before anything is computed.
 static int setup_start(Run *r, Error *e) {
-    if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_tokenizer_needed(r, e));
+    if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_sampling(r, e));
     TRY(setup_schedule(r, e));
     TRY(check_shares(r, e));
     return setup_data(r, e);
@@ -67,9 +67,9 @@ static int run_training(Run *r, Error *e) {
 }
 
 static int run_sampling(Run *r, Error *e) {
-    TRY(setup_tokenizer_needed(r, e));
+    TRY(setup_sampling(r, e));
     TRY(setup_engine(r, e));
-    return print_sample(r, NULL, e);
+    return print_samples(r, e);
 }
 
 // A run of 8 ranks is one run: the same command line, the same program, the same data.

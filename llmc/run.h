@@ -33,6 +33,7 @@ typedef struct {
     EngineConfig shape;
     Parallel parallel;
     Engine *engine;
+    char *prompt_file;    // text of the file that --prompt names; NULL: it is the prompt itself
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     DataSet *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: not asked for
@@ -67,10 +68,10 @@ static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 // Set-up (setup.c), in this order: a function may use what those before it have made. What does not train leaves some
 // out. All is undone by run_destroy, however far it came.
 
-int setup_model(Run *r, Error *e);                  // shape, tokenizer. All ranks must call this
-int setup_tokenizer_needed(const Run *r, Error *e); // ERR_USAGE where there is none
-int setup_schedule(Run *r, Error *e);               // learning rate, ramp and noise scale, as a new run has them
-int setup_data(Run *r, Error *e);                   // what there is to train and to evaluate on
+int setup_model(Run *r, Error *e);    // shape, tokenizer. All ranks must call this
+int setup_sampling(Run *r, Error *e); // the prompt; ERR_USAGE where there is no tokenizer
+int setup_schedule(Run *r, Error *e); // learning rate, ramp and noise scale, as a new run has them
+int setup_data(Run *r, Error *e);     // what there is to train and to evaluate on
 
 // Have all ranks found the same data? All of them must call this.
 int setup_same_data(const Run *r, Error *e);
@@ -130,8 +131,8 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 // checkpoints; ERR_STOPPED where a signal asked for an earlier end.
 int train_run(Run *r, Error *e);
 
-// Prints a sample of the model, as the options want it. Where `copy` is not NULL, the text goes there too.
-int print_sample(Run *r, FILE *copy, Error *e);
+// Prints samples of the model, as the options want them. In a run they go to samples.jsonl too.
+int print_samples(Run *r, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One optimizer step (step.c)

@@ -159,11 +159,29 @@ int setup_model(Run *r, Error *e) {
     return comm_agree(r->comm, setup_shape(r, e), e);
 }
 
-int setup_tokenizer_needed(const Run *r, Error *e) {
+static int check_tokenizer(const Run *r, Error *e) {
     if (r->tokenizer) return 0;
     const char *flag = r->options.sample_only ? "--sample-only" : r->options.prompt[0] ? "--prompt" : "--sample-every";
     return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
                 "%s: no tokenizer for a vocabulary of %d", flag, r->model.config.vocab);
+}
+
+static int read_prompt(char **text, const char *path, Error *e) {
+    const size_t most = 1 << 20; // bytes: more than any model sees
+    size_t bytes;
+    TRY(file_read(path, most, text, &bytes, e));
+    if (bytes > 0 && strlen(*text) == bytes) return 0; // file_read puts a NUL behind it
+    return FAIL(e, ERR_INPUT, "name a file of text", "%s: %s", path,
+                bytes ? "a zero byte: this is no text" : "is empty");
+}
+
+int setup_sampling(Run *r, Error *e) {
+    const char *prompt = r->options.prompt;
+    TRY(check_tokenizer(r, e));
+    if (prompt[0] != '@' || !is_first(r)) return 0;
+    if (!prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
+    int code = read_prompt(&r->prompt_file, prompt + 1, e);
+    return code ? error_prefix(e, "--prompt") : 0;
 }
 
 static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
@@ -548,5 +566,6 @@ void run_destroy(Run *r) {
     data_close(r->val);
     data_close(r->train);
     tokenizer_destroy(r->tokenizer);
+    memory_free(r->prompt_file);
     model_destroy(&r->model);
 }

@@ -31,18 +31,42 @@ static int test_hellaswag(Run *r, const StepMetrics *last, Error *e) {
     return metrics_hellaswag(r->metrics, last->step, last->tokens, &score, e);
 }
 
-int print_sample(Run *r, FILE *copy, Error *e) {
+static const char *prompt_of(const Run *r) { return r->prompt_file ? r->prompt_file : r->options.prompt; }
+
+static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
     const Options *o = &r->options;
     const Pulse pulse = {parallel_beat, &r->parallel};
+    const uint64_t beyond_any_step = (uint64_t)1 << 40;
     SampleConfig config = {
         .tokens = (int)o->sample_tokens,
         .temperature = o->temperature,
         .top_k = (int)o->top_k,
         .seed = (uint64_t)o->seed,
-        .prompt = o->prompt,
+        .prompt = prompt_of(r),
         .pulse = &pulse,
     };
-    return sample_text(r->engine, &r->shape, r->tokenizer, &config, (uint64_t)r->at.step, stdout, copy, e);
+    uint64_t stream = (uint64_t)r->at.step + (uint64_t)number * beyond_any_step;
+    return sample_text(r->engine, &r->shape, r->tokenizer, &config, stream, stdout, copy, e);
+}
+
+// The number-th of those that are printed at a time.
+static int print_sample(Run *r, int64_t number, Error *e) {
+    char *text = NULL;
+    size_t bytes;
+    if (r->options.samples > 1)
+        printf("--- sample %lld of %lld\n", (long long)number + 1, (long long)r->options.samples);
+    FILE *copy = open_memstream(&text, &bytes);
+    int code =
+        copy ? draw_sample(r, number, copy, e) : FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
+    if (copy && fclose(copy) != 0 && !code) code = FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
+    if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt_of(r), text, e);
+    free(text);
+    return code;
+}
+
+int print_samples(Run *r, Error *e) {
+    for (int64_t i = 0; i < r->options.samples; i++) TRY(print_sample(r, i, e));
+    return 0;
 }
 
 // What rank 0 did while the others served is done, with this code.
@@ -53,15 +77,9 @@ static int let_go(Run *r, int code, Error *e) {
 }
 
 static int sample_first(Run *r, Error *e) {
-    char *text = NULL;
-    size_t bytes;
     progress_break(&r->progress);
-    printf("\nsample after step %lld:\n", (long long)r->at.step);
-    FILE *copy = open_memstream(&text, &bytes);
-    int code = copy ? print_sample(r, copy, e) : FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
-    if (copy && fclose(copy) != 0 && !code) code = FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
-    if (!code) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, r->options.prompt, text, e);
-    free(text);
+    printf("\nsample%s after step %lld:\n", r->options.samples > 1 ? "s" : "", (long long)r->at.step);
+    int code = print_samples(r, e);
     printf("\n");
     return code;
 }

@@ -223,6 +223,12 @@ bad replay_too_short      $input short.jsonl        "${endless[@]}" --train-toke
 bad replay_negative       $input negative.jsonl     "${endless[@]}" --train-tokens 64 --ramp replay:negative.jsonl
 bad replay_empty          $input empty.jsonl        "${endless[@]}" --train-tokens 64 --ramp replay:empty.jsonl
 bad sample_untrained      $usage --sample-only      "${run[@]}" --sample-only
+bad prompt_no_file        $input prompt.txt         "${run[@]}" --sample-every 5 --prompt @prompt.txt
+bad prompt_empty_file     $input empty.jsonl         "${run[@]}" --sample-every 5 --prompt @empty.jsonl
+bad prompt_binary_file    $input good.bin           --sample-only --model model --prompt @good.bin
+bad prompt_no_name        $usage --prompt           "${run[@]}" --sample-every 5 --prompt @
+bad prompt_too_long       $usage @FILE              "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"
+bad samples_of_nothing    $usage --samples          "${run[@]}" --samples 5
 bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300 --sample-every 5 --prompt hello
 
 # The config file

@@ -132,6 +132,24 @@ samples_from_a_model() {
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
         cmp s1 s2 && grep -q '^static int' s1 && [ "$(wc -c < s1)" -ge 61 ]
 }
+several_samples() { # of which the first is the one that there is otherwise
+    local model
+    model=$(newest_checkpoint f)
+    "$train" --sample-only --model "$model" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
+        "$train" --sample-only --model "$model" --prompt 'static int' --sample-tokens 50 --seed 3 --samples 3 > s3 || return 1
+    [ "$(grep -c '^--- sample [123] of 3$' s3)" = 3 ] && [ "$(grep -c '^static int' s3)" = 3 ] || { cat s3; return 1; }
+    diff s1 <(sed -n '/^--- sample 1/,/^--- sample 2/p' s3 | sed '1d;$d') || return 1
+    [ "$(sed 's/^--- sample/\f&/' s3 | awk 'BEGIN { RS = "\f" } NR > 1 { sub(/[^\n]*\n/, ""); print | "cksum" ; close("cksum") }' | sort -u | wc -l)" = 3 ] || { cat s3; return 1; }
+    run x --steps 4 --threads 1 --sample-every 2 --samples 2 --sample-tokens 9 --prompt int &&
+        [ "$(grep -c '"text": "int' x/samples.jsonl)" = 4 ] && [ "$(grep -c '"step": 2,' x/samples.jsonl)" = 2 ] || { cat x/samples.jsonl; return 1; }
+}
+a_prompt_from_a_file() { # longer than an option's text may be, and than the model sees
+    head -c 6000 text.txt | tr -d '\000-\010\013-\037' > prompt.txt
+    "$train" --sample-only --model "$(newest_checkpoint f)" --prompt @prompt.txt --sample-tokens 5 > s1 &&
+        cmp -n "$(wc -c < prompt.txt)" prompt.txt s1 && [ "$(wc -c < s1)" -gt "$(wc -c < prompt.txt)" ] || return 1
+    run y --steps 2 --threads 1 --sample-every 2 --sample-tokens 9 --prompt @prompt.txt && grep -q '"prompt": "@prompt.txt"' y/run.json &&
+        tail -n 1 y/samples.jsonl | grep -qF "\"prompt\": \"$(head -n 1 prompt.txt)" || { cat y/samples.jsonl; return 1; }
+}
 greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
@@ -178,7 +196,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
     says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers says_how_long_it_is \
-    says_that_it_validates_on_what_it_trains_on samples_from_a_model \
+    says_that_it_validates_on_what_it_trains_on samples_from_a_model several_samples a_prompt_from_a_file \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
     try $test
 done
