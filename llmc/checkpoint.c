@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint.h"
 
+#include "hash.h"
 #include "json_place.h"
 #include "llmc_bin.h"
 #include "safetensors.h"
@@ -273,6 +274,38 @@ static int load_tensor(const ModelFiles *files, const Tensor *t, float *buffer, 
     return 0;
 }
 
+static bool is_safetensors(const char *name) {
+    size_t length = strlen(name), tail = strlen(".safetensors");
+    return length > tail && strcmp(name + length - tail, ".safetensors") == 0;
+}
+
+static bool is_optimizer_file(const char *name) { return is_safetensors(name) && strncmp(name, "optimizer", 9) == 0; }
+
+static int hash_file(const char *path, uint64_t *hash, Error *e) {
+    FileDigest digest;
+    TRY(file_digest_sampled(path, &digest, e));
+    *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
+    *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
+    *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);
+    return 0;
+}
+
+int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
+    char file[PATH_MAX];
+    Names names;
+    *hash = HASH_START;
+    if (llmc_bin_is(path)) return hash_file(path, hash, e);
+    TRY(directory_list(path, &names, e));
+    int code = 0;
+    for (int i = 0; i < names.count && !code; i++) {
+        if (!is_safetensors(names.name[i]) || is_optimizer_file(names.name[i])) continue;
+        code = path_join(file, sizeof file, path, names.name[i], e);
+        if (!code) code = hash_file(file, hash, e);
+    }
+    names_free(&names);
+    return code;
+}
+
 int checkpoint_verify_model(const char *path, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
@@ -398,11 +431,6 @@ typedef struct {
     Piece *piece;
     int readers, pieces;
 } Pieces;
-
-static bool is_optimizer_file(const char *name) {
-    size_t length = strlen(name), tail = strlen(".safetensors");
-    return strncmp(name, "optimizer", 9) == 0 && length > tail && strcmp(name + length - tail, ".safetensors") == 0;
-}
 
 static int parse_piece(Piece *piece, const SafetensorsReader *reader, const SafetensorsEntry *entry, Error *e) {
     int moment, used = 0;

@@ -45,6 +45,9 @@ TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
 // the file that is not. Elsewhere there is nothing to compare with.
 int checkpoint_verify_model(const char *path, Error *e);
 
+// Tells a model from others, without reading all of it: its weights' files by name, size and a sample.
+int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
+
 // Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the
 // first value goes out.
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);

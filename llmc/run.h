@@ -52,8 +52,8 @@ typedef struct {
     bool stop;             // a signal asked some rank to; all know
     ShardList shards;      // of `train`
     struct {
-        uint64_t train, val, questions; // 0: none
-    } data_hash;                        // of what several ranks must find alike
+        uint64_t model, train, val, questions; // 0: none
+    } data_hash;                               // of what several ranks must find alike
     Saver *saver;
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     bool changed[OPTION_COUNT]; // of a run that goes on: which options are not what they were in the part before
@@ -73,7 +73,7 @@ int setup_sampling(Run *r, Error *e); // the prompt; ERR_USAGE where there is no
 int setup_schedule(Run *r, Error *e); // learning rate, ramp and noise scale, as a new run has them
 int setup_data(Run *r, Error *e);     // what there is to train and to evaluate on
 
-// Have all ranks found the same data? All of them must call this.
+// Have all ranks found the same model and data? All of them must call this.
 int setup_same_data(const Run *r, Error *e);
 
 // Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of

@@ -283,10 +283,20 @@ static uint64_t hash_shards(const ShardList *list) {
     return hash;
 }
 
+// The shape as well, for a vocabulary may be the tokenizer's.
+static int hash_model(Run *r, Error *e) {
+    uint64_t weights = 0;
+    if (checkpoint_is_model(r->options.model)) TRY(checkpoint_hash_model(r->options.model, &weights, e));
+    r->data_hash.model = hash_bytes(HASH_START, &weights, sizeof weights);
+    r->data_hash.model = hash_bytes(r->data_hash.model, &r->model.config, sizeof r->model.config);
+    return 0;
+}
+
 // Machines may have copies of their own. Counts say nothing: shards are cut to the same length.
 static int hash_data(Run *r, Error *e) {
     ShardList val;
     FileDigest questions;
+    TRY(hash_model(r, e));
     if (r->train) r->data_hash.train = hash_shards(&r->shards);
     if (r->val) {
         TRY(shard_list_create(&val, r->val, e));
@@ -318,6 +328,7 @@ int setup_same_data(const Run *r, Error *e) {
         uint64_t hash;
         const char *what;
     } found[] = {
+        {r->data_hash.model, "another model (--model, --tokenizer)"},
         {r->data_hash.train, "other training data (--train)"},
         {r->data_hash.val, "other validation data (--val)"},
         {r->data_hash.questions, "other questions (--hellaswag)"},

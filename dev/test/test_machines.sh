@@ -11,7 +11,9 @@ cd "$work" || exit 70
 seq 3000 > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
 echo '{"ctx": "1", "endings": ["2", "3", "4", "5"], "label": 0}' > questions.jsonl
-small=(--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 4 --batch-tokens 128)
+shape=(--vocab-size 256 --layers 1 --heads 1 --channels 32)
+sizes=(--seq-len 16 --micro-batch 4 --batch-tokens 128)
+small=("${shape[@]}" "${sizes[@]}")
 mpi=(mpirun --oversubscribe --allow-run-as-root --bind-to none)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -29,7 +31,8 @@ change() { # FILE: one byte of it, near its end, for another of the vocabulary
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
 on_both() { # CODE OPTIONS...: one rank on either machine
-    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${small[@]}" --threads 1 --train-tokens "${tokens:-512}" --val-tokens 64
+    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1
+        --train-tokens "${tokens:-512}" --val-tokens 64
         --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
     "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
     local code=$?
@@ -57,6 +60,22 @@ other_data_to_evaluate_on() {
     "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" : \
         -np 1 -wdir m1 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" > log 2>&1
     [ $? = 65 ] && refused "rank 1 has other validation data"
+}
+evaluates() { # CODE: a model that lies on both machines
+    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 : \
+        -np 1 -wdir m1 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 > log 2>&1
+    local code=$?
+    [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+}
+other_model() { # by a weight, or by its shape: each rank would compute its own
+    make_machines && on_both 0 --out run && rm -rf mod && mv m0/run/step_00000004 mod && rm -r m0/run mod/MANIFEST.json || return 1
+    for m in "${machines[@]}"; do cp -r mod "$m"; done
+    evaluates 0 || return 1
+    printf x | dd of=m1/mod/model.safetensors bs=1 seek=$(($(stat -c %s mod/model.safetensors) - 2)) conv=notrunc status=none
+    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0" || return 1
+    local shape=(--vocab-size 256 --layers 2 --heads 1 --channels 32)
+    make_machines && on_both 0 --out run && cp -r mod m0 && mv m0/run/step_00000004 m1/mod && rm -r m0/run m1/mod/MANIFEST.json || return 1
+    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0"
 }
 other_checkpoint() { # a run goes on where all machines have what it goes on from
     make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
@@ -119,7 +138,7 @@ strangers_may_not_train() { # each would write the same run, and evaluate the sa
 }
 
 for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
-    one_file_that_is_gone other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
+    one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
     strangers_may_not_train; do
     try $test
 done
