@@ -240,7 +240,8 @@ done:
 // ---------------------------------------------------------------------------------------------------------------------
 // Being found again
 
-int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, char directory[ARCHIVE_PATH], Error *e) {
+int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
+                   char directory[ARCHIVE_PATH], Error *e) {
     Steps steps;
     *found = false;
     TRY(steps_list(out, &steps, e));
@@ -248,7 +249,7 @@ int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, cha
     for (int i = 0; i < steps.count && !*found; i++) {
         TRY_GOTO(step_path(out, steps.step[i], directory, e));
         *step = steps.step[i];
-        code = check(directory, VERIFY_BYTES, NULL, e); // and it is read next
+        code = check(directory, VERIFY_BYTES, pulse, e); // and it is read next
         if (code && code != ERR_INPUT) goto done;
         *found = code == 0;
         if (code) passed++, fprintf(notes, "warning: %s. Passed over\n", e->what);

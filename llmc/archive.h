@@ -43,7 +43,8 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e);
 
 // The newest checkpoint that is as it was written. *found is false where there is none at all. Damaged ones are passed
 // over with a line each to `notes`; where there are only damaged ones that is an error (65).
-int archive_newest(const char *out, FILE *notes, bool *found, int64_t *step, char directory[ARCHIVE_PATH], Error *e);
+int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
+                   char directory[ARCHIVE_PATH], Error *e);
 
 // Renames the checkpoints of later steps, which would be in the way: "step_00000120.damaged".
 int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e);

@@ -307,6 +307,25 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
     return code;
 }
 
+int comm_wait_first(Comm *comm, Error *e) {
+    int more = comm->rank > 0; // as rank 0 says
+    do TRY(comm_broadcast(comm, &more, sizeof more, e));
+    while (more);
+    return 0;
+}
+
+// What fails here fails the next collective too, which tells it.
+void comm_beat(void *context) {
+    const double seconds_between_beats = 0.5;
+    Comm *comm = context;
+    int more = 1;
+    double now = clock_seconds();
+    comm_progress(comm);
+    if (comm->rank > 0 || now - comm->beat_at < seconds_between_beats) return;
+    comm->beat_at = now;
+    (void)comm_broadcast(comm, &more, sizeof more, &(Error){0});
+}
+
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
 
 void comm_progress(Comm *comm) { watchdog_progress(comm->watchdog); }

@@ -27,7 +27,8 @@ typedef struct {
     int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     CommCores cores;
-    bool settled; // the error under way is known to all ranks, and `speaker` tells it
+    double beat_at; // when rank 0 told the others last that it gets on, seconds of the clock
+    bool settled;   // the error under way is known to all ranks, and `speaker` tells it
     int speaker;
     Watchdog *watchdog; // NULL: one process
 } Comm;
@@ -62,6 +63,11 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 int comm_barrier(Comm *comm, Error *e);
+
+// What rank 0 does alone may take as long as it likes, as long as it gets on: the others wait for it in comm_wait_first,
+// to which it comes when it is done. Until then comm_beat is its pulse, and starts their deadline anew.
+int comm_wait_first(Comm *comm, Error *e);
+void comm_beat(void *comm);
 
 // Between two ranks.
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);

@@ -310,7 +310,9 @@ static int digest_file(const char *path, HowToRead how, const Pulse *pulse, File
     return code;
 }
 
-int file_digest(const char *path, FileDigest *digest, Error *e) { return digest_file(path, READ_ALL, NULL, digest, e); }
+int file_digest(const char *path, const Pulse *pulse, FileDigest *digest, Error *e) {
+    return digest_file(path, READ_ALL, pulse, digest, e);
+}
 int file_digest_disk(const char *path, const Pulse *pulse, FileDigest *digest, Error *e) {
     return digest_file(path, READ_DISK, pulse, digest, e);
 }

@@ -55,11 +55,10 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
 // ---------------------------------------------------------------------------------------------------------------------
 // Files and directories that are there
 
-// Reads the file: a file that cannot be read is ERR_INPUT.
-int file_digest(const char *path, FileDigest *digest, Error *e);
+// Reads the file: a file that cannot be read is ERR_INPUT. The pulse beats every 4 MiB.
+int file_digest(const char *path, const Pulse *pulse, FileDigest *digest, Error *e);
 
-// The same of what the disk holds, not of what is remembered of it: past the page cache, where that can be. A beat of the
-// pulse every 4 MiB.
+// The same of what the disk holds, not of what is remembered of it: past the page cache, where that can be.
 int file_digest_disk(const char *path, const Pulse *pulse, FileDigest *digest, Error *e);
 
 // The same over a sample of a file of more than 64 MiB: its size, and 64 blocks of 64 KiB evenly spread over it, the

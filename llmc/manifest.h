@@ -29,7 +29,7 @@ typedef struct {
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
-    const Pulse *pulse; // beats for each file that is written or verified, and every 4 MiB of VERIFY_DISK; may be NULL
+    const Pulse *pulse; // beats for each file that is written or verified, and every 4 MiB that are read; may be NULL
 } Manifest;
 
 // Adds a file that is on the disk, with a digest that its writer gave.

@@ -90,12 +90,16 @@ typedef struct {
 } Newest;
 
 // Rank 0 looks, which takes reading all of it, and tells of damaged ones.
-static int find_newest(const char *out, Newest *newest, Error *e) {
-    return archive_newest(out, stderr, &newest->found, &newest->step, newest->directory, e);
+static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
+    const Pulse pulse = {comm_beat, r->comm};
+    return archive_newest(out, stderr, &pulse, &newest->found, &newest->step, newest->directory, e);
 }
 
 // The others take its word. All ranks must call this; code: what rank 0's search came to.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
+    Error waiting = {0};
+    int failed = comm_wait_first(r->comm, &waiting);
+    if (failed && !code) *e = waiting, code = failed;
     TRY(comm_agree(r->comm, code, e));
     return comm_broadcast(r->comm, newest, sizeof *newest, e);
 }
@@ -107,7 +111,7 @@ static int setup_model_path(Run *r, Error *e) {
     int code = 0;
     if (!(o->sample_only || o->eval_only)) return 0;
     if (is_first(r) && !checkpoint_is_model(o->model) && directory_exists(o->model))
-        code = find_newest(o->model, &newest, e);
+        code = find_newest(r, o->model, &newest, e);
     TRY(share_newest(r, code, &newest, e));
     if (newest.found) snprintf(o->model, sizeof o->model, "%s", newest.directory);
     return 0;
@@ -401,7 +405,7 @@ RunState run_state(Run *r, const char *build) {
 static int wait_for_lock(Run *r, Error *e) {
     enum { LEASE = 120 }; // s: longer than a server of NFSv4 keeps locks (90 s)
     const char *out = r->options.out;
-    double most = fmin(LEASE, r->options.deadline_setup / 2), begin = clock_seconds(); // the other ranks wait as well
+    double most = fmin(LEASE, r->options.deadline_setup), begin = clock_seconds();
     bool may_go, told = false;
     int code;
     while ((code = metrics_open(&r->metrics, out, &may_go, e)) && may_go && !r->options.fresh) {
@@ -413,7 +417,7 @@ static int wait_for_lock(Run *r, Error *e) {
             fprintf(stderr, "note: %s. Waiting for it, up to %.0f s: a lock may outlive the machine that held it\n",
                     e->what, most);
         told = true;
-        comm_progress(r->comm);
+        comm_beat(r->comm);
         sleep(1);
     }
     return code;
@@ -431,7 +435,7 @@ static int lock_run(Run *r, Error *e) {
 static int find_saved(Run *r, Newest *newest, Error *e) {
     const char *out = r->options.out;
     TRY(lock_run(r, e));
-    return is_first(r) && !r->options.fresh && directory_exists(out) ? find_newest(out, newest, e) : 0;
+    return is_first(r) && !r->options.fresh && directory_exists(out) ? find_newest(r, out, newest, e) : 0;
 }
 
 // Do all ranks see the checkpoint that rank 0 has read? It is told by its manifest, and that has the hashes of the rest.
@@ -439,7 +443,7 @@ static int same_checkpoint(Run *r, Error *e) {
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // where there is none
     TRY(path_join(path, sizeof path, r->saved, MANIFEST_NAME, e));
-    (void)file_digest(path, &manifest, &(Error){0});
+    (void)file_digest(path, NULL, &manifest, &(Error){0});
     return comm_same(r->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", same_files, e);
 }

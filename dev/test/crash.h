@@ -46,7 +46,7 @@ static inline void check_nothing_lost(const char *what) {
     FILE *notes = fopen("/dev/null", "w");
     long committed = faults->committed;
     check_synced(what);
-    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, &found, &step, directory, &e) : 0;
+    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, NULL, &found, &step, directory, &e) : 0;
     fclose(notes);
     CHECK(code == 0, "%s: %s", what, e.what);
     CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was there, and now there is %ld", what,

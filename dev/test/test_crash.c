@@ -533,7 +533,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
     code = trainer_run(COMMAND "--fresh --out part");
     CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
-    code = trainer_run(COMMAND "--deadline-setup 2 --out part");
+    code = trainer_run(COMMAND "--deadline-setup 1 --out part");
     CHECK(code == ERR_USAGE && log_mentions("up to 1 s"), "exit code %d: %s", code, log_tail());
     release(lock);
 }
@@ -601,7 +601,7 @@ static void test_killed_within_a_large_file(void) {
         if (!child) make_checkpoint("large", 2, data, bytes), _exit(0);
         code = trainer_wait(child);
         CHECK(code == 0 || code == 1000 + SIGKILL, "call %ld: exit code %d", n, code);
-        CHECK_OK(archive_newest("large", notes, &found, &step, directory, &e), &e);
+        CHECK_OK(archive_newest("large", notes, NULL, &found, &step, directory, &e), &e);
         CHECK(found && step == (faults->committed ? 2 : 1), "killed at call %ld: step %ld", n, (long)step);
     }
     CHECK(n > 8 && faults->of[0].count[CALL_WRITE] >= 4, "%ld calls", n);
@@ -628,7 +628,7 @@ static void test_retention(void) {
             else newest = step;
             CHECK_OK(archive_thin("kept", keep, -1, &e), &e);
             if (newest) {
-                CHECK_OK(archive_newest("kept", notes, &found, &newest_found, directory, &e), &e);
+                CHECK_OK(archive_newest("kept", notes, NULL, &found, &newest_found, directory, &e), &e);
                 CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);
             }
         }

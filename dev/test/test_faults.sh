@@ -203,6 +203,19 @@ hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training
     launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_SAVING=hang "$train" $(checkpoint=2 options) --out hung "$@"
     ended $? 78 '^error \(rank 1\): checkpoint .*; rank 0 \(process [0-9]+\) has not come to it\. .*or raise --deadline-checkpoint' && soon 3
 }
+# So it is when rank 0 reads what there is to go on from.
+resumes_slowly() {
+    # shellcheck disable=SC2046
+    launch 2 "$train" $(options) --steps 3 --out slow && launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_READ=0.8 "$train" \
+        $(setup=2 options) --steps 6 --out slow
+    ended $? 0 '^resuming from slow/step_00000003'
+}
+hangs_while_resuming() {
+    # shellcheck disable=SC2046
+    launch 2 "$train" $(options) --steps 3 --out slow && launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_READ=1000 "$train" \
+        $(setup=2 options) --steps 6 --out slow
+    ended $? 78 '^error \(rank 1\): set-up.*; rank 0 \(process [0-9]+\) has not come to it' && soon 2
+}
 shard_that_shrinks_while_saving() { # STEP CHECKPOINT, deadlines: known to rank 0, which cannot have the others wait
     local step=$1 checkpoint=$2
     mkdir d0 d1
@@ -296,6 +309,8 @@ fault saves_slowly 1
 fault samples_slowly
 fault hangs_while_saving --steps 3
 fault hangs_while_saving --steps 100000000 --checkpoint-every 40
+fault resumes_slowly
+fault hangs_while_resuming
 fault alone
 fault asked_while_joining 3 1
 fault asked_to_stop USR1 2

@@ -2,7 +2,8 @@
 // (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
 // FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
 // besides, in seconds, FAULT_FLUSH the same of what a rank says, and FAULT_SAVING what happens when a checkpoint is first
-// being written: "ask", "hang", or a file to empty. FAULT_HOST is what its machine is called. For test_faults.sh.
+// being written: "ask", "hang", or a file to empty. FAULT_READ is what each look into a checkpoint's JSON files
+// takes. FAULT_HOST is what its machine is called. For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -58,6 +59,16 @@ int fsync(int fd) {
     strike_saving(fd);
     if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
     return next(fd);
+}
+
+ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
+    ssize_t (*next)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (getenv("FAULT_READ") && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/step_") &&
+        strstr(path, ".json"))
+        sleep_for(atof(getenv("FAULT_READ")));
+    return next(fd, to, bytes, at);
 }
 
 int fflush(FILE *file) {
