@@ -125,6 +125,28 @@ int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e) {
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
 
+// Behind a name that metrics_step or its like has written.
+static bool number_behind(const char *line, const char *name, double *x) {
+    const char *at = strstr(line, name);
+    char *end = NULL;
+    if (at) *x = strtod(at + strlen(name), &end);
+    return at && end > at + strlen(name);
+}
+
+int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e) {
+    char *line = NULL;
+    size_t room = 0;
+    double tokens, loss;
+    FILE *f = fopen(m->path, "re");
+    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", m->path, strerror(errno));
+    while (getline(&line, &room, f) > 0)
+        if (number_behind(line, "\"tokens\": ", &tokens) && number_behind(line, "\"loss\": ", &loss))
+            each(context, tokens, loss);
+    free(line);
+    fclose(f);
+    return 0;
+}
+
 int metrics_sync(const Metrics *m, Error *e) {
     TRY(descriptor_sync(m->csv_fd, m->csv_path, e));
     return descriptor_sync(m->fd, m->path, e);

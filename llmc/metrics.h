@@ -46,6 +46,9 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 // TensorBoard's events from here on. first_step: the next one.
 int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e);
 
+// The training loss of every step that metrics.jsonl tells of.
+int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e);
+
 int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl
 
 // Waits until all that was written is on the disk. May be called while another thread writes on.

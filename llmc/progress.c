@@ -12,6 +12,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The line
 
+static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
+
 int progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens,
                     Error *e) {
     memset(p, 0, sizeof *p);
@@ -50,11 +52,6 @@ static void format_gns(char *out, size_t bytes, const Noise *noise, GnsMode mode
     else snprintf(out, bytes, "%.3g +- %.2g", g.scale, g.scale_se);
 }
 
-static void format_mfu(char *out, size_t bytes, double mfu) {
-    if (isfinite(mfu)) snprintf(out, bytes, "%.1f%%", 100 * mfu);
-    else snprintf(out, bytes, "unknown");
-}
-
 static void format_memory(char *out, size_t bytes, size_t memory) {
     const double gib = 1 << 30;
     if (!memory) snprintf(out, bytes, "memory unknown");
@@ -65,14 +62,14 @@ static void format_memory(char *out, size_t bytes, size_t memory) {
 // What matters least stands last: a narrow terminal cuts it off.
 static void format_step(const Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, double now,
                         char *out, size_t bytes) {
-    char gns[64], eta[32], val[32] = "-", mfu[32], memory[32];
+    char gns[64], eta[32], val[32] = "-", mfu[32] = "", memory[32];
     format_gns(gns, sizeof gns, noise, mode);
     format_duration(eta, sizeof eta,
                     (now - p->started) * (double)(p->horizon - s->tokens) / (double)(s->tokens - p->first_tokens));
     if (isfinite(p->val_loss)) snprintf(val, sizeof val, "%.4f", p->val_loss);
-    format_mfu(mfu, sizeof mfu, s->mfu);
+    if (isfinite(s->mfu)) snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * s->mfu);
     format_memory(memory, sizeof memory, engine_memory_in_use(p->engine));
-    snprintf(out, bytes, "step %5lld  %3.0f%%  loss %.4f  val %s  B %lld  GNS %s  %.0f tok/s  ETA %s  MFU %s  %s",
+    snprintf(out, bytes, "step %5lld  %3.0f%%  loss %.4f  val %s  B %lld  GNS %s  %.0f tok/s  ETA %s%s  %s",
              (long long)s->step, 100.0 * (double)s->tokens / (double)p->horizon, s->loss, val, (long long)s->batch, gns,
              s->tok_per_s, eta, mfu, memory);
 }
@@ -102,6 +99,8 @@ static void curve_add(Progress *p, double tokens, double loss) {
     p->skipped = 0;
 }
 
+void progress_past(void *p, double tokens, double loss) { curve_add(p, tokens, loss); }
+
 void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, bool force) {
     const double interval = p->terminal ? 0.2 : 2.0; // seconds between lines
     char line[400];
@@ -111,7 +110,7 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, GnsMod
     p->last_shown = now;
     format_step(p, s, noise, mode, now, line, sizeof line);
     int width = terminal_width(p), most = width > 1 ? width - 1 : (int)sizeof line;
-    fprintf(p->out, "%s%.*s%s", p->terminal ? "\r\033[K" : "", most, line, p->terminal ? "" : "\n");
+    fprintf(p->out, "%s%.*s%s", p->terminal ? redraw : "", most, line, p->terminal ? "" : "\n");
     fflush(p->out);
 }
 
@@ -122,7 +121,8 @@ void progress_break(Progress *p) {
 
 void progress_val(Progress *p, const StepMetrics *s, double val_loss) {
     p->val_loss = val_loss;
-    if (p->terminal) return;
+    if (p->terminal && p->last_shown > 0) fputs(redraw, p->out); // in the place of the line, which comes back below
+    if (p->terminal) p->last_shown = 0;
     fprintf(p->out, "step %5lld  val loss %.4f\n", (long long)s->step, val_loss);
     fflush(p->out);
 }

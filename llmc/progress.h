@@ -31,6 +31,9 @@ int progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_t
                     Error *e);
 void progress_destroy(Progress *p);
 
+// A step of an earlier part of the run, for the curve; all of them, in order, before the first progress_step.
+void progress_past(void *p, double tokens, double loss);
+
 // After each step. Shows a line if it is time, or if `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, GnsMode mode, bool force);
 void progress_val(Progress *p, const StepMetrics *step, double val_loss);

@@ -559,6 +559,7 @@ int setup_output(Run *r, Error *e) {
     if (may_save_aside(r)) TRY(saver_prepare(r->saver, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->at.tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->at.val_loss;
+    if (r->at.step > 0) TRY(metrics_losses(r->metrics, progress_past, &r->progress, e));
     if (r->comm->ranks > 1) r->progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
     return 0;
 }

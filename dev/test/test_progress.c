@@ -35,7 +35,8 @@ static void test_line(void) {
     CHECK(line[strlen(line) - 1] == '\n' && !strchr(line, '\r'), "%s", line);
     unknown.mfu = NAN;
     show(&unknown, line, sizeof line);
-    CHECK(strstr(line, "  MFU unknown  ") != NULL, "%s", line);
+    CHECK(!strstr(line, "MFU") && strstr(line, "  ETA 0:00  ") && !strstr(line, "   ETA") && strstr(line, "iB\n"), "%s",
+          line);
 }
 
 // Resident megabytes by /proc/self/status, which counts another way than the line does.
@@ -105,9 +106,37 @@ static void test_terminal(void) {
     CHECK(strstr(line, "MiB") || strstr(line, "GiB"), "cut on a wide terminal: %s", line);
 }
 
+// What a validation leaves behind, between two drawings of the line: one line, which is not drawn over.
+static void test_validation(void) {
+    char text[2000];
+    for (int terminal = 0; terminal < 2; terminal++) {
+        Error e = {0};
+        Progress p;
+        Noise noise = {0};
+        FILE *f = tmpfile();
+        CHECK_OK(progress_create(&p, f, NULL, 0, 10000, &e), &e);
+        p.terminal = terminal;
+        progress_step(&p, &metrics, &noise, GNS_OFF, true);
+        progress_val(&p, &metrics, 1.25);
+        progress_step(&p, &metrics, &noise, GNS_OFF, true);
+        progress_break(&p);
+        rewind(f);
+        text[fread(text, 1, sizeof text - 1, f)] = 0;
+        const char *drawn = terminal ? "\r\033[K" : "", *line = strstr(text, "step   299  val loss 1.2500\n");
+        const char *next = line ? strchr(line, '\n') + 1 : "";
+        CHECK(line && strncmp(line - strlen(drawn), drawn, strlen(drawn)) == 0 && (terminal || line[-1] == '\n'), "%s",
+              text);
+        CHECK(strncmp(next, drawn, strlen(drawn)) == 0 && strstr(next, "val 1.2500  "), "%s", text);
+        CHECK(next[strlen(next) - 1] == '\n' && next[strlen(next) - 2] != '\n', "%s", text);
+        progress_destroy(&p);
+        fclose(f);
+    }
+}
+
 int main(void) {
     RUN(test_line);
     RUN(test_memory);
     RUN(test_terminal);
+    RUN(test_validation);
     return test_summary();
 }
