@@ -135,9 +135,11 @@ static int check_nccl_init(const char *flag, const char *value, const char *prog
     return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", program, flag);
 }
 
-// llm.c's flags: one dash, always a value.
+// llm.c's flags: one dash, always a value. Its -h has one too; without it -h is what it is elsewhere.
 static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
-    const char *flag = argv[*i], *value, *subject = NULL;
+    const char *flag = argv[*i], *value = NULL, *subject = NULL;
+    if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || is_option(argv[*i + 1])))
+        return option_set(o, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // llm.c's code takes one, its help says two
     OptionId id = option_find_alias(flag);
     if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag, &subject)) return unknown_option(flag, flag + 1, "--", e);
@@ -148,12 +150,22 @@ static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     return 0;
 }
 
+// A word that belongs to no option. Behind the files of --train or --val it is one more that a shell made of a pattern.
+static int stray_word(char **argv, int i, Error *e) {
+    FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", argv[i]);
+    const char *before = i >= 3 ? argv[i - 2] : "";
+    OptionId id = strncmp(before, "--", 2) == 0 ? option_find(before + 2) : option_find_alias(before);
+    if (id != OPTION_train && id != OPTION_val) return e->code;
+    return error_hint(e, "quote the pattern, for the shell has made several words of it: %s 'data/train_*.bin'",
+                      before);
+}
+
 static int parse_command_line(Options *o, int argc, char **argv, Error *e) {
     for (int i = 1; i < argc && !o->help && !o->version; i++) {
         const char *word = argv[i];
         if (strncmp(word, "--", 2) == 0) TRY(parse_long(o, argc, argv, &i, e));
         else if (word[0] == '-' && word[1]) TRY(parse_short(o, argc, argv, &i, e));
-        else return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", word);
+        else return stray_word(argv, i, e);
     }
     return 0;
 }

@@ -199,7 +199,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "file of options, one `name = value` per line; a # and what follows it is a comment, except in \"quotes\", "     \
       "which keep blanks too. The command line wins")                                                                  \
     X(FLAG,   help,            "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
-      "print this, and end")                                                                                           \
+      "print this, and end; -h does the same")                                                                                           \
     X(FLAG,   version,         "",   AS_IS,         "",          "",               "",       PROGRAM,                  \
       "print the version, and end")
 

@@ -266,6 +266,10 @@ static void test_aliases(void) {
 
     CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 30", &e), &e);
     CHECK(o.hellaswag_every == 30, "-h 1: at each validation, not every %lld steps", (long long)o.hellaswag_every);
+    CHECK_OK(parse(&o, "-h", &e), &e);
+    CHECK(o.help, "-h alone is --help");
+    CHECK_OK(parse(&o, "-i a -h -x 1", &e), &e);
+    CHECK(o.help, "-h without a value is --help");
     CHECK_OK(resolve(&o, "-i a -x 1 -h 0", &e), &e);
     CHECK(o.hellaswag_every == 0, "-h 0");
     CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 0", &e), &e);

@@ -86,6 +86,13 @@ foretells_the_steps() {
     done
 }
 
+tunes_a_gpu_only() { # as the run does
+    "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
+    local code=$?
+    [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and this is a plan for CPU, ' log || { echo "code $code"; cat log; return 1; }
+    "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
+}
+
 # The CUDA trainer plans to the byte, without a GPU; from the CPU's trainer its memory is estimated. The libraries' is
 # the same for both.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
@@ -165,7 +172,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
     says_what_latency_binds says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
-    foretells_the_steps estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
+    foretells_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
 done
