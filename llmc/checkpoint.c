@@ -20,8 +20,9 @@ enum { GPT2_VOCAB = 50257 }; // the last one is <|endoftext|>
 
 static const char *const fetch_again = "fetch the file again";
 
-#define MODEL_FILE "model.safetensors"
-#define INDEX      ".index.json" // behind that
+#define MODEL_FILE  "model.safetensors"
+#define PICKLE_FILE "pytorch_model.bin"
+#define INDEX       ".index.json" // behind these
 
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
@@ -212,9 +213,26 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
     return code;
 }
 
+static bool holds(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    Error ignored;
+    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
+}
+
+int checkpoint_refuse_pickle(const char *path, Error *e) {
+    bool readable = holds(path, MODEL_FILE) || holds(path, MODEL_FILE INDEX);
+    if (readable || !(holds(path, PICKLE_FILE) || holds(path, PICKLE_FILE INDEX))) return 0;
+    FAIL(e, ERR_INPUT, NULL, "%s: its weights are in " PICKLE_FILE ", a pickle, and not in " MODEL_FILE, path);
+    return error_hint(e,
+                      "with torch and transformers, where its config.json is: python3 -c \"from transformers import "
+                      "GPT2LMHeadModel as M; M.from_pretrained('%s').save_pretrained('%s')\"",
+                      path, path);
+}
+
 static int files_open(ModelFiles *files, const char *directory, Error *e) {
     char path[PATH_MAX];
     *files = (ModelFiles){0};
+    TRY(checkpoint_refuse_pickle(directory, e));
     TRY(path_join(path, sizeof path, directory, MODEL_FILE INDEX, e));
     files->indexed = file_exists(path);
     if (files->indexed) return files_open_indexed(files, directory, path, e);

@@ -29,6 +29,9 @@ extern "C" {
 // Is this the path of a directory with a config.json, or of llm.c's .bin?
 bool checkpoint_is_model(const char *path);
 
+// ERR_INPUT where a directory has weights only in a form that is not read here, PyTorch's pickle, with the way out.
+int checkpoint_refuse_pickle(const char *path, Error *e);
+
 // Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 

@@ -50,8 +50,8 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "seed of the initial weights, of the order of the data and of the samples")                                      \
     X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "name|path", MODEL,                 \
       "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M or dN (N layers): a shape, to start from scratch. Or weights to "   \
-      "start from: a directory with config.json and model.safetensors, or llm.c's .bin; for --eval-only and "          \
-      "--sample-only also a run directory, whose newest checkpoint is taken")                                          \
+      "start from: a directory with config.json and model.safetensors, a run directory, whose newest checkpoint is "   \
+      "taken, or llm.c's .bin")                                                                                        \
     X(INT,    layers,          "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \
       "number of layers (L), if not the preset's")                                                                     \
     X(INT,    heads,           "",   AS_IS,         "",          "[1, 1000]",      "",       MODEL,                    \

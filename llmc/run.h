@@ -30,6 +30,7 @@ typedef struct {
     char **argv;
     Options options;
     Model model;
+    char start[256]; // the last part of --model as it was given, where that is no preset
     EngineConfig shape;
     Parallel parallel;
     Engine *engine;

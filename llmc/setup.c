@@ -52,6 +52,7 @@ static int preset_vocab(const Options *o, const Tokenizer *tokenizer) {
 
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
+        TRY(checkpoint_refuse_pickle(o->model, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
@@ -104,15 +105,28 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(r->comm, newest, sizeof *newest, e);
 }
 
-// Where a trained model is to be looked at, a run directory stands for its newest checkpoint.
+// The same of another run, which must have one. What is no run is none of ours here.
+static int find_model(Run *r, const char *path, Newest *newest, Error *e) {
+    char metrics[ARCHIVE_PATH];
+    int checkpoints;
+    if (checkpoint_is_model(path) || !directory_exists(path)) return 0;
+    TRY(find_newest(r, path, newest, e));
+    TRY(path_join(metrics, sizeof metrics, path, "metrics.jsonl", e));
+    if (newest->found || !file_exists(metrics)) return 0;
+    TRY(archive_count(path, &checkpoints, e));
+    return FAIL(e, ERR_INPUT, checkpoints ? "use another run" : "wait for its first one: see its --checkpoint-every",
+                "--model %s: a run without a checkpoint%s", path, checkpoints ? " that is whole" : " yet");
+}
+
+// Where a model is to be started from or looked at, a run directory stands for its newest checkpoint. A run that is begun
+// so goes on under the run's name, whatever the newest one is by then.
 static int setup_model_path(Run *r, Error *e) {
     Options *o = &r->options;
+    ModelConfig ignored;
     Newest newest = {0};
-    int code = 0;
-    if (!(o->sample_only || o->eval_only)) return 0;
-    if (is_first(r) && !checkpoint_is_model(o->model) && directory_exists(o->model))
-        code = find_newest(r, o->model, &newest, e);
-    TRY(share_newest(r, code, &newest, e));
+    snprintf(r->start, sizeof r->start, "%s", path_name(o->model));
+    if (model_preset(&ignored, o->model)) return 0;
+    TRY(share_newest(r, is_first(r) ? find_model(r, o->model, &newest, e) : 0, &newest, e));
     if (newest.found) snprintf(o->model, sizeof o->model, "%s", newest.directory);
     return 0;
 }
@@ -387,7 +401,7 @@ int setup_buffers(Run *r, Error *e) {
 RunState run_state(Run *r, const char *build) {
     return (RunState){
         .model = r->model.config,
-        .start = checkpoint_is_model(r->options.model) ? path_name(r->options.model) : "scratch",
+        .start = checkpoint_is_model(r->options.model) ? r->start : "scratch",
         .seq_len = r->shape.seq_len,
         .seed = (uint64_t)r->options.seed,
         .train = &r->shards,

@@ -74,6 +74,8 @@ size=$(stat -c %s model/model.safetensors)
 damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model, to be damaged, unsigned
 damaged no_config && rm no_config/config.json
 damaged no_weights && rm no_weights/model.safetensors
+mkdir pickled pickles only_pickle young && cp model/config.json pickled/ && cp model/config.json pickles/
+: > pickled/pytorch_model.bin && : > pickles/pytorch_model.bin.index.json && : > only_pickle/pytorch_model.bin && : > young/metrics.jsonl
 damaged empty_config && : > empty_config/config.json
 damaged bad_config && printf '{"n_layer": 1,' > bad_config/config.json
 damaged array_config && printf '[1, 2]' > array_config/config.json
@@ -252,6 +254,12 @@ bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125
 bad model_not_there       $usage "--model nosuch: no preset, and no such file or directory" "${model[@]}" nosuch
 bad model_not_there_wider $usage "--model nosuch: no preset, and no such file or directory" "${model[@]}" nosuch --layers 2
 bad model_neither         $input "--model shards: neither" "${model[@]}" shards --layers 2
+bad model_is_a_young_run  $input "--model young: a run without a checkpoint" "${model[@]}" young
+bad sample_of_a_young_run $input "--model young: a run without a checkpoint" --sample-only --model young
+bad model_is_a_pickle     $input "from_pretrained('only_pickle').save_pretrained('only_pickle')" "${model[@]}" only_pickle
+bad weights_are_a_pickle  $input "pickled: its weights are in pytorch_model.bin" "${model[@]}" pickled
+bad weights_are_pickles   $input "pickles: its weights are in pytorch_model.bin" "${model[@]}" pickles
+bad check_a_pickle        $input "pickled: its weights are in pytorch_model.bin" --check pickled
 bad model_of_hugging_face $usage "hf download openai-community/gpt2 "    "${model[@]}" gpt2
 bad model_of_openai       $usage "hf download openai-community/gpt2-xl " "${model[@]}" openai-community/gpt2-xl
 bad model_is_a_file       $input good.bin           "${model[@]}" good.bin

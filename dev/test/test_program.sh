@@ -74,6 +74,15 @@ a_model_is_read_back() { # the loss at the first step of a run from a model is t
     after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
     [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
 }
+a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run does later does not matter to ours
+    local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
+    mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
+    run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
+    grep -q "^model .*; weights from $from$" w2.log && grep -q '"start":[[:space:]]*"source"' w2/step_00000003/state.json || { cat w2.log; return 1; }
+    cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
+        run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
+        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors
+}
 says_where_the_weights_are_from() {
     run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log || { cat n.log; return 1; }
     run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # goes on
@@ -194,7 +203,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back says_where_the_weights_are_from \
+    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint says_where_the_weights_are_from \
     says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers says_how_long_it_is \
     says_that_it_validates_on_what_it_trains_on samples_from_a_model several_samples a_prompt_from_a_file \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
