@@ -35,10 +35,23 @@ static int cores_of(pid_t process, cpu_set_t *set) {
     return online;
 }
 
+// How many of another process's cores this one could run on: a batch system or a container may let it onto fewer. To be
+// known by trying.
+static int cores_to_be_had(pid_t process, const cpu_set_t *mine) {
+    cpu_set_t set;
+    cores_of(process, &set);
+    if (sched_setaffinity(0, sizeof set, &set) != 0) return CPU_COUNT(mine);
+    int count = cores_of(0, &set);
+    sched_setaffinity(0, sizeof *mine, mine);
+    return count;
+}
+
 // What started the ranks of this machine is the parent of each: mpirun, its daemon, or Slurm's.
-static void find_cores(Comm *comm, cpu_set_t *mine) {
-    cpu_set_t here;
-    comm->cores = (CommCores){.mine = cores_of(0, mine), .sharers = 1, .here = cores_of(getppid(), &here)};
+static void find_cores(Comm *comm) {
+    cpu_set_t mine;
+    comm->cores.mine = cores_of(0, &mine);
+    comm->cores.sharers = 1;
+    comm->cores.here = cores_to_be_had(getppid(), &mine);
 }
 
 #ifdef GNS_MPI
@@ -112,7 +125,7 @@ static void dismiss_watchdog(Comm *comm) {
 // local: the ranks of this machine.
 static int share_cores(Comm *comm, MPI_Comm local, Error *e) {
     cpu_set_t mine, *all, both; // all: (local_ranks)
-    find_cores(comm, &mine);
+    cores_of(0, &mine);
     TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->local_ranks, "the ranks' cores", e));
     int result = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, local);
     comm->cores.sharers = 0;
@@ -137,9 +150,8 @@ static int join_machine(Comm *comm, Error *e) {
 }
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
-    cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    find_cores(comm, &mine);
+    find_cores(comm);
     if (!started_for_mpi()) return 0;
     Launch launch = launch_read();
     if (launch.spread) read_host(comm->host);
@@ -234,9 +246,8 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     (void)deadlines, (void)e;
-    cpu_set_t mine;
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    find_cores(comm, &mine);
+    find_cores(comm);
     return 0;
 }
 

@@ -19,7 +19,7 @@ enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 typedef struct {
     int mine;    // cores that it is let onto: mpirun and srun may bind it to some
     int sharers; // ranks of this machine, itself included, that are let onto some of them
-    int here;    // cores that whatever started the ranks of this machine may use itself
+    int here;    // cores of whatever started the ranks of this machine, as far as a rank could run on them
 } CommCores;
 
 typedef struct {
