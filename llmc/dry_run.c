@@ -68,7 +68,7 @@ int run_dry(Run *r, Error *e) {
         .val_every = o->val[0] ? o->val_every : 0,
         .val_rows = val_rows,
         .checkpoint_every = o->checkpoint_every,
-        .best_every = o->keep_best ? o->val_every : 0,
+        .best_every = best_every(o),
         .keep = o->keep,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer),
         .disk = disk,

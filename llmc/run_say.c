@@ -112,7 +112,7 @@ static void say_room(const Run *r) {
     uint64_t left;
     Error ignored;
     if (archive_count(o->out, &there, &ignored) || disk_free(o->out, &left, &ignored)) return;
-    int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, o->keep_best ? o->val_every : 0, o->keep),
+    int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, best_every(o), o->keep),
             more = most > there ? most - there : 1;
     if ((double)left >= (double)more * one) return;
     const char *then = (double)left < one && there < 2 ? "Not one can be saved: make room"

@@ -557,7 +557,7 @@ bool may_save_aside(const Run *r) {
     const Options *o = &r->options;
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&r->ramp) * o->seq_len);
     if (o->run.horizon_tokens == 0) return false;
-    return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (o->keep_best && steps >= o->val_every);
+    return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
 int setup_output(Run *r, Error *e) {
