@@ -115,9 +115,11 @@ static void say_room(const Run *r) {
     int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, best_every(o), o->keep),
             more = most > there ? most - there : 1;
     if ((double)left >= (double)more * one) return;
-    const char *then = (double)left < one && there < 2 ? "Not one can be saved: make room"
-                       : o->keep                       ? "Older ones make room, as far as they can"
-                                                       : "Make room, or let older ones go with --keep";
+    double fit = there + (double)left / one;
+    const char *then = fit < 1    ? "Not one can be saved: make room"
+                       : !o->keep ? "Make room, or let older ones go with --keep"
+                       : fit < 2  ? "One alone has room, and stays: make room for another"
+                                  : "Older ones make room, as far as they can";
     fprintf(stderr,
             "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "
             "%.1f MiB free in %s: NOT ENOUGH. %s\n",

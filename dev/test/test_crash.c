@@ -219,6 +219,7 @@ static void test_little_room_under_attack(void) {
           log_tail());
     CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
           log_tail());
+    CHECK(log_mentions("NOT ENOUGH. One alone has room, and stays"), "no warning");
     check_goes_on("room for one");
 }
 
