@@ -104,6 +104,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 # Calls that these tests make fail (dev/test/faults.h).
 FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
+$(BUILD)/dev/test/test_best: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,engine_begin_step gethostname manifest_verify)
 $(BUILD)/dev/test/test_data: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)

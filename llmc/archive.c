@@ -182,7 +182,7 @@ static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse)
 }
 
 // All but that one and `best` may go, but none goes in vain.
-static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, int *removed,
+static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, Removed *removed,
                            const Pulse *pulse, Error *e) {
     uint64_t left, in_all, one;
     int newest = newest_whole(out, steps, pulse);
@@ -196,18 +196,19 @@ static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, 
     for (int i = steps->count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
         if (i == newest || steps->step[i] == best) continue;
         TRY(remove_step(out, steps->step[i], e));
-        ++*removed;
+        if (removed->count++ == 0) removed->first = steps->step[i];
+        removed->last = steps->step[i];
         pulse_beat(pulse);
         TRY(disk_free(out, &left, e));
     }
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, const Pulse *pulse,
-                      Error *e) {
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed,
+                      const Pulse *pulse, Error *e) {
     uint64_t left;
     Steps steps;
-    *removed = 0;
+    *removed = (Removed){0};
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));

@@ -18,12 +18,18 @@ void archive_name(char *out, size_t bytes, int64_t step);
 // The step of such a name; -1 for any other.
 int64_t archive_step_of(const char *name);
 
+// The checkpoints that went: of how many steps, from one to another.
+typedef struct {
+    int count; // 0: the rest says nothing
+    int64_t first, last;
+} Removed;
+
 // Has the disk room for a checkpoint of so many bytes? Where it has not, older ones make room, from the oldest on, as
 // many as it takes, unless `keep` says that all stay (0), or it would not be enough. The newest that is as it was written
-// is read back first, and stays, as does that of step `stays`. *removed: how many went. The pulse beats for each of them,
-// and for what is read.
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, int *removed, const Pulse *pulse,
-                      Error *e);
+// is read back first, and stays, as does that of step `stays`. *removed says which went. The pulse beats for each of
+// them, and for what is read.
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed,
+                      const Pulse *pulse, Error *e);
 
 // Prepares an empty directory for the checkpoint of a step, under its temporary name.
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e);

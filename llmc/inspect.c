@@ -41,6 +41,16 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
+// Of what --keep-best kept, if it did, and where it is not: this one may have been taken from its run.
+static int inspect_best(const char *directory, const BestPoint *best, FILE *out, Error *e) {
+    char run[ARCHIVE_PATH];
+    if (!best->step) return 0;
+    TRY(path_join(run, sizeof run, directory, "..", e));
+    fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, best->loss, best->step,
+            archive_has(run, best->step) ? "" : ", whose checkpoint is not beside this one");
+    return 0;
+}
+
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
     RunSummary summary;
@@ -53,9 +63,7 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     TRY(run_state_summary(&summary, directory, e));
     fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
             directory, summary.step, summary.tokens, summary.examples, summary.batch, summary.build);
-    if (summary.best.step)
-        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, summary.best.loss,
-                summary.best.step);
+    TRY(inspect_best(directory, &summary.best, out, e));
     fprintf(out, "%s: as it was written\n", directory);
     return 0;
 }

@@ -17,7 +17,8 @@ static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2
 
 struct Saver {
     SaverConfig config;
-    int64_t stays;      // step whose checkpoint is not to go; -1: none
+    int64_t before; // steps whose checkpoints are not to go (saver_stay); -1: none
+    int64_t after;
     float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
     Parallel *parallel; // to read from instead; NULL: from the copy
     Parallel *source;   // what the thread is to take the snapshot of; NULL: it is taken
@@ -46,7 +47,7 @@ static void got_on(void *saver) {
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     (*out)->config = *config;
-    (*out)->stays = -1;
+    saver_stay(*out, -1, -1);
     (*out)->pulse = (Pulse){got_on, *out};
     sem_init(&(*out)->taken, 0, 0);
     return 0;
@@ -103,7 +104,7 @@ static int write_checkpoint(Saver *s, Error *e) {
     Manifest manifest = {.pulse = &s->pulse};
     Error ignored;
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->stays, &s->report.removed, &s->pulse, e));
+    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, &s->pulse, e));
     TRY(archive_begin(s->config.out, s->report.step, directory, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
@@ -136,7 +137,7 @@ static void *save_all(void *argument) {
     if (!code) code = write_checkpoint(s, &report->error);
     report->seconds = clock_seconds() - s->started;
     if (!code) code = read_back(report->directory, &s->pulse, &report->error);
-    if (!code) archive_thin(s->config.out, s->config.keep, s->stays, &report->note);
+    if (!code) archive_thin(s->config.out, s->config.keep, s->after, &report->note);
     atomic_store(&s->ended, true);
     return NULL;
 }
@@ -181,9 +182,10 @@ static int wait_for_copy_memory(Saver *s, Error *e) {
     return 0;
 }
 
-void saver_stay(Saver *s, int64_t step) {
+void saver_stay(Saver *s, int64_t before, int64_t after) {
     assert(!s->running);
-    s->stays = step;
+    s->before = before;
+    s->after = after;
 }
 
 static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {

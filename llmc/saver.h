@@ -34,9 +34,9 @@ typedef struct {
 // What became of a save.
 typedef struct {
     int64_t step;
-    Error error; // code 0: it is on the disk, under its name, verified
-    Error note;  // code 0, or what went wrong beside it: an older one could not be removed
-    int removed; // older ones that went before it was written, for want of room
+    Error error;     // code 0: it is on the disk, under its name, verified
+    Error note;      // code 0, or what went wrong beside it: an older one could not be removed
+    Removed removed; // older ones, before it was written, for want of room
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken
@@ -57,8 +57,9 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Without it the first save does so.
 int saver_prepare(Saver *saver, Error *e);
 
-// From the next save on the checkpoint of this step stays, whatever `keep` says, if that save succeeds; -1: of none.
-void saver_stay(Saver *saver, int64_t step);
+// Whatever `keep` says: until the next save has succeeded the checkpoint of step `before` stays, and from then on that
+// of step `after`; -1: of none.
+void saver_stay(Saver *saver, int64_t before, int64_t after);
 
 // On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes
 // `state` over, from malloc, whatever comes out.

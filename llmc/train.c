@@ -101,22 +101,33 @@ static int compare_ranks(Run *r, Error *e) {
     return 0;
 }
 
+// The best is again the one before, unless somebody has taken that away.
+static void forget_unsaved(Run *r, int64_t step) {
+    if (step == r->at.best.step) r->at.best = r->best_before;
+    if (!archive_has(r->options.out, r->at.best.step)) r->at.best = (BestPoint){.loss = INFINITY};
+}
+
 static void save_failed(Run *r, int64_t step, const Error *why) {
+    forget_unsaved(r, step);
     fprintf(stderr, "warning: step %lld was not saved: %s. Training goes on; the newest checkpoint is %s\n",
             (long long)step, why->what, r->saved[0] ? r->saved : "none yet");
 }
 
-static void tell_removed(const SaveReport *report) {
-    if (report->removed == 1) printf("note: an older checkpoint went to make room on the disk\n");
-    if (report->removed > 1) printf("note: %d older checkpoints went to make room on the disk\n", report->removed);
+static void tell_removed(const Run *r, const Removed *removed) {
+    char first[40], last[40];
+    archive_name(first, sizeof first, removed->first);
+    archive_name(last, sizeof last, removed->last);
+    if (removed->count == 1) printf("note: %s/%s went to make room on the disk\n", r->options.out, first);
+    if (removed->count > 1)
+        printf("note: %d checkpoints in %s, the oldest %s and the newest %s, went to make room on the disk\n",
+               removed->count, r->options.out, first, last);
 }
 
 // Tells of a save that has ended; its error, if it has one, is in report->error.
 static void tell_save(Run *r, const SaveReport *report) {
     progress_break(&r->progress);
-    tell_removed(report);
+    tell_removed(r, &report->removed);
     if (report->error.code) {
-        if (report->step == r->at.best.step) r->at.best = r->best_before;
         save_failed(r, report->step, &report->error);
         return;
     }
@@ -127,12 +138,16 @@ static void tell_save(Run *r, const SaveReport *report) {
     fflush(stdout);
 }
 
+static int64_t stays(const Run *r, const BestPoint *best) {
+    return r->options.keep_best && best->step ? best->step : -1;
+}
+
 // state.json of the checkpoint that is written next.
 static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
     char build[300];
     r->best_before = r->at.best;
     if (r->is_best) r->at.best = (BestPoint){r->at.step, r->at.val_loss};
-    saver_stay(r->saver, r->options.keep_best && r->at.best.step ? r->at.best.step : -1);
+    saver_stay(r->saver, stays(r, &r->best_before), stays(r, &r->at.best));
     describe_build(r, build, sizeof build);
     r->at.metrics_bytes = metrics_bytes(r->metrics);
     RunState state = run_state(r, build);
@@ -188,7 +203,7 @@ static int save_now_first(Run *r, const char *step, Error *e) {
         tell_save(r, &report);
         return 0;
     }
-    tell_removed(&report);
+    tell_removed(r, &report.removed);
     *e = report.error;
     return tell_loss(r, step, e);
 }

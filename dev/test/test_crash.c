@@ -166,7 +166,7 @@ static void test_little_room(void) {
     faults->disk_kb = disk_of(2);
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
-    CHECK(log_mentions("note: an older checkpoint went to make room on the disk"), "%s", log_tail());
+    CHECK(log_mentions("note: part/step_00000003 went to make room on the disk\n"), "%s", log_tail());
     CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
               log_mentions("NOT ENOUGH. Older ones make room"),
           "no warning");
