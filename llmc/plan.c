@@ -308,12 +308,18 @@ PlanRun plan_run(const Plan *p, const Ramp *ramp, double target) {
     return run;
 }
 
+static int64_t greatest_common_divisor(int64_t a, int64_t b) { // Euclid's
+    return b ? greatest_common_divisor(b, a % b) : a;
+}
+
 int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t best_every, int64_t keep) {
     const Plan untimed = {0};
     if (every == 0 && best_every == 0) return 1;
     int64_t steps = plan_run(&untimed, ramp, 0).steps, written = 1; // at the end
     if (every > 0) written += (steps - 1) / every;
     if (best_every > 0) written += (steps - 1) / best_every;
+    if (every > 0 && best_every > 0) // those of both, at the multiples of the least common one, are one
+        written -= (steps - 1) / every / (best_every / greatest_common_divisor(every, best_every));
     int64_t stay = keep + 1 + (best_every > 0); // one is written before the oldest goes
     return keep > 0 && stay < written ? stay : written;
 }

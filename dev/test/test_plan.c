@@ -633,15 +633,17 @@ static void test_checkpoints_at_a_time(void) {
     static const struct {
         int64_t every, best_every, keep, want;
     } cases[] = {
-        {0, 0, 2, 1},    // at the end
-        {50, 0, 2, 2},   // at 50 and 100
-        {49, 0, 2, 3},   // at 49, 98 and 100
-        {10, 0, 2, 3},   // two stay, and one is being written
-        {10, 0, 0, 10},  // all stay
-        {10, 25, 2, 4},  // the best besides
-        {0, 60, 2, 2},   // at 60 and 100
-        {0, 10, 2, 4},   //
-        {10, 25, 0, 13}, // at 25, 50 and 75 too, at most
+        {0, 0, 2, 1},                         // at the end
+        {50, 0, 2, 2},                        // at 50 and 100
+        {49, 0, 2, 3},                        // at 49, 98 and 100
+        {10, 0, 2, 3},                        // two stay, and one is being written
+        {10, 0, 0, 10},                       // all stay
+        {10, 25, 2, 4},                       // the best besides
+        {0, 60, 2, 2},                        // at 60 and 100
+        {0, 10, 2, 4},                        //
+        {10, 25, 0, 12},                      // at 25 and 75 too, at most; at 50 there is one already
+        {2, 2, 0, 50},         {6, 4, 0, 33}, // 16 and 24, of which 8 are at 12, 24, ...; and at 100
+        {4, INT64_MAX, 0, 25},                // and nothing overflows
         {200, 0, 2, 1},
     };
     Ramp ramp;
