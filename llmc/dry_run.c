@@ -53,6 +53,7 @@ int run_dry(Run *r, Error *e) {
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
     bool trains = o->run.horizon_tokens > 0;
+    TRY(setup_sampling(r, e));
     if (o->train[0]) TRY(setup_data(r, e));
     if (trains) TRY(setup_schedule(r, e));
     TRY(plan_of(r, &plan, e));

@@ -43,7 +43,7 @@ static int check_shares(const Run *r, Error *e) {
 
 // What can be found out before anything is computed.
 static int setup_start(Run *r, Error *e) {
-    if (r->options.sample_every > 0 || r->options.prompt[0]) TRY(setup_sampling(r, e));
+    TRY(setup_sampling(r, e));
     TRY(setup_schedule(r, e));
     TRY(check_shares(r, e));
     return setup_data(r, e);

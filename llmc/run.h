@@ -73,7 +73,7 @@ static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 // out. All is undone by run_destroy, however far it came.
 
 int setup_model(Run *r, Error *e);    // shape, tokenizer. All ranks must call this
-int setup_sampling(Run *r, Error *e); // the prompt; ERR_USAGE where there is no tokenizer
+int setup_sampling(Run *r, Error *e); // where samples are wanted: the prompt; ERR_USAGE without a tokenizer
 int setup_schedule(Run *r, Error *e); // learning rate, ramp and noise scale, as a new run has them
 int setup_data(Run *r, Error *e);     // what there is to train and to evaluate on
 

@@ -193,13 +193,21 @@ static int read_prompt(char **text, const char *path, Error *e) {
                 bytes ? "a zero byte: this is no text" : "is empty");
 }
 
+// Perhaps no file was meant.
+static int refuse_prompt(const char *path, Error *e) {
+    if (!file_exists(path))
+        error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
+    return error_prefix(e, "--prompt");
+}
+
 int setup_sampling(Run *r, Error *e) {
-    const char *prompt = r->options.prompt;
+    const Options *o = &r->options;
+    const char *prompt = o->prompt;
+    if (!o->sample_only && o->sample_every == 0 && !prompt[0]) return 0;
     TRY(check_tokenizer(r, e));
     if (prompt[0] != '@' || !is_first(r)) return 0;
     if (!prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
-    int code = read_prompt(&r->prompt_file, prompt + 1, e);
-    return code ? error_prefix(e, "--prompt") : 0;
+    return read_prompt(&r->prompt_file, prompt + 1, e) ? refuse_prompt(prompt + 1, e) : 0;
 }
 
 static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
