@@ -4,7 +4,8 @@
 //                             is made from. Numbers read back as the same bits; what is not known is null
 //     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise scales by
 //                             layer, whose number is the model's, are in metrics.jsonl only
-//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text
+//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt; where
+//                             that is @FILE, the text is what follows the file's
 //     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
 //
 // A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is

@@ -92,6 +92,10 @@ static void say_small_tokens(const Run *r, const DataSet *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words are met
     const char *path = data_shard_path(data, 0);
     bool words = r->tokenizer && !tokenizer_is_bytes(r->tokenizer);
+    const char *remedy = words || !r->tokenizer ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
+                         : options_given(&r->options, "--vocab-size")
+                             ? "leave --vocab-size out, and it is that of bytes"
+                             : "tokenize the text as --model had its own";
     int V = r->model.config.vocab, largest;
     Error ignored;
     if (!(words || V > 1000) || data_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES) return;
@@ -99,9 +103,7 @@ static void say_small_tokens(const Run *r, const DataSet *data) {
     if (words && r->options.tokenizer[0])
         fprintf(stderr, "--tokenizer %s makes others: tokenize the text with it, or say --tokenizer bytes\n",
                 r->options.tokenizer);
-    else
-        fprintf(stderr, "the vocabulary is %d: say --tokenizer bytes if these are bytes, or the right --vocab-size\n",
-                V);
+    else fprintf(stderr, "the vocabulary is %d: %s\n", V, remedy);
 }
 
 // Before the first step, not when it is too late: a disk that --dry-run calls too small.

@@ -101,7 +101,7 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config->prompt, e));
-    if (config->prompt && config->prompt[0]) draft_show(&d, tokenizer, 0, out, copy);
+    if (config->prompt && config->prompt[0]) draft_show(&d, tokenizer, 0, out, config->copy_prompt ? copy : NULL);
     for (int i = 0; i < config->tokens; i++) {
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));

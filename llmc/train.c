@@ -31,8 +31,6 @@ static int test_hellaswag(Run *r, const StepMetrics *last, Error *e) {
     return metrics_hellaswag(r->metrics, last->step, last->tokens, &score, e);
 }
 
-static const char *prompt_of(const Run *r) { return r->prompt_file ? r->prompt_file : r->options.prompt; }
-
 static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
     const Options *o = &r->options;
     const Pulse pulse = {parallel_beat, &r->parallel};
@@ -42,7 +40,8 @@ static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
         .temperature = o->temperature,
         .top_k = (int)o->top_k,
         .seed = (uint64_t)o->seed,
-        .prompt = prompt_of(r),
+        .prompt = r->prompt_file ? r->prompt_file : o->prompt,
+        .copy_prompt = !r->prompt_file, // which may be long, and is there
         .pulse = &pulse,
     };
     uint64_t stream = (uint64_t)r->at.step + (uint64_t)number * beyond_any_step;
@@ -59,7 +58,7 @@ static int print_sample(Run *r, int64_t number, Error *e) {
     int code =
         copy ? draw_sample(r, number, copy, e) : FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
     if (copy && fclose(copy) != 0 && !code) code = FAIL(e, ERR_MEMORY, "free some memory", "no memory for a sample");
-    if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt_of(r), text, e);
+    if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, r->options.prompt, text, e);
     free(text);
     return code;
 }

@@ -104,6 +104,8 @@ def show_sample(sample):
     said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
     text = html.escape(text[len(prompt):] if said else text)
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
+    if prompt.startswith("@"):
+        at += f", after {html.escape(prompt)}"  # a file, which is not repeated
     return f"<p class=note>{at}</p><pre>{said}{text}</pre>\n"
 
 

@@ -35,6 +35,7 @@ END
 for step in 50 100 150 200 250 300 350 400 450 500 550; do
     echo "{\"step\": $step, \"tokens\": $((512 * step)), \"prompt\": \"a<b\", \"text\": \"a<b and <u>$step\"}"
 done > "$work/b8/samples.jsonl"
+echo '{"step": 560, "tokens": 286720, "prompt": "@a<b", "text": "so <u>"}' >> "$work/b8/samples.jsonl"
 
 if ! python=$(find_python matplotlib); then
     printf 'SKIP report/%s no Python with matplotlib\n' page errors no_package
@@ -57,10 +58,11 @@ assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, 
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
+assert "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>" in text and "Coloured" in text
 assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>From here on lr = 0.008.</p>" in text
 assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
-assert shown == [50, 100, 150, 250, 300, 400, 450, 550], shown  # eight of eleven, evenly
+assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # of twelve eight, evenly: these, and the last, above
 assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%"
 assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
 # Equal loss is the highest of the runs' lowest; b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
