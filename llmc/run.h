@@ -24,13 +24,21 @@
 #include <math.h>
 #include <string.h>
 
+// A run's newest checkpoint that is as it was written.
+typedef struct {
+    bool found;
+    int64_t step;
+    char directory[ARCHIVE_PATH];
+} Newest;
+
 typedef struct {
     Comm *comm;
     int argc; // the command line
     char **argv;
     Options options;
     Model model;
-    char start[256]; // the last part of --model as it was given, where that is no preset
+    char start[256];           // the last part of --model as it was given, where that is no preset
+    char source[ARCHIVE_PATH]; // the files that it is read from; "": a preset
     EngineConfig shape;
     Parallel parallel;
     Engine *engine;
@@ -55,6 +63,10 @@ typedef struct {
     struct {
         uint64_t model, train, val, questions; // 0: none
     } data_hash;                               // of what several ranks must find alike
+    struct {
+        bool looked; // for a checkpoint to go on from
+        Newest newest;
+    } own; // rank 0's
     Saver *saver;
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     bool changed[OPTION_COUNT]; // of a run that goes on: which options are not what they were in the part before

@@ -75,7 +75,7 @@ static void say_hellaswag(const Run *r) {
 // Of a new run, for the name of a preset may be taken for a trained model's.
 static void say_weights(const Run *r) {
     if (!r->train || r->saved[0]) return;
-    if (checkpoint_is_model(r->options.model)) printf("; weights from %s", r->options.model);
+    if (r->source[0]) printf("; weights from %s", r->source);
     else printf("; from scratch, seed %lld", (long long)r->options.seed);
 }
 

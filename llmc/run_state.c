@@ -506,6 +506,11 @@ int run_state_read(const RunState *state, const char *directory, char **changes,
     return code;
 }
 
+static void copy_text(char *out, size_t bytes, const cJSON *object, const char *name) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+    snprintf(out, bytes, "%s", text ? text : "");
+}
+
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     char path[PATH_MAX];
     StateIO io;
@@ -516,6 +521,8 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     if (!code) code = io_int(&io, "batch", &summary->batch, e);
     if (!code) code = io_best(&io, &summary->best, e);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
+    copy_text(summary->start, sizeof summary->start, cJSON_GetObjectItemCaseSensitive(io.object, "model"), "start");
+    copy_text(summary->model, sizeof summary->model, cJSON_GetObjectItemCaseSensitive(io.object, "options"), "model");
     json_free(&io.json);
     return code;
 }

@@ -78,6 +78,7 @@ typedef struct {
     int64_t step, tokens, examples, batch;
     BestPoint best;
     char build[256];
+    char start[256], model[OPTION_TEXT]; // RunState's, and --model; "": not said
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
 

@@ -16,12 +16,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up: the model
 
-static int shape_from_files(const Options *o, ModelConfig *config, Error *e) {
+static int shape_from_files(const Run *r, ModelConfig *config, Error *e) {
+    const Options *o = &r->options;
     static const char *const settled[] = {"--layers", "--heads", "--channels"};
     for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
         if (options_given(o, settled[i]))
             return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled[i], o->model);
-    TRY(checkpoint_read_config(o->model, config, e));
+    TRY(checkpoint_read_config(r->source, config, e));
     if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
@@ -72,7 +73,7 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
     const Options *o = &r->options;
     int vocab = r->model.config.vocab;
     const char *path = *o->tokenizer ? o->tokenizer : NULL;
-    if (!path && model_from_file && tokenizer_exists(o->model)) path = o->model;
+    if (!path && model_from_file && tokenizer_exists(r->source)) path = r->source;
     if (!path && vocab == 256) path = "bytes";
     if (!path) return 0;
     if (!r->tokenizer) TRY(tokenizer_load(&r->tokenizer, path, e));
@@ -82,13 +83,6 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
                       tokens);
 }
-
-// A run's newest checkpoint that is as it was written.
-typedef struct {
-    bool found;
-    int64_t step;
-    char directory[ARCHIVE_PATH];
-} Newest;
 
 // Rank 0 looks, which takes reading all of it, and tells of damaged ones.
 static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
@@ -105,7 +99,51 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(r->comm, newest, sizeof *newest, e);
 }
 
-// The same of another run, which must have one. What is no run is none of ours here.
+// Where a run is to be gone on with, whoever began it may have died just now, on another machine, and its lock outlives it
+// for a while. A start that is nobody's restart is not kept waiting, nor whoever asks for a stop.
+static int wait_for_lock(Run *r, Error *e) {
+    enum { LEASE = 120 }; // s: longer than a server of NFSv4 keeps locks (90 s)
+    const char *out = r->options.out;
+    double most = fmin(LEASE, r->options.deadline_setup), begin = clock_seconds();
+    bool may_go, told = false;
+    int code;
+    while ((code = metrics_open(&r->metrics, out, &may_go, e)) && may_go && !r->options.fresh) {
+        if (signals_requested())
+            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
+                        signals_requested(), out);
+        if (clock_seconds() - begin >= most) return code;
+        if (!told)
+            fprintf(stderr, "note: %s. Waiting for it, up to %.0f s: a lock may outlive the machine that held it\n",
+                    e->what, most);
+        told = true;
+        comm_beat(r->comm);
+        sleep(1);
+    }
+    return code;
+}
+
+// A run that is there already is ours before we look at it: one that another program is still at would go on, and what
+// it saves after we have looked would seem to be in our way.
+static int lock_run(Run *r, Error *e) {
+    char path[ARCHIVE_PATH];
+    TRY(path_join(path, sizeof path, r->options.out, "metrics.jsonl", e));
+    return file_exists(path) ? wait_for_lock(r, e) : 0;
+}
+
+// Looks once.
+static int find_saved(Run *r, Newest *newest, Error *e) {
+    const char *out = r->options.out;
+    if (!is_first(r)) return 0;
+    if (!r->own.looked) {
+        TRY(lock_run(r, e));
+        if (!r->options.fresh && directory_exists(out)) TRY(find_newest(r, out, &r->own.newest, e));
+    }
+    r->own.looked = true;
+    *newest = r->own.newest;
+    return 0;
+}
+
+// The newest of another run, which must have one. What is no run is none of ours here.
 static int find_model(Run *r, const char *path, Newest *newest, Error *e) {
     char metrics[ARCHIVE_PATH];
     int checkpoints;
@@ -118,16 +156,42 @@ static int find_model(Run *r, const char *path, Newest *newest, Error *e) {
                 "--model %s: a run without a checkpoint%s", path, checkpoints ? " that is whole" : " yet");
 }
 
+// Our own newest checkpoint, where the run was begun from --model: that has all that is needed of it.
+static int find_begun(Run *r, Newest *newest, Error *e) {
+    Newest own = {0};
+    RunSummary begun;
+    TRY(find_saved(r, &own, e));
+    if (!own.found) return 0;
+    TRY(run_state_summary(&begun, own.directory, e));
+    if (strcmp(begun.start, r->start) != 0 || !begun.model[0]) return 0;
+    *newest = own;
+    snprintf(r->options.model, sizeof r->options.model, "%s", begun.model);
+    return 0;
+}
+
+// Where --model names neither a preset nor a model's files: a checkpoint to read.
+static int find_source(Run *r, Newest *newest, Error *e) {
+    Options *o = &r->options;
+    if (checkpoint_is_model(o->model)) return 0;
+    if (options_train(o)) TRY(find_begun(r, newest, e));
+    if (newest->found) return 0;
+    TRY(find_model(r, o->model, newest, e));
+    if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
+    return 0;
+}
+
 // Where a model is to be started from or looked at, a run directory stands for its newest checkpoint. A run that is begun
-// so goes on under the run's name, whatever the newest one is by then.
-static int setup_model_path(Run *r, Error *e) {
+// so goes on under the run's name, whatever has become of it by then.
+static int setup_source(Run *r, Error *e) {
     Options *o = &r->options;
     ModelConfig ignored;
     Newest newest = {0};
     snprintf(r->start, sizeof r->start, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
-    TRY(share_newest(r, is_first(r) ? find_model(r, o->model, &newest, e) : 0, &newest, e));
-    if (newest.found) snprintf(o->model, sizeof o->model, "%s", newest.directory);
+    TRY(share_newest(r, is_first(r) ? find_source(r, &newest, e) : 0, &newest, e));
+    TRY(comm_broadcast(r->comm, o->model, sizeof o->model, e));
+    if (newest.found) snprintf(r->source, sizeof r->source, "%s", newest.directory);
+    else if (checkpoint_is_model(o->model)) snprintf(r->source, sizeof r->source, "%s", o->model);
     return 0;
 }
 
@@ -153,9 +217,9 @@ static int check_shape(const Run *r, bool from_file, Error *e) {
 static int setup_shape(Run *r, Error *e) {
     const Options *o = &r->options;
     ModelConfig config = {0};
-    bool from_file = checkpoint_is_model(o->model);
+    bool from_file = r->source[0];
     if (*o->tokenizer) TRY(tokenizer_load(&r->tokenizer, o->tokenizer, e));
-    TRY(from_file ? shape_from_files(o, &config, e) : shape_from_preset(o, r->tokenizer, &config, e));
+    TRY(from_file ? shape_from_files(r, &config, e) : shape_from_preset(o, r->tokenizer, &config, e));
     TRY(model_create(&r->model, &config, e));
     r->shape = (EngineConfig){
         .model = &r->model,
@@ -173,7 +237,7 @@ static int setup_shape(Run *r, Error *e) {
 }
 
 int setup_model(Run *r, Error *e) {
-    TRY(setup_model_path(r, e));
+    TRY(setup_source(r, e));
     return comm_agree(r->comm, setup_shape(r, e), e);
 }
 
@@ -263,9 +327,9 @@ int setup_engine(Run *r, Error *e) {
         return checkpoint_load_optimizer(r->saved, &r->model, r->shape.owned, r->shape.owned_count, moment1_to_engine,
                                          moment2_to_engine, r->engine, e);
     }
-    if (!checkpoint_is_model(r->options.model)) return init_parameters(r, e);
-    if (r->comm->local_rank == 0) TRY(checkpoint_verify_model(r->options.model, e)); // once on a machine
-    return checkpoint_load_model(r->options.model, &r->model, range_to_engine, r->engine, e);
+    if (!r->source[0]) return init_parameters(r, e);
+    if (r->comm->local_rank == 0) TRY(checkpoint_verify_model(r->source, e)); // once on a machine
+    return checkpoint_load_model(r->source, &r->model, range_to_engine, r->engine, e);
 }
 
 // The algorithms that the run was begun with, so that it goes on with the same bits; and timed ones where --tune asks
@@ -312,7 +376,7 @@ static uint64_t hash_shards(const ShardList *list) {
 // The shape as well, for a vocabulary may be the tokenizer's.
 static int hash_model(Run *r, Error *e) {
     uint64_t weights = 0;
-    if (checkpoint_is_model(r->options.model)) TRY(checkpoint_hash_model(r->options.model, &weights, e));
+    if (r->source[0]) TRY(checkpoint_hash_model(r->source, &weights, e));
     r->data_hash.model = hash_bytes(HASH_START, &weights, sizeof weights);
     r->data_hash.model = hash_bytes(r->data_hash.model, &r->model.config, sizeof r->model.config);
     return 0;
@@ -409,7 +473,7 @@ int setup_buffers(Run *r, Error *e) {
 RunState run_state(Run *r, const char *build) {
     return (RunState){
         .model = r->model.config,
-        .start = checkpoint_is_model(r->options.model) ? r->start : "scratch",
+        .start = r->source[0] ? r->start : "scratch",
         .seq_len = r->shape.seq_len,
         .seed = (uint64_t)r->options.seed,
         .train = &r->shards,
@@ -420,44 +484,6 @@ RunState run_state(Run *r, const char *build) {
         .ranks = r->comm->ranks,
         .options = &r->options,
     };
-}
-
-// Where a run is to be gone on with, whoever began it may have died just now, on another machine, and its lock outlives it
-// for a while. A start that is nobody's restart is not kept waiting, nor whoever asks for a stop.
-static int wait_for_lock(Run *r, Error *e) {
-    enum { LEASE = 120 }; // s: longer than a server of NFSv4 keeps locks (90 s)
-    const char *out = r->options.out;
-    double most = fmin(LEASE, r->options.deadline_setup), begin = clock_seconds();
-    bool may_go, told = false;
-    int code;
-    while ((code = metrics_open(&r->metrics, out, &may_go, e)) && may_go && !r->options.fresh) {
-        if (signals_requested())
-            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
-                        signals_requested(), out);
-        if (clock_seconds() - begin >= most) return code;
-        if (!told)
-            fprintf(stderr, "note: %s. Waiting for it, up to %.0f s: a lock may outlive the machine that held it\n",
-                    e->what, most);
-        told = true;
-        comm_beat(r->comm);
-        sleep(1);
-    }
-    return code;
-}
-
-// A run that is there already is ours before we look at it: one that another program is still at would go on, and what
-// it saves after we have looked would seem to be in our way.
-static int lock_run(Run *r, Error *e) {
-    char path[ARCHIVE_PATH];
-    if (!is_first(r)) return 0;
-    TRY(path_join(path, sizeof path, r->options.out, "metrics.jsonl", e));
-    return file_exists(path) ? wait_for_lock(r, e) : 0;
-}
-
-static int find_saved(Run *r, Newest *newest, Error *e) {
-    const char *out = r->options.out;
-    TRY(lock_run(r, e));
-    return is_first(r) && !r->options.fresh && directory_exists(out) ? find_newest(r, out, newest, e) : 0;
 }
 
 // Do all ranks see the checkpoint that rank 0 has read? It is told by its manifest, and that has the hashes of the rest.

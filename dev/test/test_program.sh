@@ -81,7 +81,14 @@ a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run do
     grep -q "^model .*; weights from $from$" w2.log && grep -q '"start":[[:space:]]*"source"' w2/step_00000003/state.json || { cat w2.log; return 1; }
     cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
         run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
-        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors
+        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors || return 1
+    echo bad > source/step_00099999/model.safetensors # nothing of it is read or said any more
+    run w1 --model "f/${from##*/}" --steps 6 && run w2 --model source --steps 6 && ! grep -q '\(warning\|note\|--model\|source/\)' w2.log || { cat w2.log; return 1; }
+    grep -q "\"model\": *\"$from\"" w2/run.json || { cat w2/run.json; return 1; }
+    rm -r source && run w2 --model source --steps 7 && run w1 --model "f/${from##*/}" --steps 7 &&
+        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000007/model.safetensors w2/step_00000007/model.safetensors || return 1
+    run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
+    grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
 }
 says_where_the_weights_are_from() {
     run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log || { cat n.log; return 1; }
