@@ -279,7 +279,8 @@ fuzz-run:
 
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := $(addprefix step/,MANIFEST.json state.json config.json model.safetensors optimizer.safetensors) \
-	many/model.safetensors.index.json words/vocab.json words/merges.txt word/tokenizer.json shard.bin model.bin
+	many/model.safetensors.index.json words/vocab.json words/merges.txt word/tokenizer.json added/tokenizer_config.json \
+	shard.bin model.bin
 
 fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
 	@command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }

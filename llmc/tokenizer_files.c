@@ -81,6 +81,7 @@ typedef struct {
 
 // Where added tokens stand, in the order in which they are read.
 static const char *const ADDED_FILES[] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+static const char *const ADDED_LISTS[] = {"added_tokens", "added_tokens_decoder", NULL}; // NULL: the whole file
 enum { ADDED_ARRAY, ADDED_BY_ID, ADDED_BY_NAME, ADDED_FILE_COUNT };
 
 typedef struct {
@@ -95,6 +96,8 @@ typedef struct {
     Entry *entries; // (VOCAB_MAX)
     char *arena;    // the entries' bytes; no longer than the files together
     size_t arena_used;
+    int vocab_end; // the vocabulary's own numbers are below it, and below these those of the added tokens so far
+    int added_end[ADDED_FILE_COUNT];
     uint32_t *by_name; // open addressing: token + 1, or 0
     uint32_t name_mask;
 } Loader;
@@ -159,11 +162,11 @@ static int check_kind(const Loader *l, Error *e) {
 // Is this the name that the entry was made of?
 static bool entry_has_name(const Loader *l, const Entry *entry, const char *name) {
     char decoded[1024];
-    size_t length = strlen(name), bytes = length;
-    const char *text = name;
+    size_t length = strlen(name), bytes;
     if (length > sizeof decoded) return false;
-    if (!entry->literal && alphabet_decode(&l->alphabet, name, length, decoded, &bytes)) text = decoded;
-    return entry->length == bytes && memcmp(entry->bytes, text, bytes) == 0;
+    bool plain = !entry->literal && alphabet_decode(&l->alphabet, name, length, decoded, &bytes);
+    return entry->length == (plain ? bytes : length) &&
+           memcmp(entry->bytes, plain ? decoded : name, entry->length) == 0;
 }
 
 // A token behind the vocabulary, or one of it, that is found in text. flags: NULL, or the fields that say how.
@@ -193,23 +196,35 @@ static int add_added(Loader *l, const char *path, const char *name, double numbe
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
+static double number_of_key(const char *key) {
+    size_t digits = strspn(key, "0123456789");
+    return digits > 0 && !key[digits] ? strtod(key, NULL) : -1;
+}
+
+// An entry of tokenizer.json's array, or of tokenizer_config.json's object, where the number is the entry's name.
+static int read_added_entry(Loader *l, int file, const cJSON *item, Error *e) {
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
+    if (!cJSON_IsString(content))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", l->added_path[file],
+                    ADDED_LISTS[file]);
+    double number = file == ADDED_BY_ID ? number_of_key(item->string) : number_of(id);
+    return add_added(l, l->added_path[file], content->valuestring, number, item, e);
+}
+
 static int read_added(Loader *l, int file, Error *e) {
-    const cJSON *root = l->added[file].root, *item;
-    const char *path = l->added_path[file], *lists[] = {"added_tokens", "added_tokens_decoder"};
-    const cJSON *list = file == ADDED_BY_NAME ? root : cJSON_GetObjectItemCaseSensitive(root, lists[file]);
+    const cJSON *list = l->added[file].root, *item;
+    const char *path = l->added_path[file], *name = ADDED_LISTS[file];
+    if (name) list = cJSON_GetObjectItemCaseSensitive(list, name);
+    if (list && file == ADDED_ARRAY && !cJSON_IsArray(list))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an array", path, name);
+    if (list && file == ADDED_BY_ID && !cJSON_IsObject(list))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an object", path, name);
     cJSON_ArrayForEach(item, list) {
-        if (file == ADDED_BY_NAME) {
-            TRY(add_added(l, path, item->string, number_of(item), NULL, e));
-            continue;
-        }
-        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
-        if (!cJSON_IsString(content))
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
-        char *end = "";
-        double number =
-            file == ADDED_BY_ID ? strtod(item->string, &end) : number_of(cJSON_GetObjectItemCaseSensitive(item, "id"));
-        TRY(add_added(l, path, content->valuestring, *end ? -1 : number, item, e));
+        if (file == ADDED_BY_NAME) TRY(add_added(l, path, item->string, number_of(item), NULL, e));
+        else TRY(read_added_entry(l, file, item, e));
     }
+    l->added_end[file] = l->t->vocab_size;
     return 0;
 }
 
@@ -233,6 +248,7 @@ static int read_vocab(Loader *l, bool one_file, Error *e) {
     }
     if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", l->vocab_path);
     cJSON_ArrayForEach(item, vocab) TRY(add_entry(l, item, e));
+    l->vocab_end = l->t->vocab_size;
     for (int file = 0; file < ADDED_FILE_COUNT; file++) TRY(read_added(l, file, e));
     return 0;
 }
@@ -256,14 +272,22 @@ static int find_name(const Loader *l, const char *a, size_t a_bytes, const char 
     }
 }
 
+// Of the files, the first that gives so high a number: where it is missing or a second one, that file is at fault.
+static const char *path_of_token(const Loader *l, int token) {
+    const char *path = l->vocab_path;
+    for (int file = 0, end = l->vocab_end; end <= token; end = l->added_end[file++]) path = l->added_path[file];
+    return path;
+}
+
 static int index_names(Loader *l, Error *e) {
     uint32_t slot;
     for (int token = 0; token < l->t->vocab_size; token++) {
         const Entry *entry = &l->entries[token];
-        if (!entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %d is missing", l->vocab_path, token);
+        const char *path = path_of_token(l, token);
+        if (!entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %d is missing", path, token);
         int other = find_name(l, entry->bytes, entry->length, "", 0, &slot);
         if (other >= 0)
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %d and %d are the same bytes", l->vocab_path, other, token);
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %d and %d are the same bytes", path, other, token);
         l->by_name[slot] = (uint32_t)token + 1;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {

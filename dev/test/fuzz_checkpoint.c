@@ -229,6 +229,7 @@ static const Target targets[] = {
     {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, MAX_BYTES, false},
     {"shard.bin", "shard.bin", "shard.bin", read_shard, 1100, true},
     {"model.bin", "model.bin", "model.bin", read_bin, 40, true}, // the header is what can be wrong
+    {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, MAX_BYTES, false},
 };
 enum { TARGETS = sizeof targets / sizeof *targets };
 
@@ -292,6 +293,7 @@ static void test_merges(void) { fuzz(&targets[7]); }
 static void test_tokenizer_json(void) { fuzz(&targets[8]); }
 static void test_shard(void) { fuzz(&targets[9]); }
 static void test_bin(void) { fuzz(&targets[10]); }
+static void test_tokenizer_config(void) { fuzz(&targets[11]); }
 #endif
 
 static void make_index(void) {
@@ -346,8 +348,14 @@ static void make_tokenizers(void) {
                 "\"added_tokens\": [{\"id\": 258, \"content\": \"<|endoftext|>\"}]}\n",
                 vocab));
     memory_free(vocab);
+    copy_tree("words", "added");
+    save_text("added/tokenizer_config.json",
+              "{\"added_tokens_decoder\": {\"258\": {\"content\": \"<|endoftext|>\", \"special\": true}, "
+              "\"259\": {\"content\": \"<s>\", \"lstrip\": false, \"normalized\": false}, "
+              "\"256\": {\"content\": \"he\"}}}\n");
     CHECK_OK(read_tokenizer("words", &e), &e);
     CHECK_OK(read_tokenizer("word", &e), &e);
+    CHECK_OK(read_tokenizer("added", &e), &e);
 }
 
 // A run whose state has all there can be in it.
@@ -421,6 +429,7 @@ int main(int argc, char **argv) {
     RUN(test_tokenizer_json);
     RUN(test_shard);
     RUN(test_bin);
+    RUN(test_tokenizer_config);
     shard_list_destroy(&shards);
     model_destroy(&model);
     return trainer_end();

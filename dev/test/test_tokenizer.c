@@ -602,6 +602,56 @@ static void refuse(const char *text) {
     CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
 }
 
+// Added tokens beside a vocabulary that is in order.
+static void test_bad_added(void) {
+    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
+    static const struct {
+        const char *file, *json, *text;
+    } cases[] = {
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": [{\"content\": \"<|x|>\"}]}",
+         "tokenizer_config.json: its added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": \"260\"}", "added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": null}", "added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": \"<|x|>\"}}", "lacks its content"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": [\"<|x|>\"]}}", "lacks its content"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"0x104\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260 \": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"-1\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"256\": {\"content\": \"ab c\"}}}", // "ab", and more
+         "added token 'ab c' is number 256, which is another"},
+        {"tokenizer_config.json",
+         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"262\": {\"content\": \"<|y|>\"}}}",
+         "tokenizer_config.json: token number 261 is missing"},
+        {"added_tokens.json", "{\"<|x|>\": 260, \"<|y|>\": 262}", "added_tokens.json: token number 261 is missing"},
+        {"tokenizer_config.json",
+         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"261\": {\"content\": \"<|x|>\"}}}",
+         "tokenizer_config.json: tokens 260 and 261 are the same bytes"},
+        {"added_tokens.json", "[\"<|x|>\"]", "added_tokens.json: not a JSON object"},
+        {"added_tokens.json", "{\"<|x|>\": \"260\"}", "the number of token '<|x|>' is malformed"},
+        {"tokenizer.json", "{\"added_tokens\": {\"260\": {\"content\": \"<|x|>\", \"id\": 260}}}",
+         "tokenizer.json: its added_tokens is not an array"},
+        {"tokenizer.json", "{\"added_tokens\": [{\"content\": \"<|x|>\"}]}",
+         "the number of token '<|x|>' is malformed"},
+    };
+    write_vocabulary(merges, 3);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_text(cases[i].file, cases[i].json);
+        refuse(cases[i].text);
+        remove_file(cases[i].file);
+    }
+    // A hole in the vocabulary itself is the vocabulary's, whatever was added behind it.
+    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
+    write_text("added_tokens.json", "{\"<|x|>\": 3}");
+    refuse("vocab.json: token number 1 is missing");
+    const char *names[] = {"vocab.json", "merges.txt", "added_tokens.json"};
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+}
+
 static void test_bad_files(void) {
     NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
     Tokenizer *t;
@@ -633,7 +683,7 @@ static void test_bad_files(void) {
     write_text("vocab.json", "{\"a\": 0, \"b\": 0}");
     refuse("two tokens are number 0");
     write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
-    refuse("token number 1 is missing");
+    refuse("vocab.json: token number 1 is missing");
     write_text("vocab.json", "{\"a\": 0, \"a\": 1}");
     refuse("tokens 0 and 1 are the same bytes");
     write_text("vocab.json", "{\"a\": 0, \"b\": 1}");
@@ -743,6 +793,7 @@ int main(void) {
     RUN(test_bytes);
     RUN(test_forms);
     RUN(test_added);
+    RUN(test_bad_added);
     RUN(test_bad_files);
     RUN(test_gpt2);
     snprintf(command, sizeof command, "rm -rf '%s'", directory);
