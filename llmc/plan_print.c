@@ -240,9 +240,10 @@ static void print_rank_row(FILE *f, const PlanReport *r, int ranks, double rate_
     fprintf(f, "\n");
 }
 
-// The most ranks of which something holds that holds up to some number of them.
+// The most ranks, none of them without a row, of which something holds that holds up to some number of them.
 static int most_ranks(const PlanReport *r, bool (*holds)(const PlanReport *r, int ranks)) {
-    int most = 1, over = 1 << 20;
+    const int64_t far = 1 << 20;
+    int most = 1, over = (int)(r->rows < far ? r->rows + 1 : far);
     while (over - most > 1) {
         int middle = most + (over - most) / 2;
         if (plan_link_bandwidth(&r->plan->device, middle) > 0 && holds(r, middle)) most = middle;

@@ -43,6 +43,9 @@ says_what_latency_binds() {
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
 }
+limits_are_of_ranks_that_have_rows() {
+    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'
+}
 says_where_the_disk_is_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
@@ -170,7 +173,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
-    says_what_latency_binds says_where_the_disk_is_too_small says_where_memory_is_too_small \
+    says_what_latency_binds limits_are_of_ranks_that_have_rows says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
     foretells_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do
