@@ -26,32 +26,33 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// The cores that a process may run on. Where the machine has more than fit into `set` the call fails: all, then.
-static int cores_of(pid_t process, cpu_set_t *set) {
-    if (sched_getaffinity(process, sizeof *set, set) == 0) return CPU_COUNT(set);
+// The cores that a process may run on. False where the machine has more than fit into `set`: all that do, then.
+static bool cores_of(pid_t process, cpu_set_t *set) {
+    if (sched_getaffinity(process, sizeof *set, set) == 0) return true;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
     CPU_ZERO(set);
-    for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET(i, set);
-    return online;
+    for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET((size_t)i, set);
+    return false;
 }
 
-// How many of another process's cores this one could run on: a batch system or a container may let it onto fewer. To be
-// known by trying.
+// How many of another process's cores this one, which has `mine`, could run on: a batch system or a container may let it
+// onto fewer. To be known by trying.
 static int cores_to_be_had(pid_t process, const cpu_set_t *mine) {
     cpu_set_t set;
-    cores_of(process, &set);
-    if (sched_setaffinity(0, sizeof set, &set) != 0) return CPU_COUNT(mine);
-    int count = cores_of(0, &set);
+    if (!cores_of(process, &set) || sched_setaffinity(0, sizeof set, &set) != 0) return CPU_COUNT(mine);
+    cores_of(0, &set);
     sched_setaffinity(0, sizeof *mine, mine);
-    return count;
+    return CPU_COUNT(&set);
 }
 
-// What started the ranks of this machine is the parent of each: mpirun, its daemon, or Slurm's.
+// What started the ranks of this machine is the parent of each: mpirun, its daemon, or Slurm's. Where a rank's own cores
+// cannot be read nothing is tried: it could not be undone.
 static void find_cores(Comm *comm) {
     cpu_set_t mine;
-    comm->cores.mine = cores_of(0, &mine);
+    bool known = cores_of(0, &mine);
+    comm->cores.mine = known ? CPU_COUNT(&mine) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     comm->cores.sharers = 1;
-    comm->cores.here = cores_to_be_had(getppid(), &mine);
+    comm->cores.here = known ? cores_to_be_had(getppid(), &mine) : comm->cores.mine;
 }
 
 #ifdef GNS_MPI
