@@ -81,9 +81,10 @@ static inline int64_t best_every(const Options *o) { return o->keep_best && *o->
 static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c), in this order: a function may use what those before it have made. What does not train leaves some
-// out. All is undone by run_destroy, however far it came.
+// Set-up (setup.c, setup_checkpoint.c), in this order: a function may use what those before it have made. What does not
+// train leaves some out. All is undone by run_destroy, however far it came.
 
+int setup_source(Run *r, Error *e);   // a part of the next: r->source. All ranks must call this
 int setup_model(Run *r, Error *e);    // shape, tokenizer. All ranks must call this
 int setup_sampling(Run *r, Error *e); // where samples are wanted: the prompt; ERR_USAGE without a tokenizer
 int setup_schedule(Run *r, Error *e); // learning rate, ramp and noise scale, as a new run has them
@@ -91,6 +92,8 @@ int setup_data(Run *r, Error *e);     // what there is to train and to evaluate 
 
 // Have all ranks found the same model and data? All of them must call this.
 int setup_same_data(const Run *r, Error *e);
+#define SAME_FILES_HINT                                                                                                \
+    "every machine must hold the same files: copy those of rank 0, or use a file system that all share"
 
 // Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of
 // `train` must be those of then. Rank 0 finds it; all must call this.
