@@ -17,13 +17,33 @@ static bool reader_signalled(Reader *r) {
     return r->stopped;
 }
 
-// Waits for a pipe or a terminal, and for a signal meanwhile.
+// When nothing will be written, a pipe, which may take its time, is read no further.
+static bool reader_is_done_with(const Reader *r, const Input *input) {
+    return input->left_out || (input->pipe && atomic_load(r->refused));
+}
+
+// Waits for a pipe or a terminal, and meanwhile for a signal or for something to be refused.
 static bool reader_wait(Reader *r) {
     enum { POLL_MS = 100 };
     struct pollfd p = {r->fd, POLLIN, 0};
-    while (poll(&p, 1, POLL_MS) == 0)
-        if (reader_signalled(r)) return false;
+    int ready;
+    do {
+        if (reader_signalled(r) || atomic_load(r->refused)) return false;
+        ready = poll(&p, 1, POLL_MS);
+    } while (ready == 0);
     return !reader_signalled(r);
+}
+
+// Text from a pipe is looked at as it comes: what is no UTF-8 is to be told at once, and not when a block is full.
+static bool reader_looks(const TokenizeOptions *o, const Input *input) {
+    const char *separator = o->separator ? o->separator : "";
+    bool text = utf8_invalid_at(separator, strlen(separator)) == strlen(separator);
+    return input->pipe && !input->jsonl && text && !strcmp(o->invalid, "error");
+}
+
+static bool reader_finds_invalid(const Reader *r, size_t from, size_t *whole) {
+    *whole = utf8_boundary(r->buffer, r->have);
+    return utf8_invalid_at(r->buffer + from, *whole - from) < *whole - from;
 }
 
 static int reader_reserve(Reader *r, size_t bytes, Error *e) {
@@ -38,8 +58,10 @@ static int reader_reserve(Reader *r, size_t bytes, Error *e) {
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
     const Input *input = &r->inputs->all[r->place.file];
+    bool looks = reader_looks(r->o, input);
+    size_t looked = 0;
     TRY(reader_reserve(r, want, e));
-    while (r->have < want && !r->ended) {
+    while (r->have < want && !r->ended && !r->invalid) {
         uint64_t room = want - r->have;
         if (r->o->max_bytes) {
             uint64_t left = r->o->max_bytes - r->place.taken - r->have;
@@ -52,6 +74,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
             return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
         r->have += (size_t)n;
         r->ended = n == 0;
+        r->invalid = looks && reader_finds_invalid(r, looked, &looked);
     }
     return 0;
 }
@@ -96,6 +119,22 @@ static int reader_open(Reader *r, Error *e) {
 static void reader_leave(Reader *r) {
     if (r->fd > STDIN_FILENO) close(r->fd);
     r->fd = -1;
+}
+
+// On to the next input, so many bytes later: what --max-bytes cut off counts as taken.
+static void reader_go_on(Reader *r, uint64_t bytes) {
+    reader_leave(r);
+    uint64_t taken = r->place.taken + bytes;
+    r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
+    r->have = 0;
+    r->invalid = false;
+    if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
+}
+
+void reader_pass_over(Reader *r, int file) {
+    if (r->place.file != file || r->fd < 0) return;
+    uint64_t bytes = r->inputs->all[file].bytes;
+    reader_go_on(r, bytes > r->place.offset ? bytes - r->place.offset : 0);
 }
 
 // Reads past so many bytes of a pipe, or to its end.
@@ -147,6 +186,7 @@ static size_t reader_spare_separator(const Reader *r, size_t cut) {
 
 // How many bytes of the buffer make the next block; 0: it takes more to tell.
 static size_t reader_cut(const Reader *r, bool jsonl) {
+    if (r->invalid) return r->have;
     bool last = r->ended, limited = r->o->max_bytes && r->place.taken + r->have >= r->o->max_bytes;
     if (jsonl) {
         if (last && !limited) return r->have;
@@ -196,6 +236,7 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);
     r->have -= bytes;
+    r->invalid = false;
     if (!b->jsonl) TRY(reader_find_pieces(r, b, e));
     r->place.offset += bytes;
     r->place.taken += bytes;
@@ -259,8 +300,8 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     if (r->resumed) TRY(reader_rejoin(r, e));
     while (r->place.file < r->inputs->count && !reader_signalled(r)) {
         const Input *input = &r->inputs->all[r->place.file];
-        if (input->left_out) {
-            r->place.file++;
+        if (reader_is_done_with(r, input)) {
+            reader_go_on(r, r->have);
             continue;
         }
         if (r->fd < 0) TRY(reader_open(r, e));
@@ -271,6 +312,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
             TRY(reader_fill(r, want, e));
             if (r->stopped) return 0;
+            if (reader_is_done_with(r, input)) break;
             bytes = reader_cut(r, input->jsonl);
             if (r->ended) break;
         }
@@ -278,17 +320,15 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
             *got = true;
             return reader_take(r, b, bytes, e);
         }
-        reader_leave(r);
-        uint64_t taken = r->place.taken + r->have; // what --max-bytes cut off counts as taken
-        r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
-        r->have = 0;
-        if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
+        reader_go_on(r, r->have);
     }
     return 0;
 }
 
-int reader_init(Reader *r, const TokenizeOptions *o, const Tokenizer *tokenizer, const Inputs *inputs, Error *e) {
-    *r = (Reader){.o = o, .tokenizer = tokenizer, .inputs = inputs, .fd = -1, .signals = r->signals};
+int reader_init(Reader *r, const TokenizeOptions *o, const Tokenizer *tokenizer, const Inputs *inputs,
+                const atomic_bool *refused, Error *e) {
+    *r =
+        (Reader){.o = o, .tokenizer = tokenizer, .inputs = inputs, .refused = refused, .fd = -1, .signals = r->signals};
     TRY(digester_create(&r->piped, e));
     r->place = (Place){.line = 1, .piped = digester_read(r->piped)};
     return 0;

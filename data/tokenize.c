@@ -41,6 +41,7 @@ typedef struct {
     int block_count;
     uint64_t filled, taken; // blocks so far
     bool failed;            // nothing will be written: blocks are looked at only, for what else is wrong
+    atomic_bool refused;    // some block is, perhaps not the one looked at
     bool over;
     pthread_mutex_t lock;
     pthread_cond_t work, done; // there is a block to encode; one has been
@@ -97,6 +98,12 @@ static int block_check(const TokenizeOptions *o, TextBlock *b, Error *e) {
     return 0;
 }
 
+static int pool_check(Pool *pool, TextBlock *b, Error *e) {
+    int code = block_check(pool->o, b, e);
+    if (code) atomic_store(&pool->refused, true);
+    return code;
+}
+
 static int block_encode(TextBlock *b, Encoder *encoder, Error *e) {
     size_t count = 0;
     for (int i = 0; i < b->piece_count; i++) {
@@ -121,7 +128,7 @@ static void *worker_main(void *argument) {
         bool failed = pool->failed;
         pthread_mutex_unlock(&pool->lock);
         b->error = error;
-        b->code = code ? code : block_check(pool->o, b, &b->error);
+        b->code = code ? code : pool_check(pool, b, &b->error);
         if (!b->code && !failed) b->code = block_encode(b, encoder, &b->error);
         pthread_mutex_lock(&pool->lock);
         b->state = BLOCK_DONE;
@@ -272,7 +279,10 @@ static int run_look_at(Run *run, const TextBlock *b, Error *e) {
         *e = b->error;
         return b->code;
     }
-    if (b->code) complaints_add(&run->complaints, b->start.file, &b->error);
+    if (b->code) {
+        complaints_add(&run->complaints, b->start.file, &b->error);
+        reader_pass_over(&run->reader, b->start.file);
+    }
     if (b->code && !pool->failed) {
         pthread_mutex_lock(&pool->lock);
         pool->failed = true;
@@ -305,7 +315,8 @@ static int run_write_oldest(Run *run, Error *e) {
 }
 
 // Keeps the ring full and writes from its other end. An error is reported when all before it has been written, so that
-// of several errors it is always the first in the input. After an input that cannot be taken the others are looked at.
+// of several errors it is always the first in the input. After an input that cannot be taken the other files are looked at, but
+// neither its own rest nor pipes, of which nobody knows how long they take.
 static int run_blocks(Run *run, Error *e) {
     Pool *pool = &run->pool;
     Error reader_error;
@@ -381,7 +392,7 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     if (!o->train_bpe) TRY(prefix_check(o, e));
     TRY(o->train_bpe ? tokenizer_new(&run->tokenizer, e) : tokenizer_load(&run->tokenizer, o->tokenizer, e));
     TRY(inputs_gather(run, names, count, e));
-    TRY(reader_init(&run->reader, o, run->tokenizer, &run->inputs, e));
+    TRY(reader_init(&run->reader, o, run->tokenizer, &run->inputs, &run->pool.refused, e));
     if (!strcmp(o->invalid, "skip")) TRY(reader_leave_out(&run->reader, &run->inputs, e));
     run->pool.o = o;
     run->pool.tokenizer = run->tokenizer;
@@ -425,7 +436,7 @@ static int run_prepare_output(Run *run, Error *e) {
 // Learning a vocabulary: from what would be training text, on one thread
 
 static int learn_block(Run *run, BpeTrainer *trainer, TextBlock *b, Error *e) {
-    b->code = block_check(&run->options, b, &b->error);
+    b->code = pool_check(&run->pool, b, &b->error);
     TRY(run_look_at(run, b, e));
     run->writer.left_out += (uint64_t)b->left_out;
     for (int i = 0; i < b->piece_count && !run->pool.failed; i++) {

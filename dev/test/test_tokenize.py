@@ -310,6 +310,44 @@ def test_all_bad_files_at_once():
     check(len(lines) == 20 and "21 more" in error and "error: 41 of 41 files" in error, error)
 
 
+def test_bad_input_is_not_waited_for():
+    """What is wrong is told at once: not when the rest of a pipe or of a long file has been read."""
+    def refuse_open(text, names, *args, files=("-",)):
+        p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            p.stdin.write(text)
+            p.stdin.flush()
+        except BrokenPipeError:
+            pass
+        try:
+            p.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            check(False, f"{args} {files}: waits for more of its input")
+        error = p.stderr.read().decode()
+        check(p.returncode == 65 and all(name in error for name in names), f"{args} {files}: {p.returncode} {error}")
+        p.stderr.close()
+        try:
+            p.stdin.close()
+        except BrokenPipeError:
+            pass
+        check(not shards("out") and not leftovers(), f"left {leftovers()}")
+
+    learning = ("--train-bpe", 300, "--out", "x")
+    bpe = ("--tokenizer", make_bpe(), "--out", "out")
+    for args in (BYTES, bpe, learning, (*BYTES, "--separator", "||", "--threads", 1)):
+        refuse_open(b"abc\xffdef\n", ["standard input line 1: byte 0xff at offset 3 "], *args)
+    refuse_open(b"not json\n" + b'{"text": "good"}\n' * 200000, ["standard input line 1: is not a JSON object"], *BYTES, "--format", "jsonl")
+    write("bad.txt", b"\xff\n")
+    write("next.txt", b"a\nb\xfe\n")
+    with open("long.txt", "wb") as f:
+        f.write(b"\xfe\n")
+        f.truncate(1 << 40)  # of which the disk keeps nothing
+    for args in (BYTES, (*BYTES, "--threads", 1), learning):
+        refuse_open(b"", ["bad.txt line 1"], *args, files=("bad.txt", "-"))
+        refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *args, files=("bad.txt", "-", "long.txt", "next.txt"))
+
+
 def summary(*args, **more):
     done = subprocess.run([TOKENIZE[0], *map(str, args)], capture_output=True, **more)
     check(done.returncode == 0, f"{args}: {done}")
