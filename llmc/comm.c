@@ -200,6 +200,10 @@ int comm_finish(Comm *comm, const Error *e) {
 enum { MPI_PIECE = 1 << 30 }; // bytes
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
+    if (comm->beat_failed.code) {
+        *e = comm->beat_failed;
+        return e->code;
+    }
     watchdog_begin(comm->watchdog, "broadcast");
     for (size_t at = 0; comm->ranks > 1 && at < bytes; at += MPI_PIECE)
         MPI_TRY(MPI_Bcast((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, 0, MPI_COMM_WORLD), e);
@@ -326,16 +330,18 @@ int comm_wait_first(Comm *comm, Error *e) {
     return 0;
 }
 
-// What fails here fails the next collective too, which tells it.
-void comm_beat(void *context) {
-    const double seconds_between_beats = 0.5;
-    Comm *comm = context;
-    int more = 1;
+void comm_put_off(Comm *comm, void *word, size_t bytes) {
+    const double seconds_between = 0.5;
     double now = clock_seconds();
     comm_progress(comm);
-    if (comm->rank > 0 || now - comm->beat_at < seconds_between_beats) return;
+    if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
     comm->beat_at = now;
-    (void)comm_broadcast(comm, &more, sizeof more, &(Error){0});
+    if (!comm->beat_failed.code) comm_broadcast(comm, word, bytes, &comm->beat_failed);
+}
+
+void comm_beat(void *comm) {
+    int more = 1;
+    comm_put_off(comm, &more, sizeof more);
 }
 
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }

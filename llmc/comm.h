@@ -27,8 +27,9 @@ typedef struct {
     int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     CommCores cores;
-    double beat_at; // when rank 0 told the others last that it gets on, seconds of the clock
-    bool settled;   // the error under way is known to all ranks, and `speaker` tells it
+    double beat_at;    // when rank 0 told the others last that it gets on, seconds of the clock
+    Error beat_failed; // code 0, or why it could not: the next broadcast fails of that
+    bool settled;      // the error under way is known to all ranks, and `speaker` tells it
     int speaker;
     Watchdog *watchdog; // NULL: one process
 } Comm;
@@ -68,6 +69,10 @@ int comm_barrier(Comm *comm, Error *e);
 // to which it comes when it is done. Until then comm_beat is its pulse, and starts their deadline anew.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
+
+// The same where the others wait for something else of rank 0 by comm_broadcast: a piece is done, and they get a word of
+// so many bytes that puts them off, twice a second at most. What fails of it the next broadcast tells.
+void comm_put_off(Comm *comm, void *word, size_t bytes);
 
 // Between two ranks.
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);

@@ -348,22 +348,14 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
 }
 
 int parallel_served(Parallel *p, Error *e) {
-    if (p->beat_failed.code) {
-        *e = p->beat_failed;
-        return e->code;
-    }
     TRY(request(p, REQUEST_END, (Range){0, 0}, e));
     return comm_barrier(p->comm, e);
 }
 
 void parallel_beat(void *parallel) {
     Parallel *p = parallel;
-    const double seconds_between_beats = 0.5;
-    double now = clock_seconds();
-    comm_progress(p->comm);
-    if (now - p->beat_at < seconds_between_beats || p->beat_failed.code) return;
-    p->beat_at = now;
-    request(p, REQUEST_PATIENCE, (Range){0, 0}, &p->beat_failed);
+    Request q = {.kind = REQUEST_PATIENCE};
+    comm_put_off(p->comm, &q, sizeof q);
 }
 
 int parallel_serve(Parallel *p, Error *e) {

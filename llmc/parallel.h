@@ -58,8 +58,6 @@ typedef struct {
     int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
     int64_t *work;        // (buckets) the number of the transport's work for it
     int sent, arrived;    // buckets of the new weights that are on their way, and that the engine can count on
-    double beat_at;       // when rank 0 told those who serve that it gets on, seconds of the clock
-    Error beat_failed;    // code 0, or why it could not
 } Parallel;
 
 // Buckets and parts, for rank comm->rank of comm->ranks; talks to nobody.
