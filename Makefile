@@ -91,7 +91,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 # PCRE2 is what the tests compare the tokenizer's own scanner with.
-$(BUILD)/dev/test/test_tokenizer: LDLIBS += -lpcre2-8
+$(BUILD)/dev/test/test_words: LDLIBS += -lpcre2-8
 
 # The engine without its main, for tests.
 $(BUILD)/engine.o: train_gpt2.c $(BUILD)/flags

@@ -1,197 +1,21 @@
-// The tokenizer against independent references: PCRE2 with GPT-2's own pattern for the words, the textbook loop over
-// strings for the merges, and fixed tokens of the real vocabulary (from GNS_TEST_DATA).
-#define _DEFAULT_SOURCE       // mkdtemp
-#define PCRE2_CODE_UNIT_WIDTH 8
+// The tokenizer and its files against independent references: the textbook loop over strings for the merges, and fixed
+// tokens of the real vocabulary (from GNS_TEST_DATA). test_words has what comes before merges.
+#define _DEFAULT_SOURCE // mkdtemp
 #include "../../llmc/tokenizer.h"
 #include "../../llmc/tokenizer_impl.h"
+#include "random_text.h"
 #include "test.h"
 
-#include <pcre2.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 static char directory[512]; // a fresh one, removed at the end
 static Error e;
-static uint64_t random_state; // xorshift64*, seeded from the clock
-
-static uint32_t draw(uint32_t below) {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 0x2545f4914f6cdd1du) >> 33) % below;
-}
-
 static void write_text(const char *name, const char *text) {
     char path[1024];
     snprintf(path, sizeof path, "%s/%s", directory, name);
     FILE *f = fopen(path, "wb");
     if (!f || fputs(text, f) < 0 || fclose(f) != 0) printf("  cannot write %s\n", path);
-}
-
-static size_t put_code_point(char *out, uint32_t c) {
-    unsigned char b[4];
-    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n; i-- > 1; c >>= 6) b[i] = (unsigned char)(0x80 | (c & 0x3F));
-    b[0] = (unsigned char)(lead[n] | c);
-    memcpy(out, b, n);
-    return n;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// UTF-8, against the table of RFC 3629 section 4
-
-static bool rfc_valid(const unsigned char *s, size_t n) { // exactly one character of n bytes
-    static const unsigned char rows[][8] = {
-        {0xC2, 0xDF, 0x80, 0xBF},
-        {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
-        {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
-        {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
-        {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF},
-    };
-    static const size_t lengths[] = {2, 3, 3, 3, 3, 4, 4, 4};
-    if (n == 1) return s[0] < 0x80;
-    for (size_t row = 0; row < 8; row++) {
-        bool fits = lengths[row] == n;
-        for (size_t i = 0; i < n && fits; i++) fits = s[i] >= rows[row][2 * i] && s[i] <= rows[row][2 * i + 1];
-        if (fits) return true;
-    }
-    return false;
-}
-
-static size_t rfc_invalid_at(const unsigned char *s, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        size_t n = 1;
-        while (n <= 4 && (at + n > bytes || !rfc_valid(s + at, n))) n++;
-        if (n > 4) return at;
-        at += n;
-    }
-    return bytes;
-}
-
-static void test_utf8(void) {
-    static const unsigned char edge[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF,
-                                         0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF8, 0xFF};
-    unsigned char s[20] = "abcdefghijklmnopqrs";
-    for (uint32_t i = 0; i < 1 << 16; i++) { // every pair of bytes
-        s[0] = (unsigned char)i, s[1] = (unsigned char)(i >> 8);
-        CHECK(utf8_invalid_at((char *)s, 2) == rfc_invalid_at(s, 2), "%02x %02x", s[0], s[1]);
-    }
-    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere around the eight-byte steps
-        unsigned char t[20];
-        memcpy(t, s + 2, 17);
-        size_t at = draw(13), n = at + 4 + draw(3);
-        for (size_t k = 0; k < 4; k++) t[at + k] = edge[draw(sizeof edge)];
-        size_t got = utf8_invalid_at((char *)t, n), want = rfc_invalid_at(t, n);
-        CHECK(got == want, "%02x %02x %02x %02x at %zu: %zu, want %zu", t[at], t[at + 1], t[at + 2], t[at + 3], at, got,
-              want);
-    }
-    const char *text = "a\xC3\xA4\xE4\xB8\xAD\xF0\x9F\x99\x82z"; // 1, 2, 3, 4 and 1 bytes
-    static const size_t want[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11};
-    for (size_t n = 0; n < sizeof want / sizeof *want; n++)
-        CHECK(utf8_boundary(text, n) == want[n], "boundary of %zu is %zu", n, utf8_boundary(text, n));
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Words, against PCRE2
-
-// GPT-2's pattern as it was published, but for \s, written out: PCRE2's has U+180E in it, which is no space in Unicode
-// since 6.3, nor in the engines that made GPT-2's data.
-#define SPACES                                                                                                         \
-    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
-                              "]+(?![^" SPACES "])|[" SPACES "]+";
-
-typedef struct {
-    pcre2_code *code;
-    pcre2_match_data *match;
-    Tokenizer *t;
-} Words;
-
-static Words words_open(void) {
-    Words w;
-    int error;
-    PCRE2_SIZE offset;
-    w.code = pcre2_compile((PCRE2_SPTR)PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &offset, NULL);
-    w.match = w.code ? pcre2_match_data_create_from_pattern(w.code, NULL) : NULL;
-    if (w.code) pcre2_jit_compile(w.code, PCRE2_JIT_COMPLETE);
-    CHECK(w.code && w.match, "the pattern does not compile: %d at %zu", error, offset);
-    CHECK_OK(tokenizer_new(&w.t, &e), &e);
-    return w;
-}
-
-static void words_close(Words *w) {
-    pcre2_match_data_free(w->match);
-    pcre2_code_free(w->code);
-    tokenizer_destroy(w->t);
-}
-
-static bool same_words(Words *w, const char *text, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        int found = pcre2_match(w->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, w->match, NULL);
-        PCRE2_SIZE *span = pcre2_get_ovector_pointer(w->match);
-        if (found < 1 || span[0] != at || span[1] - at != tokenizer_word(w->t, text + at, bytes - at)) return false;
-        at = span[1];
-    }
-    return true;
-}
-
-static void test_words_of_every_code_point(void) {
-    Words w = words_open();
-    uint32_t version_bytes = (uint32_t)pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL);
-    char version[64] = "", text[128];
-    if (version_bytes <= sizeof version) pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
-    bool same_unicode = strncmp(version, "14.", 3) == 0;
-    int wrong = 0;
-    for (uint32_t c = 0; c < 0x110000; c++) {
-        if (c >= 0xD800 && c < 0xE000) continue;
-        char u[4];
-        size_t n = put_code_point(u, c), at = 0;
-        const char *around = "a*1* *  *!**'s*"; // * is the code point: behind and before every class
-        for (const char *s = around; *s; s++) {
-            if (*s != '*') text[at++] = *s;
-            else memcpy(text + at, u, n), at += n;
-        }
-        if (!same_words(&w, text, at) && wrong++ < 10 && same_unicode) printf("  U+%04X\n", c);
-    }
-    if (!same_unicode) printf("  PCRE2 has Unicode %s, the tables 14.0: %d code points differ\n", version, wrong);
-    // Another version of Unicode assigns some thousands of code points that 14.0 does not, or fewer.
-    CHECK(same_unicode ? wrong == 0 : wrong < 20000, "%d code points differ", wrong);
-    words_close(&w);
-}
-
-static size_t random_text(char *out, int characters) {
-    static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
-                                         "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
-                                         "_",  "()",  "é",  "ß",  "Ж",    "中文", "ñ",    "٣",   "½",    "²",    "🙂",
-                                         "　", " ",   " ",  "᠎",  "́",     "​",  "\x7f", "ſ",   "Ⅷ",    "〇",   "l"};
-    size_t at = 0;
-    for (int i = 0; i < characters; i++) {
-        uint32_t c = draw(0x110000);
-        if (draw(10) == 0 && (c < 0xD800 || c > 0xDFFF)) at += put_code_point(out + at, c);
-        else {
-            const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
-            memcpy(out + at, piece, strlen(piece));
-            at += strlen(piece);
-        }
-    }
-    return at;
-}
-
-static void test_words_of_random_texts(void) {
-    Words w = words_open();
-    char text[1024];
-    bool comparable = true;
-    for (int i = 0; i < 100000 && comparable; i++) {
-        size_t bytes = random_text(text, 1 + (int)draw(40));
-        bool same = same_words(&w, text, bytes);
-        CHECK(same, "'%.*s'", (int)bytes, text);
-        comparable = same;
-    }
-    words_close(&w);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -785,9 +609,6 @@ int main(void) {
     if (!mkdtemp(directory)) return ERR_INTERNAL;
     random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
     printf("  seed %llu\n", (unsigned long long)random_state);
-    RUN(test_utf8);
-    RUN(test_words_of_every_code_point);
-    RUN(test_words_of_random_texts);
     RUN(test_merges);
     RUN(test_cache);
     RUN(test_bytes);

@@ -1,0 +1,46 @@
+// random_text: text that a tokenizer's tests draw at random.
+#ifndef GNS_RANDOM_TEXT_H
+#define GNS_RANDOM_TEXT_H
+
+#include <stdint.h>
+#include <string.h>
+
+static uint64_t random_state; // xorshift64*, seeded from the clock
+
+static inline uint32_t draw(uint32_t below) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return (uint32_t)((random_state * 0x2545f4914f6cdd1du) >> 33) % below;
+}
+
+static inline size_t put_code_point(char *out, uint32_t c) {
+    unsigned char b[4];
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; c >>= 6) b[i] = (unsigned char)(0x80 | (c & 0x3F));
+    b[0] = (unsigned char)(lead[n] | c);
+    memcpy(out, b, n);
+    return n;
+}
+
+// So many characters of every kind that GPT-2's pattern tells apart. Returns the bytes, four a character at most.
+static inline size_t random_text(char *out, int characters) {
+    static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
+                                         "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
+                                         "_",  "()",  "é",  "ß",  "Ж",    "中文", "ñ",    "٣",   "½",    "²",    "🙂",
+                                         "　", " ",   " ",  "᠎",  "́",     "​",  "\x7f", "ſ",   "Ⅷ",    "〇",   "l"};
+    size_t at = 0;
+    for (int i = 0; i < characters; i++) {
+        uint32_t c = draw(0x110000);
+        if (draw(10) == 0 && (c < 0xD800 || c > 0xDFFF)) at += put_code_point(out + at, c);
+        else {
+            const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
+            memcpy(out + at, piece, strlen(piece));
+            at += strlen(piece);
+        }
+    }
+    return at;
+}
+
+#endif
