@@ -163,7 +163,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
       "batch that --ramp gns aims at, as a multiple of the noise scale")                                               \
     X(REAL,   ramp_lr_power,   "",   AS_IS,         "0.5",       "[0, 1]",         "",       RAMP,                     \
       "exponent p of the factor (batch / --batch-tokens)^p on the learning rate")                                      \
-    X(CHOICE, zero,            "-z", AS_IS,         "0",         "0|1|2",          "stage",  RANKS,                    \
+    X(CHOICE, zero,            "-z", AS_IS,         "1",         "0|1|2",          "stage",  RANKS,                    \
       "stage of ZeRO. A rank keeps all of the optimizer's state (0), its share of it (1), or its share of it and of "  \
       "the gradients (2). Changes no bit of any result")                                                               \
     X(CHOICE, reduce,          "",   AS_IS,         "step",      "step|micro-step", "",      RANKS,                    \
