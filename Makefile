@@ -86,7 +86,16 @@ $(LIBRARY): $(OBJECTS)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
-$(BUILD)/%.o: %.c $(BUILD)/flags
+# Looked for once: one line where one is missing, instead of the compiler's page.
+build/headers:
+	@mkdir -p $(@D)
+	@for header in cjson/cJSON.h xxhash.h; do \
+		echo "#include <$$header>" | $(CC) $(CFLAGS) -E -x c - > /dev/null 2>&1 || { echo "error: no $$header:" \
+			"scripts/deps.sh demo installs what is missing (Debian, Ubuntu), or CFLAGS='-O3 -I/path' says where it is" >&2; exit 69; }; \
+	done
+	@touch $@
+
+$(BUILD)/%.o: %.c $(BUILD)/flags | build/headers
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
@@ -178,7 +187,7 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@grep -vE 'ptxas info *: [^(]|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
 	@$(SPILLS) $(@:.o=.ptxas) >&2 || { rm -f $@; exit 1; }
 
-$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags
+$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | build/headers
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 

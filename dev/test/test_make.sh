@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make clean` takes and what it leaves, a first build on a machine that MPI is yet to be installed on, and builds
-# for GPUs of all sorts: in directories made up for it.
+# What `make clean` takes and what it leaves, first builds on a machine that MPI or a library is yet to be installed on,
+# and builds for GPUs of all sorts: in directories made up for it.
 set -u
 . "$(dirname "$0")/checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
@@ -43,6 +43,20 @@ check "no fuzzer ran: $(tail -n 1 "$work/log")" says "$work/log" "600 seconds"
 check "built without MPI: $(ls -d build/*)" [ -e build/cpu-san/dev/test/fuzz_none -a ! -e build/cpu-nompi-san ]
 cd "$root" || exit 70
 end first_time_without_mpi
+
+# A library's header that is not there is one line.
+begin
+mkdir -p "$work"/bare/{bin,none}
+cd "$work/bare" || exit 70
+ln -s "$root"/{Makefile,llmc} .
+program bin/cc 'for word; do [ "$word" != -E ] || exec gcc -nostdinc "$@"; done
+exec gcc "$@"'
+returns 2 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/text.o NO_MPI=1 BUILD=build/cpu
+check "not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
+check "$(cat "$work/log")" says "$work/log" "error: no cjson/cJSON.h: scripts/deps.sh demo installs"
+touch none/xxhash.h && mkdir none/cjson && touch none/cjson/cJSON.h
+returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/text.o NO_MPI=1 BUILD=build/cpu CFLAGS="-I$PWD/none"
+end no_header
 
 # An nvcc that writes down what it is asked for, and says of what it compiles what the file `report` does.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/cuda}
