@@ -261,7 +261,7 @@ test-run:
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
 
 test-programs: $(UNIT) $(HELPERS) $(PROGRAMS)
-	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize
+	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/train_gpt2 $(SAN_BUILD)/data/tokenize
 
 test-long: ## the Shakespeare recipe with three seeds
 test-long-run:

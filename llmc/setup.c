@@ -438,8 +438,8 @@ void describe_build(const Run *r, char *out, size_t bytes) {
 // Can the run be long enough for a checkpoint before its end?
 bool may_save_aside(const Run *r) {
     const Options *o = &r->options;
+    if (o->run.horizon_tokens == 0) return false; // a plan of no run, without a ramp
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&r->ramp) * o->seq_len);
-    if (o->run.horizon_tokens == 0) return false;
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 

@@ -4,6 +4,7 @@
 set -u
 . "$(dirname "$0")/checks.sh" plan
 cuda=$root/build/cuda-BF16/train_gpt2cu
+sanitized=$root/${build%-san}-san/train_gpt2
 cd "$work" || exit 70
 
 d12="--model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9"
@@ -18,6 +19,11 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
 plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
+}
+plans_a_run_of_no_length() { # whatever compiled it: some compilers move a division past the test that guards it
+    [ -x "$sanitized" ] || skip "no $sanitized (make test builds it)" || return
+    ASAN_OPTIONS=detect_leaks=0 "$sanitized" --dry-run --model d2 --device H200 > plan.txt 2>&1 || { cat plan.txt; return 1; }
+    said '^device +H200' && ! said '^run ' > /dev/null && ! said 'copy for checkpoints' > /dev/null
 }
 fits_a_screen() { # shellcheck disable=SC2086
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 || return 1
@@ -172,7 +178,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     said 'note: --device is of no use without --dry-run: ignored'
 }
 
-for test in plans_a_gpu_from_here plans_this_cpu fits_a_screen hours_are_tokens_over_speed \
+for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_of_no_length fits_a_screen hours_are_tokens_over_speed \
     says_what_latency_binds limits_are_of_ranks_that_have_rows says_where_the_disk_is_too_small says_where_memory_is_too_small \
     plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
     foretells_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
