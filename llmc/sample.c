@@ -57,11 +57,15 @@ typedef struct {
     float *logits; // (2, V): logits, and room to sort them
 } Draft;
 
+static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
+
 // The prompt, or what stands at the beginning of a document: <|endoftext|>, or a newline where there is none.
-static int draft_begin(Draft *d, const Tokenizer *tokenizer, const char *prompt, Error *e) {
-    if (prompt && prompt[0]) return tokenizer_encode(tokenizer, prompt, strlen(prompt), d->tokens, &d->count, e);
+static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
     int eot = tokenizer_eot(tokenizer);
-    d->tokens[d->count++] = (uint16_t)(eot >= 0 ? eot : '\n');
+    const char *begin = has_prompt(config) ? config->prompt : "\n";
+    if (has_prompt(config) || eot < 0)
+        return tokenizer_encode(tokenizer, begin, strlen(begin), d->tokens, &d->count, e);
+    d->tokens[d->count++] = (uint16_t)eot;
     return 0;
 }
 
@@ -100,8 +104,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     d.capacity = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
     TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
-    TRY_GOTO(draft_begin(&d, tokenizer, config->prompt, e));
-    if (config->prompt && config->prompt[0]) draft_show(&d, tokenizer, 0, out, config->copy_prompt ? copy : NULL);
+    TRY_GOTO(draft_begin(&d, tokenizer, config, e));
+    if (has_prompt(config)) draft_show(&d, tokenizer, 0, out, config->copy_prompt ? copy : NULL);
     for (int i = 0; i < config->tokens; i++) {
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));

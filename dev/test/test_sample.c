@@ -6,6 +6,7 @@
 #include "test.h"
 
 #include <time.h>
+#include <unistd.h>
 
 enum { MAX_V = 40 };
 
@@ -68,7 +69,7 @@ static void test_likeliest(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A text, of bytes, with a context that soon slides
+// A text, of tokens that are a byte each, with a context that soon slides
 
 enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
 
@@ -77,14 +78,51 @@ typedef struct {
     EngineConfig shape;
     Engine *engine;
     Tokenizer *tokenizer;
+    uint8_t byte[V]; // of each token
 } World;
 
-static void world_create(World *w) {
+// GPT-2's own order without its merges and its <|endoftext|>: the bytes that print, then the others as U+0100 and on.
+// https://github.com/openai/gpt-2, encoder.py, bytes_to_unicode; there "+" is token 10 and a newline 198.
+static void gpt2_order(uint8_t *byte, int *character) {
+    int n = 0;
+    for (int pass = 0, others = 0; pass < 2; pass++)
+        for (int b = 0; b < V; b++) {
+            bool prints = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+            if (prints != (pass == 0)) continue;
+            character[n] = prints ? b : 0x100 + others++;
+            byte[n++] = (uint8_t)b;
+        }
+}
+
+static void make_gpt2_order(Tokenizer **out, uint8_t *byte) {
+    char directory[] = "/tmp/test_sample_XXXXXX", vocab[64], merges[64];
+    int character[V];
+    Error e = {0};
+    gpt2_order(byte, character);
+    CHECK(byte[10] == '+' && byte[198] == '\n', "%d and %d", byte[10], byte[198]);
+    CHECK(mkdtemp(directory), "no directory");
+    snprintf(vocab, sizeof vocab, "%s/vocab.json", directory);
+    snprintf(merges, sizeof merges, "%s/merges.txt", directory);
+    FILE *f = fopen(vocab, "w");
+    for (int v = 0; v < V; v++) fprintf(f, "%s\"\\u%04x\": %d", v ? ", " : "{", character[v], v);
+    fprintf(f, "}\n");
+    fclose(f);
+    f = fopen(merges, "w");
+    fprintf(f, "#version: 0.2\n");
+    fclose(f);
+    CHECK_OK(tokenizer_load(out, directory, &e), &e);
+    CHECK(tokenizer_eot(*out) < 0, "it has an end of text");
+    unlink(vocab), unlink(merges), rmdir(directory);
+}
+
+static void world_create(World *w, bool bytes) {
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
     Error e = {0};
     float *params;
     CHECK_OK(model_create(&w->model, &config, &e), &e);
-    CHECK_OK(tokenizer_create_bytes(&w->tokenizer, &e), &e);
+    for (int v = 0; v < V; v++) w->byte[v] = (uint8_t)v;
+    if (bytes) CHECK_OK(tokenizer_create_bytes(&w->tokenizer, &e), &e);
+    else make_gpt2_order(&w->tokenizer, w->byte);
     w->shape = (EngineConfig){.model = &w->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
     CHECK_OK(engine_create(&w->engine, &w->shape, &e), &e);
     CHECK_OK(memory_alloc((void **)&params, w->model.flat_count * sizeof *params, "parameters", &e), &e);
@@ -126,8 +164,9 @@ static void check_text(World *w, const SampleConfig *config, const uint16_t *tok
           strlen(copy), strlen(text), n);
     CHECK(strncmp(copy, text + left_out, n - left_out) == 0, "the copy is another");
     for (size_t i = 0; i < n && i < strlen(text); i++) {
-        bool control = (tokens[i] < 32 && tokens[i] != '\n' && tokens[i] != '\t') || tokens[i] == 127;
-        char want = (char)(control ? '?' : tokens[i]);
+        int byte = w->byte[tokens[i]];
+        bool control = (byte < 32 && byte != '\n' && byte != '\t') || byte == 127;
+        char want = (char)(control ? '?' : byte);
         CHECK(text[i] == want, "byte %zu is %d, want %d", i, text[i], want);
     }
     free(text);
@@ -139,38 +178,46 @@ static void test_draws_of_a_text(void) {
     const SampleConfig config = {.tokens = DRAWN, .temperature = 1e30, .seed = seed};
     World w;
     uint16_t tokens[DRAWN];
-    world_create(&w);
+    world_create(&w, true);
     for (uint64_t i = 0; i < DRAWN; i++) tokens[i] = (uint16_t)(V * rng_uniform(seed, (1 << 20) + STREAM, i));
     check_text(&w, &config, tokens, DRAWN);
     world_destroy(&w);
 }
 
 // The likeliest token behind the last T, from a prompt or from a newline that is not shown.
-static void test_context_of_a_text(void) {
-    const char *const prompts[] = {NULL, "", "a", "longer\tthan T\x7f\x01", "not copied"};
-    World w;
+static void check_context(World *w, const char *prompt, bool copied) {
+    const SampleConfig config = {.tokens = DRAWN, .seed = seed, .prompt = prompt, .copy_prompt = copied};
+    bool shown = prompt && prompt[0];
+    const char *begin = shown ? prompt : "\n";
+    uint16_t tokens[100];
+    float logits[V];
+    size_t first = strlen(begin), n = first;
     Error e = {0};
-    world_create(&w);
-    for (int k = 0; k < 5; k++) {
-        const SampleConfig config = {.tokens = DRAWN, .seed = seed, .prompt = prompts[k], .copy_prompt = k < 4};
-        bool shown = prompts[k] && prompts[k][0];
-        const char *begin = shown ? prompts[k] : "\n";
-        uint16_t tokens[100];
-        float logits[V];
-        size_t first = strlen(begin), n = first;
-        for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)begin[i];
-        for (; n < first + DRAWN; n++) {
-            size_t context = n < T ? n : T;
-            CHECK_OK(engine_logits(w.engine, tokens + n - context, (int)context, logits, &e), &e);
-            tokens[n] = 0;
-            for (int v = 1; v < V; v++)
-                if (logits[v] > logits[tokens[n]]) tokens[n] = (uint16_t)v;
-        }
-        if (shown) check_text(&w, &config, tokens, n);
-        else check_text(&w, &config, tokens + first, DRAWN);
+    for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)((uint8_t *)memchr(w->byte, begin[i], V) - w->byte);
+    for (; n < first + DRAWN; n++) {
+        size_t context = n < T ? n : T;
+        CHECK_OK(engine_logits(w->engine, tokens + n - context, (int)context, logits, &e), &e);
+        tokens[n] = 0;
+        for (int v = 1; v < V; v++)
+            if (logits[v] > logits[tokens[n]]) tokens[n] = (uint16_t)v;
     }
+    if (shown) check_text(w, &config, tokens, n);
+    else check_text(w, &config, tokens + first, DRAWN);
+}
+
+static void check_contexts(bool bytes) {
+    World w;
+    world_create(&w, bytes);
+    check_context(&w, NULL, true);
+    check_context(&w, "", true);
+    check_context(&w, "a", true);
+    check_context(&w, "longer\tthan T\x7f\x01", true);
+    check_context(&w, "not copied", false);
     world_destroy(&w);
 }
+
+static void test_context_of_a_text(void) { check_contexts(true); }
+static void test_another_order_of_bytes(void) { check_contexts(false); }
 
 int main(void) {
     seed = (uint64_t)time(NULL);
@@ -179,5 +226,6 @@ int main(void) {
     RUN(test_likeliest);
     RUN(test_draws_of_a_text);
     RUN(test_context_of_a_text);
+    RUN(test_another_order_of_bytes);
     return test_summary();
 }
