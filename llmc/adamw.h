@@ -14,7 +14,7 @@ typedef struct {
 } AdamWStep;
 
 // t counts steps from 1. The corrections are of the betas as rounded to float, which is what the moments decay by:
-// 1 - 0.999f is off 0.001 by 5e-5, and the mismatch would show in the first steps' size.
+// 1 - 0.999f is less than 0.001 by 1.3e-5 of it, and the mismatch would show in the first steps' size.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s;

@@ -3,7 +3,7 @@
 //
 // A Feistel network on the smallest power of two that holds n, and cycle walking back into [0, n) (Black and Rogaway,
 // "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average.
-// The two halves may differ by one bit; each round adds a keyed hash of one half to the other, which undoes itself.
+// The two halves may differ by one bit; each round XORs a keyed hash of one half into the other, which undoes itself.
 #ifndef GNS_PERMUTATION_H
 #define GNS_PERMUTATION_H
 
