@@ -14,7 +14,7 @@ enum { PARALLEL_FLOATS = 1 << 13 };
 
 void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const float *wte, const float *wpe, int B,
                        int T, int C) {
-#pragma omp parallel for collapse(2) if (B * T * C > PARALLEL_FLOATS)
+#pragma omp parallel for collapse(2) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
             float *out = x + ((size_t)b * T + t) * C;
@@ -27,7 +27,7 @@ void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const fl
 void embedding_backward(float *dwte, float *dwpe, const float *dx, const uint16_t *tokens, size_t stride, int B, int T,
                         int C) {
     const int block = 32; // channels
-#pragma omp parallel for schedule(static) if (B * T * C > PARALLEL_FLOATS)
+#pragma omp parallel for schedule(static) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int c0 = 0; c0 < C; c0 += block) {
         int c1 = c0 + block < C ? c0 + block : C;
         for (int b = 0; b < B; b++)
@@ -98,7 +98,7 @@ static float row_variance_sum(const float *x, float mean, int C) {
 void layernorm_forward(float *y, float *mean, float *rstd, float *x, const float *residual, const float *gamma,
                        const float *beta, int N, int C) {
     const float eps = 1e-5f; // GPT-2's layer_norm_epsilon
-#pragma omp parallel for schedule(static) if (N * C > PARALLEL_FLOATS)
+#pragma omp parallel for schedule(static) if ((size_t)N * C > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
         float *xi = x + (size_t)i * C, *yi = y + (size_t)i * C;
         if (residual)
@@ -148,7 +148,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
                         const float *x, const float *mean, const float *rstd, const float *gamma, int B, int T, int C,
                         float *scratch) {
     int blocks = row_blocks(T);
-#pragma omp parallel if (B * T * C > PARALLEL_FLOATS)
+#pragma omp parallel if ((size_t)B * T * C > PARALLEL_FLOATS)
     {
         // 1: every block of rows on its own -> scratch (B, blocks, 2, C)
 #pragma omp for schedule(static)
