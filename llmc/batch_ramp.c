@@ -222,7 +222,9 @@ static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error 
 }
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
-    if (r->config.mode == RAMP_GNS) r->state.batch = ramp_clamp(&r->config, (double)r->state.batch);
+    int64_t rung = ramp_clamp(&r->config, (double)r->state.batch);
+    // The tokens were counted above twice the old rung, which says nothing of the new one.
+    if (r->config.mode == RAMP_GNS && rung != r->state.batch) r->state = (RampState){.batch = rung};
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 

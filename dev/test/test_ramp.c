@@ -408,9 +408,11 @@ static void test_settle(void) {
     Ramp r = ramp_make(&c);
     static const int64_t cases[][2] = {{1, 2}, {2, 2}, {8, 8}, {16, 16}, {64, 16}}; // 2 to 16 rows are allowed
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        r.state.batch = cases[i][0];
+        double want = cases[i][0] == cases[i][1] ? 1900 : 0; // the bound was not above twice another rung
+        r.state = (RampState){.batch = cases[i][0], .tokens_above = 1900};
         CHECK_OK(ramp_settle(&r, 7, 7000, &e), &e);
         CHECK(r.state.batch == cases[i][1], "%lld rows become %lld", (long long)cases[i][0], (long long)r.state.batch);
+        CHECK(r.state.tokens_above == want, "%lld rows: %g tokens above", (long long)cases[i][0], r.state.tokens_above);
     }
     CHECK(ramp_largest(&r) == 16 && ramp_smallest(&r) == 2, "gns: %lld", (long long)ramp_largest(&r));
     ramp_observe(&r, 100, INFINITY); // at the top nothing is counted that a larger --batch-max would inherit
