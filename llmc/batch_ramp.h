@@ -82,7 +82,8 @@ double ramp_target(const Ramp *r, double ratio, double gns_ln);
 // After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode listens.
 void ramp_observe(Ramp *r, double step_tokens, double target_lower);
 
-// schedule_lr x (batch / batch_ref)^lr_power
+// schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
+// step that the horizon cuts short
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
 
 #ifdef __cplusplus

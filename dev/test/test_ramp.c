@@ -358,6 +358,9 @@ static void test_lr(void) {
         CHECK_CLOSE(ramp_lr(&r, 0.003, 32), want[i], 1e-15, 0);
         CHECK(ramp_lr(&r, 0.003, 8) == 0.003, "the reference batch has the schedule's rate");
     }
+    c = config_make(RAMP_FIXED); // a last step that the horizon cuts: the same rule in every mode
+    Ramp r = ramp_make(&c);
+    CHECK_CLOSE(ramp_lr(&r, 0.003, 2), 0.0015, 1e-15, 0);
 }
 
 static void test_parse(void) {
