@@ -1,5 +1,5 @@
 // guard: is this step's loss or gradient norm out of line with those before it? A step that is can be left out of
-// training (--skip-loss-z, --skip-grad-z).
+// training (--skip-loss-z, --skip-grad-z). A last step that the horizon cuts short is not looked at.
 #ifndef GNS_GUARD_H
 #define GNS_GUARD_H
 

@@ -139,6 +139,11 @@ static int step_result(Run *r, StepSums *sums, Error *e) {
     return 0;
 }
 
+// A last step with fewer rows than the one before, which the horizon cut; a replayed file may have cut it as well.
+static bool is_cut(const Run *r, int64_t B) {
+    return B < r->at.batch && r->at.tokens + (B + 1) * r->shape.seq_len > r->options.run.horizon_tokens;
+}
+
 // Is this step to be left out? Asking means waiting for the device before the update, so it is not done unasked.
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->options;
@@ -154,11 +159,12 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
+// A step that was cut is not compared with whole ones: the fewer the rows, the larger their mean gradient's noise.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->options;
     StepSums sums;
     *skipped = false;
-    if (o->skip_loss_z > 0 || o->skip_grad_z > 0) {
+    if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !is_cut(r, B)) {
         TRY(step_result(r, &sums, e));
         if (!isfinite(r->result.loss_sum) || !isfinite(grad_norm(r, B))) return fail_nonfinite(r, B, e);
         *skipped = is_outlier(r, B);

@@ -402,6 +402,31 @@ static void test_outliers_are_skipped(void) {
     }
 }
 
+// A last step that the horizon cuts, to one row of 16 here, is out of line by its size alone: it is not judged, and
+// leaves nothing in the windows.
+static void test_cut_step_is_no_outlier(void) {
+    enum { STEPS = 140, ROWS = 16 };
+    static double norm[STEPS + 1];
+    int steps = 0;
+    size_t bytes;
+    CHECK(
+        trainer_run("train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "
+                    "--train train.bin --train-tokens %d --batch-tokens %d --lr 3e-3 --skip-grad-z 6 --out cut",
+                    (STEPS * ROWS + 1) * 8, ROWS * 8) == 0,
+        "%s", log_tail());
+    char *text = read_text("cut/metrics.jsonl", &bytes);
+    for (char *line = text ? strtok(text, "\n") : NULL; line && steps <= STEPS; line = strtok(NULL, "\n")) {
+        norm[steps++] = value_in(line, "\"grad_norm\": ");
+        CHECK(!strstr(line, "\"skipped\""), "skipped: %s", line);
+    }
+    memory_free(text);
+    CHECK(steps == STEPS + 1 && deviations(norm, STEPS) > 6, "%d steps, z %g", steps, deviations(norm, STEPS));
+    char *state = read_text(path_of("cut/step_%08d/state.json", STEPS + 1), &bytes);
+    char *window = state ? strstr(state, "\"grad_window\"") : NULL;
+    CHECK(window && value_in(window, "\"count\":") == STEPS, "%.60s", window);
+    memory_free(state);
+}
+
 int main(void) {
     trainer_setup();
     RUN(test_from_every_step);
@@ -418,5 +443,6 @@ int main(void) {
     RUN(test_impossible_counts);
     RUN(test_window);
     RUN(test_outliers_are_skipped);
+    RUN(test_cut_step_is_no_outlier);
     return trainer_end();
 }
