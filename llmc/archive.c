@@ -107,10 +107,12 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
     return path_rename(partial, final, out, e);
 }
 
-static int check(const char *directory, Verify what, const Pulse *pulse, Error *e) {
+// *foreign, where the caller asks: its format is another one, which says nothing of damage.
+static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
     Manifest *manifest;
     TRY(memory_alloc((void **)&manifest, sizeof *manifest, "a manifest", e));
     int code = manifest_read(manifest, directory, e);
+    if (foreign) *foreign = manifest->foreign;
     manifest->pulse = pulse;
     if (!code) code = manifest_verify(manifest, directory, what, e);
     memory_free(manifest);
@@ -118,7 +120,7 @@ static int check(const char *directory, Verify what, const Pulse *pulse, Error *
 }
 
 int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
-    return check(directory, VERIFY_DISK, pulse, e);
+    return check(directory, VERIFY_DISK, pulse, NULL, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e) {
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], path, e));
-        complete += check(path, VERIFY_SIZES, NULL, &ignored) == 0;
+        complete += check(path, VERIFY_SIZES, NULL, NULL, &ignored) == 0;
     }
 done:
     steps_free(&steps);
@@ -248,10 +250,11 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
     TRY(steps_list(out, &steps, e));
     int code = 0, passed = 0;
     for (int i = 0; i < steps.count && !*found; i++) {
+        bool foreign = false;
         TRY_GOTO(step_path(out, steps.step[i], directory, e));
         *step = steps.step[i];
-        code = check(directory, VERIFY_BYTES, pulse, e); // and it is read next
-        if (code && code != ERR_INPUT) goto done;
+        code = check(directory, VERIFY_BYTES, pulse, &foreign, e); // and it is read next
+        if (code && (code != ERR_INPUT || foreign)) goto done;
         *found = code == 0;
         if (code) passed++, fprintf(notes, "warning: %s. Passed over\n", e->what);
     }

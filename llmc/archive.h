@@ -48,7 +48,8 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e);
 int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e);
 
 // The newest checkpoint that is as it was written. *found is false where there is none at all. Damaged ones are passed
-// over with a line each to `notes`; where there are only damaged ones that is an error (65).
+// over with a line each to `notes`; where there are only damaged ones that is an error (65). So is a newer one of
+// another format: what another build has done since is neither damaged nor for this one to throw away.
 int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], Error *e);
 

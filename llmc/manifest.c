@@ -83,9 +83,10 @@ static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *ite
 static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
     const cJSON *format = cJSON_GetObjectItemCaseSensitive(json->root, "format"), *item;
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(json->root, "files");
-    if (!cJSON_IsNumber(format) || format->valuedouble != 1)
-        return FAIL(e, ERR_INPUT, "was it written by a newer version?", "%s: \"format\" at byte %zu is not 1", path,
-                    json_place(json, format));
+    manifest->foreign = !cJSON_IsNumber(format) || format->valuedouble != 1;
+    if (manifest->foreign)
+        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
+                    "%s: \"format\" at byte %zu is not 1", path, json_place(json, format));
     if (!cJSON_IsArray(files))
         return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_place(json, files));
     cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, json, item, path, e));

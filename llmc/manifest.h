@@ -29,6 +29,7 @@ typedef struct {
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
+    bool foreign;       // as it was written, in a format that is not ours (manifest_read)
     const Pulse *pulse; // beats for each file that is written or verified, and every 4 MiB that are read; may be NULL
 } Manifest;
 
@@ -38,7 +39,8 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
 // Writes it, and syncs file and directory.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
-// Reads DIRECTORY/MANIFEST.json, and its own hash must be right.
+// Reads DIRECTORY/MANIFEST.json, and its own hash must be right. ERR_INPUT where it is not, or the format is not ours:
+// then `foreign` is set.
 int manifest_read(Manifest *manifest, const char *directory, Error *e);
 
 typedef enum {
