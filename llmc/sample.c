@@ -70,21 +70,33 @@ static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig 
 }
 
 // Text only: a control byte drawn by a young model must not move the user's cursor.
-static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
-    size_t bytes;
-    const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
+static void print_text(const char *text, size_t bytes, FILE *out) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
         fputc((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? '?' : c, out);
     }
 }
 
-static void draft_show(const Draft *d, const Tokenizer *tokenizer, size_t from, FILE *out, FILE *copy) {
-    for (size_t i = from; i < d->count; i++) {
-        print_token(tokenizer, d->tokens[i], out);
-        if (copy) print_token(tokenizer, d->tokens[i], copy);
-    }
+static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
+    size_t bytes;
+    const char *text = tokenizer_decode(tokenizer, token, &bytes);
+    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
+    print_text(text, bytes, out);
+}
+
+// Where the last `shown` bytes of the prompt begin, or the first character within them (UTF-8: of 4 bytes at most).
+static size_t first_shown(const char *prompt, size_t shown) {
+    size_t bytes = strlen(prompt), first = shown > 0 && shown < bytes ? bytes - shown : 0;
+    for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
+    return first;
+}
+
+static void show_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
+    const char *prompt = config->prompt;
+    size_t bytes = strlen(prompt), first = first_shown(prompt, config->shown);
+    if (first > 0) fputs("...", out);
+    print_text(prompt + first, bytes - first, out);
+    if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
     fflush(out);
 }
 
@@ -105,11 +117,13 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config, e));
-    if (has_prompt(config)) draft_show(&d, tokenizer, 0, out, config->copy_prompt ? copy : NULL);
+    if (has_prompt(config)) show_prompt(config, out, copy);
     for (int i = 0; i < config->tokens; i++) {
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
-        draft_show(&d, tokenizer, d.count - 1, out, copy);
+        print_token(tokenizer, d.tokens[d.count - 1], out);
+        if (copy) print_token(tokenizer, d.tokens[d.count - 1], copy);
+        fflush(out);
         pulse_beat(config->pulse);
     }
     fputc('\n', out);

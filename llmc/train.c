@@ -41,6 +41,7 @@ static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
         .top_k = (int)o->top_k,
         .seed = (uint64_t)o->seed,
         .prompt = r->prompt_file ? r->prompt_file : o->prompt,
+        .shown = r->metrics ? 200 : 0,  // bytes: in a run's log it stands before every sample
         .copy_prompt = !r->prompt_file, // which may be long, and is there
         .pulse = &pulse,
     };

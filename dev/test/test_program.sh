@@ -166,7 +166,8 @@ a_prompt_from_a_file() { # longer than an option's text may be, and than the mod
     "$train" --sample-only --model "$(newest_checkpoint f)" --prompt @prompt.txt --sample-tokens 5 > s1 &&
         cmp -n "$(wc -c < prompt.txt)" prompt.txt s1 && [ "$(wc -c < s1)" -gt "$(wc -c < prompt.txt)" ] || return 1
     run y --steps 2 --threads 1 --sample-every 2 --sample-tokens 9 --prompt @prompt.txt && grep -q '"prompt": "@prompt.txt"' y/run.json &&
-        grep -qF "$(tail -n 1 prompt.txt)" y.log && # the file is not copied into each line of samples.jsonl
+        grep -qxF "...$(tail -c 200 prompt.txt | head -n 1)" y.log && grep -qF "$(tail -n 1 prompt.txt)" y.log &&
+        ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is the file copied into each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
 greedy_sampling_takes_top_1() {

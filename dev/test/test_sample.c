@@ -219,6 +219,37 @@ static void check_contexts(bool bytes) {
 static void test_context_of_a_text(void) { check_contexts(true); }
 static void test_another_order_of_bytes(void) { check_contexts(false); }
 
+// Of a prompt longer than what is shown, whole characters at its end; the copy has all of it.
+static void check_shown(World *w, const char *prompt, size_t shown, const char *want) {
+    const SampleConfig config = {.tokens = 3, .prompt = prompt, .shown = shown, .copy_prompt = true};
+    char *text = NULL, *copy = NULL;
+    size_t n = strlen(prompt), m = strlen(want);
+    Error e = {0};
+    CHECK_OK(sample_to(w, &config, &text, &copy, &e), &e);
+    CHECK(strncmp(text, want, m) == 0, "%zu bytes of '%s' are shown as '%s'", shown, prompt, text);
+    CHECK(strncmp(copy, prompt, n) == 0, "of '%s' the copy has '%s'", prompt, copy);
+    CHECK(strlen(copy) == n + 3 && strlen(text) == m + 4 && strncmp(copy + n, text + m, 3) == 0, "'%s' and '%s'", copy,
+          text);
+    free(text);
+    free(copy);
+}
+
+static void test_end_of_a_prompt(void) {
+    World w;
+    world_create(&w, true);
+    check_shown(&w, "abcdefgh", 0, "abcdefgh");
+    check_shown(&w, "abcdefgh", 9, "abcdefgh");
+    check_shown(&w, "abcdefgh", 8, "abcdefgh");
+    check_shown(&w, "abcdefgh", 7, "...bcdefgh");
+    check_shown(&w, "abcdefgh", 1, "...h");
+    check_shown(&w, "ab\u00e9cd", 4, "...\u00e9cd");
+    check_shown(&w, "ab\u00e9cd", 3, "...cd");
+    for (size_t shown = 3; shown < 6; shown++) check_shown(&w, "ab\U0001f600cd", shown, "...cd");
+    check_shown(&w, "ab\U0001f600cd", 6, "...\U0001f600cd");
+    check_shown(&w, "a\x80\x80\x80\x80\x80\x80", 5, "...\x80\x80"); // no character: no further than one could reach
+    world_destroy(&w);
+}
+
 int main(void) {
     seed = (uint64_t)time(NULL);
     printf("  seed %llu\n", (unsigned long long)seed);
@@ -227,5 +258,6 @@ int main(void) {
     RUN(test_draws_of_a_text);
     RUN(test_context_of_a_text);
     RUN(test_another_order_of_bytes);
+    RUN(test_end_of_a_prompt);
     return test_summary();
 }
