@@ -446,7 +446,12 @@ mpirun_that_cannot_start() {
 
 asked_before_it_began() { # while nvidia-smi is asked how many GPUs there are
     mkdir -p "$work/slow"
-    printf '#!/bin/sh\nsleep 1\necho GPU 0: x\n' > "$work/slow/nvidia-smi"
+    cat > "$work/slow/nvidia-smi" <<END
+#!/bin/sh
+touch "$work/slow/asked"
+while [ -e "$work/slow/asked" ]; do sleep 0.05; done
+echo GPU 0: x
+END
     printf '#!/bin/sh\ntouch %s\n' "$work/slow/ran" > "$work/slow/train_cu"
     chmod +x "$work/slow/nvidia-smi" "$work/slow/train_cu"
     local signal launcher code
@@ -454,8 +459,9 @@ asked_before_it_began() { # while nvidia-smi is asked how many GPUs there are
         TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/slow/out" PROGRAM="$work/slow/train_cu" \
             PATH="$work/slow:$PATH" env --default-signal=HUP scripts/run_gpt2_124M.sh > "$work/log" 2>&1 & # whoever ignores it
         launcher=$!
-        sleep 0.5
+        until [ -e "$work/slow/asked" ] || ! kill -0 $launcher; do sleep 0.05; done
         kill -$signal $launcher
+        rm -f "$work/slow/asked"
         wait $launcher
         code=$?
         [ $code = 75 ] && grep -q '^error: asked to stop before it began' "$work/log" && [ ! -e "$work/slow/ran" ] ||
