@@ -174,7 +174,7 @@ static void put_csv_header(FILE *f) {
 
 static void put_csv_number(FILE *f, const char *before, double x) {
     fputs(before, f);
-    if (isfinite(x)) fprintf(f, "%.17g", x);
+    if (!isnan(x)) fprintf(f, "%.17g", x);
 }
 
 static void put_csv_row(FILE *f, const Row *row) {
@@ -298,8 +298,9 @@ static int write_text(Metrics *m, int fd, const char *path, Error *e) {
 }
 
 static void put_number(FILE *f, const char *before, const char *name, double x) {
-    if (isfinite(x)) fprintf(f, ", \"%s%s\": %.17g", before, name, x);
-    else fprintf(f, ", \"%s%s\": null", before, name);
+    char number[40];
+    text_real(number, x);
+    fprintf(f, ", \"%s%s\": %s", before, name, number);
 }
 
 static void put_columns(FILE *f, const Row *row, Column first, Column last) {
@@ -353,9 +354,9 @@ static void put_sampled(FILE *f, const Row *row, const Noise *noise) {
     for (int i = 0; i < GROUP_COUNT; i++) put_number(f, "gns_type_", group_names[i], row->type[i]);
     fputs(", \"gns_layer\": [", f);
     for (int l = 0; l < noise->layers; l++) {
-        GnsEstimate g = gns_estimate(&noise->layer[l]);
-        if (isfinite(g.scale)) fprintf(f, "%s%.17g", l ? ", " : "", g.scale);
-        else fprintf(f, "%snull", l ? ", " : "");
+        char number[40];
+        text_real(number, gns_estimate(&noise->layer[l]).scale);
+        fprintf(f, "%s%s", l ? ", " : "", number);
     }
     fputs("]", f);
 }

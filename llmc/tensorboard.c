@@ -252,7 +252,7 @@ int tensorboard_create(TensorBoard **out, const char *directory, int64_t first_s
 }
 
 void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
-    if (!isfinite(value)) return;
+    if (isnan(value)) return;
     size_t inner = message_open(&tb->values, SUMMARY_VALUE);
     put_string(&tb->values, VALUE_TAG, tag);
     put_float(&tb->values, VALUE_SIMPLE, (float)value);

@@ -22,7 +22,7 @@ typedef struct TensorBoard TensorBoard;
 // Begins a new file in the directory, behind those of earlier parts of the run. first_step: of this part.
 int tensorboard_create(TensorBoard **out, const char *directory, int64_t first_step, Error *e);
 
-// Numbers of one step: collected, and written as one record. What is not finite is left out.
+// Numbers of one step: collected, and written as one record. NaN is left out.
 void tensorboard_scalar(TensorBoard *tb, const char *tag, double value);
 int tensorboard_write(TensorBoard *tb, int64_t step, Error *e);
 

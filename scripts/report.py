@@ -220,7 +220,8 @@ def page(runs, target, plots):
     if any(plots.gns_source(run) for run in runs):
         figure("Gradient noise scale and batch", "The noise scale is the batch at which noise and signal are equal, in "
                "rows (examples of one context each), as the run averaged it. Gaps: the squared mean gradient is not "
-               "above 0, so that only the lower bound is known.", plots.draw_gns(runs))
+               "above 0, so that only the lower bound is known; where that is higher than the plot, or infinite, "
+               "it runs along the top.", plots.draw_gns(runs))
     if any(plots.sampled(run) for run in runs):
         figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))

@@ -166,7 +166,8 @@ def draw_tests(runs):
 
 
 def gns_source(run):
-    return next((name for name in ("gns_ln", "gns_ranks") if any(x > 0 for x in run.column(name))), None)
+    return next((name for name in ("gns_ln", "gns_ranks")
+                 if any(x > 0 for x in run.column(name) + run.column(name + "_lower"))), None)
 
 
 def batches_of(run):
@@ -202,7 +203,7 @@ def draw_gns(runs):
                                   figsize=(14 if shown > 1 else 11, 4.4 * -(-shown // 2) + 0.4))
     for axes in panels.flat[shown:]:
         axes.set_visible(False)
-    scales, batches = [], []
+    scales, batches, bounds = [], [], []
     for axes, run, colour in zip(panels.flat, runs, colours(runs)):
         name = gns_source(run)
         axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
@@ -212,7 +213,7 @@ def draw_gns(runs):
             scale, lower = thin(*columns_above_0(run.rows, name, name + "_lower"))
             band(axes, at, scale, se, color=colour, alpha=0.22)
             axes.plot(at, scale, color=colour, lw=1.3)
-            axes.plot(at, lower, color=colour, lw=0.8, ls=":")
+            bounds.append((axes, at, lower, colour))
             scales += scale
             plot_whole_model(axes, run)
         else:
@@ -222,6 +223,8 @@ def draw_gns(runs):
         axes.set(title=run.label, ylabel="rows")
         token_axis(axes)
     limit_gns(panels[0, 0], scales, batches)
+    for axes, at, lower, colour in bounds:
+        plot_bound(axes, at, lower, color=colour)
     sources = {gns_source(run) for run in runs}
     colour = colours(runs)[0]
     run_key(figure, runs[:1], kind_of_line("batch", color="black"),
@@ -232,6 +235,12 @@ def draw_gns(runs):
             *([kind_of_line("whole model, where it was sampled", color=FAINT, lw=1)]
               if any(sampled(run) for run in runs) else []))
     return figure
+
+
+def plot_bound(axes, at, lower, **how):
+    """Once the axis has its limits: a bound that is infinite, or above them, runs along the top."""
+    top = 0.97 * axes.get_ylim()[1]
+    axes.plot(at, [min(x, top) for x in lower], lw=0.8, ls=":", **how)
 
 
 def plot_whole_model(axes, run):
@@ -246,8 +255,8 @@ def plot_whole_model(axes, run):
 
 def limit_gns(axes, scale, batch):
     """Scales from the 1st to the 99th percentile, and the batch: single wild estimates would take up the plot."""
-    known = sorted(x for x in scale if math.isfinite(x))
     batch = [x for x in batch if x > 0]
+    known = sorted(x for x in scale if math.isfinite(x)) or sorted(batch)
     if not known:
         return
     low, high = known[len(known) // 100], known[-1 - len(known) // 100]

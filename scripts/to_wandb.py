@@ -25,7 +25,7 @@ def config_of(run):
 
 
 def history_of(run):
-    """[(step, {name: number})], ascending: the lines of a step together, a list's elements apart, nothing unknown."""
+    """[(step, {name: number})], ascending: a step's lines together, a list's elements apart, only what is finite."""
     history = {}
     for row in sorted(run.rows + run.val_rows + run.test_rows, key=lambda row: row["step"]):
         numbers = history.setdefault(row["step"], {})

@@ -72,12 +72,11 @@ def draw_ramp(plots, run, others):
     left.fill_between(at, low, [x + e for x, e in zip(target, se)], color="tab:orange", alpha=0.25, lw=0,
                       label="one standard error")
     left.plot(at, target, color="tab:orange", lw=1.2, label="target: noise scale of the whole model, c x ln")
-    left.plot(at, [x if x > 0 else math.nan for x in lower], color="tab:red", lw=0.8, ls=":",
-              label="its lower bound, 95%")
+    plots.limit_gns(left, target, batch)
+    plots.plot_bound(left, at, [x if x > 0 else math.nan for x in lower], color="tab:red", label="its lower bound, 95%")
     left.step(at, batch, where="post", color="black", lw=1.6, label="batch")
     left.step(at, [2 * x for x in batch], where="post", color="black", lw=0.8, ls="--",
               label="twice the batch: what the bound has to exceed")
-    plots.limit_gns(left, target, batch)
     left.set(title=run.label, ylabel="rows")
     for other, colour in zip(others, plots.colours(others)):
         at, scale = plots.thin(other.column("tokens")[:-1], other.column("gns_ln")[:-1])

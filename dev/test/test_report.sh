@@ -5,7 +5,8 @@ set -u
 . "$(dirname "$0")/checks.sh" report
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
-# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second.
+# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for a
+# while.
 make_run() {
     mkdir -p "$work/$1"
     echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
@@ -17,7 +18,7 @@ make_run() {
                 s, 64 * s * B, s * B, B, loss
             printf "\"grad_norm\": 1, \"tok_per_s\": 640, \"mfu\": null, \"gns_ln\": %s, \"gns_ln_se\": %s, ", \
                 s == 3 ? "null" : n, s < 2 ? "null" : 1
-            printf "\"gns_ln_lower\": 1, \"gns_ln_g2\": 1, \"gns_ln_s\": %d", n
+            printf "\"gns_ln_lower\": %s, \"gns_ln_g2\": 1, \"gns_ln_s\": %d", (s > 50 && s < 60) ? "1e999" : 1, n
             if (s % 8 == 1) printf ", \"gns_total\": 9, \"gns_ratio\": 1, \"gns_type_mlp\": 5, \"gns_layer\": [3, null]"
             print "}"
             if (s % 10 == 0) printf "{\"step\": %d, \"tokens\": %d, \"val_loss\": %.9f}\n", s, 64 * s * B, loss
@@ -56,6 +57,14 @@ class Page(HTMLParser):
 Page().feed(text)
 assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
+# A bound that is infinite is a bound: its dotted line goes to the top, and does not break.
+noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
+dotted = [re.findall("([ML]) ([0-9.]+) ([0-9.]+)", path) for path, style in
+          re.findall('<path d="([^"]*)"[^>]*style="([^"]*)"', noise) if "stroke-dasharray: 0.8," in style]
+dotted = [path for path in dotted if len(path) > 4]  # without the key's
+assert len(dotted) == 3 and all([p[0] for p in path].count("M") == 1 for path in dotted), dotted
+heights = [{round(float(y)) for _, _, y in path} for path in dotted]
+assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
 assert "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>" in text and "Coloured" in text
