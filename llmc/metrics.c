@@ -387,7 +387,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
         set_estimate(row, COLUMN_gns_ranks, &noise->ranks);
         put_columns(f, row, COLUMN_gns_ranks, COLUMN_gns_ranks_s);
     }
-    if (mode == GNS_EXACT) {
+    if (mode == GNS_EXACT && !s->skipped) {
         set_sampled(row, noise);
         put_sampled(f, row, noise);
         if (m->tensorboard) show_sampled(m->tensorboard, row, noise);

@@ -9,6 +9,9 @@
 //                             that is @FILE, the text is what follows the file's
 //     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
 //
+// gns_ln and its like are averages, and stand as they are in a step that was skipped. gns_total, gns_type_* and gns_layer
+// are there where all tensors' norms were measured and the averages have learnt from them.
+//
 // A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is
 // then made anew from metrics.jsonl.
 #ifndef GNS_METRICS_H

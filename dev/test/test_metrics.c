@@ -184,6 +184,28 @@ static void test_infinite_bound(void) {
     model_destroy(&model);
 }
 
+// A step that was left out has not been learnt from: nothing is there as if sampled.
+static void test_skipped_step(void) {
+    Noise n;
+    Model model;
+    noise_make(&n, &model, 0);
+    for (int skipped = 0; skipped < 2; skipped++) {
+        char *csv = files_of_step(&(StepMetrics){.step = 1, .skipped = skipped}, &n, GNS_EXACT);
+        static const char *const sampled[] = {"gns_total", "gns_total_lower", "gns_ratio", "gns_type_mlp"};
+        for (int i = 0; i < 4; i++) {
+            char key[64];
+            snprintf(key, sizeof key, "\"%s\": ", sampled[i]);
+            bool there = strstr(text, key) != NULL, in_csv = *cell(csv, sampled[i]) != 0;
+            CHECK(there != skipped && in_csv != skipped, "skipped %d: %s", skipped, text);
+        }
+        CHECK((strstr(text, "gns_layer") != NULL) != skipped, "skipped %d: %s", skipped, text);
+        check_number("gns_ln", gns_estimate(&n.ln).scale);
+        memory_free(csv), memory_free(text);
+    }
+    noise_destroy(&n);
+    model_destroy(&model);
+}
+
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
@@ -192,6 +214,7 @@ int main(void) {
     if (!mkdtemp(scratch) || chdir(scratch) != 0) return ERR_INTERNAL;
     RUN(test_names);
     RUN(test_infinite_bound);
+    RUN(test_skipped_step);
     if (chdir("/") == 0) directory_remove(scratch, &e);
     return test_summary();
 }
