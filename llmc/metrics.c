@@ -345,12 +345,11 @@ static void set_step(Row *row, const StepMetrics *s) {
 
 static void set_sampled(Row *row, const Noise *noise) {
     set_estimate(row, COLUMN_gns_total, &noise->calibration.total);
-    row->column[COLUMN_gns_ratio] = noise->calibration.ratio;
     for (int i = 0; i < GROUP_COUNT; i++) row->type[i] = gns_estimate(&noise->type[i]).scale;
 }
 
 static void put_sampled(FILE *f, const Row *row, const Noise *noise) {
-    put_columns(f, row, COLUMN_gns_total, COLUMN_gns_ratio);
+    put_columns(f, row, COLUMN_gns_total, COLUMN_gns_total_s);
     for (int i = 0; i < GROUP_COUNT; i++) put_number(f, "gns_type_", group_names[i], row->type[i]);
     fputs(", \"gns_layer\": [", f);
     for (int l = 0; l < noise->layers; l++) {
@@ -387,7 +386,12 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
         set_estimate(row, COLUMN_gns_ranks, &noise->ranks);
         put_columns(f, row, COLUMN_gns_ranks, COLUMN_gns_ranks_s);
     }
-    if (mode == GNS_EXACT && !s->skipped) {
+    bool sampled = mode == GNS_EXACT && !s->skipped;
+    if (sampled || (mode != GNS_OFF && noise->fixed_ratio > 0)) {
+        row->column[COLUMN_gns_ratio] = noise_ratio(noise);
+        put_columns(f, row, COLUMN_gns_ratio, COLUMN_gns_ratio);
+    }
+    if (sampled) {
         set_sampled(row, noise);
         put_sampled(f, row, noise);
         if (m->tensorboard) show_sampled(m->tensorboard, row, noise);

@@ -159,9 +159,9 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The batches of a run follow from its log: they double once `factor` times the noise scale's lower bound has been above
-// twice the batch for two half-lives without a break.
-static void check_ramp(const char *path, double factor) {
+// The batches of a run follow from its log: they double once kappa times `gns_ratio` times the noise scale's lower bound,
+// which may be infinite, has been above twice the batch for two half-lives without a break.
+static void check_ramp(const char *path, double kappa) {
     size_t bytes;
     char *log = read_text(path, &bytes);
     double batch = RAMP_LOW, above = 0;
@@ -169,8 +169,8 @@ static void check_ramp(const char *path, double factor) {
         bool last = number_in(line, "tokens") == RAMP_TOKENS; // may be cut short
         CHECK(last || number_in(line, "batch") == batch, "%g rows, want %g: %.40s", number_in(line, "batch"), batch,
               line);
-        double lower = strstr(line, "\"gns_ln_lower\": null") ? INFINITY : number_in(line, "gns_ln_lower");
-        above = factor * lower > 2 * batch ? above + batch * T : 0;
+        double lower = strstr(line, "\"gns_ln_lower\": null") ? NAN : number_in(line, "gns_ln_lower");
+        above = kappa * number_in(line, "gns_ratio") * lower > 2 * batch ? above + batch * T : 0;
         if (batch < RAMP_HIGH && above >= 2 * HALF_LIFE) batch *= 2, above = 0;
     }
     CHECK(batch == RAMP_HIGH, "it ends at %g rows", batch);
@@ -188,8 +188,10 @@ static void test_ramp_target(void) {
                           V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, factors[i][0],
                           factors[i][1], i) == 0,
               "%s", log_tail());
-    check_ramp("target0/metrics.jsonl", 4);
-    CHECK(same_metrics("target0/metrics.jsonl", "target1/metrics.jsonl"), "kappa 8 x ratio 0.5 is not 1 x 4");
+    for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0]);
+    long step = newest_step("target0");
+    CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");
+    check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
 }
 
 int main(void) {

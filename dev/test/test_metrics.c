@@ -206,6 +206,26 @@ static void test_skipped_step(void) {
     model_destroy(&model);
 }
 
+// gns_ratio is what a ramp multiplies by: --gns-ratio at every step, or what was measured, where it was.
+static void test_ratio(void) {
+    for (int fixed = 0; fixed < 2; fixed++) {
+        Noise n;
+        Model model;
+        noise_make(&n, &model, fixed ? 3 : 0);
+        for (GnsMode mode = GNS_OFF; mode <= GNS_EXACT; mode++) {
+            char *csv = files_of_step(&(StepMetrics){.step = 1}, &n, mode), want[32] = "";
+            if (mode == GNS_EXACT || (fixed && mode == GNS_LN)) {
+                snprintf(want, sizeof want, "%g", noise_ratio(&n));
+                check_number("gns_ratio", fixed ? 3 : 1.75);
+            } else CHECK(!strstr(text, "gns_ratio"), "mode %d: %s", mode, text);
+            CHECK(strcmp(cell(csv, "gns_ratio"), want) == 0, "csv: '%s', want '%s'", cell(csv, "gns_ratio"), want);
+            memory_free(csv), memory_free(text);
+        }
+        noise_destroy(&n);
+        model_destroy(&model);
+    }
+}
+
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
@@ -215,6 +235,7 @@ int main(void) {
     RUN(test_names);
     RUN(test_infinite_bound);
     RUN(test_skipped_step);
+    RUN(test_ratio);
     if (chdir("/") == 0) directory_remove(scratch, &e);
     return test_summary();
 }
