@@ -97,7 +97,7 @@ def fit(args):
 def noise_scales(run, bins):
     """(B_n, B, steps) a bin: the noise scale and batch in rows. S and G2 are averaged before they are divided, since
     the noise of single estimates would look like a noise scale that moves, that is, like gain."""
-    # The LayerNorms' scale times the calibrated ratio to the whole model's (1 before there is one, or without samples).
+    # The LayerNorms' scale times its ratio to the whole model's, calibrated or given (1 until there is one).
     ratios, ratio = [], 1.0
     for value in run.column("gns_ratio"):
         ratio = value if math.isfinite(value) and value > 0 else ratio
