@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs test programs and counts what they print: dev/test/run.sh BUILD_DIR TEST...
 # A TEST is a program or script that prints a line a test, beginning with PASS, FAIL or SKIP. One that ends otherwise
-# than it should (a crash, a non-zero exit without a FAIL line, or no line at all) counts as a failure of its own; 77
-# is the code of one that is skipped as a whole.
+# than it should (a crash, a non-zero exit without a FAIL line, or no line at all) counts as a failure of its own, and so
+# does one that has not ended after half an hour ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long), with
+# which all ends that it began; 77 is the code of one that is skipped as a whole.
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 where something failed.
 set -u
 export GNS_BUILD=$1
@@ -11,15 +12,29 @@ unset MAKEFLAGS MFLAGS MAKELEVEL # a test that calls make asks for what it wants
 shift
 log=$GNS_BUILD/test.log
 : > "$log"
+limit=${GNS_TEST_LIMIT:-1800} # seconds: some ten times what the longest takes on two idle cores
+[ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
+mark=$$.$EPOCHREALTIME # in the environment of all that a test begins, in whatever session that is by now
+
+end_marked() {
+    local process
+    for process in $(grep -lszFx "GNS_TEST=$mark" /proc/[0-9]*/environ | cut -d / -f 3); do kill -KILL "$process" 2> /dev/null; done
+}
 
 for test in "$@"; do
     name=$(basename "$test")
-    start=$EPOCHREALTIME
-    "$test" > "$GNS_BUILD/one.log" 2>&1
+    start=$EPOCHREALTIME SECONDS=0 why=
+    GNS_TEST=$mark timeout --foreground -k 10 "$limit" "$test" > "$GNS_BUILD/one.log" 2>&1
     code=$?
     grep -qE '^FAIL ' "$GNS_BUILD/one.log" && failed=1 || failed=0
-    if [ $failed = 0 ] && { [[ $code != @(0|77) ]] || ! grep -qE '^(PASS|SKIP) ' "$GNS_BUILD/one.log"; }; then
-        echo "FAIL ${name%.*}: exit code $code; the end of its output:" >> "$GNS_BUILD/one.log"
+    if [[ $code == @(124|137) ]] && [ $SECONDS -ge "$limit" ]; then
+        end_marked
+        why="did not end within $limit s"
+    elif [ $failed = 0 ] && { [[ $code != @(0|77) ]] || ! grep -qE '^(PASS|SKIP) ' "$GNS_BUILD/one.log"; }; then
+        why="exit code $code"
+    fi
+    if [ -n "$why" ]; then
+        echo "FAIL ${name%.*}: $why; the end of its output:" >> "$GNS_BUILD/one.log"
         tail -n 20 "$GNS_BUILD/one.log" | sed 's/^/  | /' | grep -v '^  | FAIL' >> "$GNS_BUILD/one.log"
     fi
     cat "$GNS_BUILD/one.log"
