@@ -14,8 +14,8 @@ Share parallel_share(int64_t rows, int rank, int ranks) {
 static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
 
 // As many as the first rank's share needs, which is never shorter than another's.
-int parallel_micro_steps(const Parallel *p, int64_t rows) {
-    return (int)((parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch);
+int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
+    return (parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
@@ -33,6 +33,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 }
 
 void parallel_destroy(Parallel *p) {
+    shared_memory_destroy(&p->copy);
     transport_destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
@@ -298,11 +299,12 @@ enum { REQUEST_END = -1, REQUEST_PATIENCE = -2 }; // nothing more; to go on wait
 typedef struct {
     int64_t kind; // of state, or one of these
     Range range;
+    int64_t place; // in the copy that ranks share, of the range's begin, floats; -1: elsewhere, they are to send it
 } Request;
 
-static int request(Parallel *p, int64_t kind, Range range, Error *e) {
-    Request q = {kind, range};
-    return comm_broadcast(p->comm, &q, sizeof q, e);
+static int request(Parallel *p, const Request *q, Error *e) {
+    Request sent = *q;
+    return comm_broadcast(p->comm, &sent, sizeof sent, e);
 }
 
 // Is each rank's memory of this array only a share of it? Weights are everywhere; where only their rounded copy is (as
@@ -314,20 +316,47 @@ static bool is_shared_out(const Parallel *p, StateKind kind) {
 
 bool parallel_stores_alone(const Parallel *p) { return !is_shared_out(p, STATE_PARAM); }
 
-// Rank 0 takes the parts of the others, which send them in the same order.
-static int take_parts(Parallel *p, Range range, float *values, Error *e) {
-    for (int i = 0; i < p->buckets; i++)
-        for (int r = 1; r < p->comm->ranks; r++) {
-            Range part = range_overlap(range, transport_part(model_bucket(p->model, i), r, p->comm->ranks));
-            if (part.begin < part.end)
-                TRY(comm_receive(p->comm, r, values + (part.begin - range.begin), range_float_bytes(part), e));
-        }
+int parallel_share_copy(Parallel *p, size_t count, float **memory, Error *e) {
+    *memory = NULL;
+    if (parallel_stores_alone(p)) return 0;
+    TRY(shared_memory_create(&p->copy, p->comm, count * sizeof(float), e));
+    if (p->comm->rank == 0) *memory = p->copy.memory;
+    return 0;
+}
+
+// Where in the shared copy this is.
+static int64_t place_of(const Parallel *p, const float *values) {
+    const float *copy = p->copy.memory;
+    return copy && values >= copy && values < copy + p->copy.bytes / sizeof *copy ? values - copy : -1;
+}
+
+static Range part_of(const Parallel *p, Range range, int bucket, int rank) {
+    return range_overlap(range, transport_part(model_bucket(p->model, bucket), rank, p->comm->ranks));
+}
+
+// This rank's parts, each to its place among the values of the range.
+static int store_parts(Parallel *p, const Request *q, float *values, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = part_of(p, q->range, i, p->comm->rank);
+        if (part.begin < part.end)
+            TRY(engine_store(p->engine, (StateKind)q->kind, part, values + (part.begin - q->range.begin), e));
+    }
+    return 0;
+}
+
+// Rank 0 takes the parts of rank r, which sends them in the same order.
+static int take_parts(Parallel *p, const Request *q, int r, float *values, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = part_of(p, q->range, i, r);
+        if (part.begin < part.end)
+            TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin), range_float_bytes(part), e));
+    }
     return 0;
 }
 
 static int send_parts(Parallel *p, const Request *q, Error *e) {
     for (int i = 0; i < p->buckets; i++) {
-        Range part = range_overlap(q->range, p->owned[i]);
+        Range part = part_of(p, q->range, i, p->comm->rank);
         if (part.begin == part.end) continue;
         float *values;
         size_t bytes = range_float_bytes(part);
@@ -340,15 +369,28 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
     return 0;
 }
 
+// Into the shared copy, if this rank has a part in it and that is where the parts are to go; and a word that it is done.
+static int give_parts(Parallel *p, const Request *q, Error *e) {
+    char done = 1;
+    if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
+    TRY(store_parts(p, q, (float *)p->copy.memory + q->place, e));
+    return comm_send(p->comm, 0, &done, sizeof done, e);
+}
+
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
-    TRY(engine_store(p->engine, kind, range, values, e));
-    if (!is_shared_out(p, kind)) return 0;
-    TRY(request(p, kind, range, e));
-    return take_parts(p, range, values, e);
+    char done;
+    if (!is_shared_out(p, kind)) return engine_store(p->engine, kind, range, values, e);
+    const Request q = {kind, range, place_of(p, values)};
+    TRY(request(p, &q, e));
+    TRY(store_parts(p, &q, values, e));
+    for (int r = 1; r < p->comm->ranks; r++)
+        if (q.place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
+        else TRY(take_parts(p, &q, r, values, e));
+    return 0;
 }
 
 int parallel_served(Parallel *p, Error *e) {
-    TRY(request(p, REQUEST_END, (Range){0, 0}, e));
+    TRY(request(p, &(Request){.kind = REQUEST_END}, e));
     return comm_barrier(p->comm, e);
 }
 
@@ -363,6 +405,6 @@ int parallel_serve(Parallel *p, Error *e) {
         Request q;
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
         if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
-        if (q.kind != REQUEST_PATIENCE) TRY(send_parts(p, &q, e));
+        if (q.kind != REQUEST_PATIENCE) TRY(give_parts(p, &q, e));
     }
 }

@@ -24,6 +24,7 @@
 
 #include "comm.h"
 #include "engine.h"
+#include "shared_memory.h"
 #include "transport.h"
 
 #ifdef __cplusplus
@@ -57,6 +58,7 @@ typedef struct {
     int unreduced;        // buckets [0, unreduced) of it are not on their way yet
     int uncollected;      // [unreduced, uncollected) are, and are to be collected (shard_grads)
     int64_t *work;        // (buckets) the number of the transport's work for it
+    SharedMemory copy;    // parallel_share_copy's
     int sent, arrived;    // buckets of the new weights that are on their way, and that the engine can count on
 } Parallel;
 
@@ -71,7 +73,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
 // Micro-steps that all ranks take for a step of so many rows: as many as the largest share needs. A rank that has no
 // more rows takes part in the others without any (n = 0).
-int parallel_micro_steps(const Parallel *p, int64_t rows);
+int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
 // A step: begin; micro-steps over this rank's rows, like engine_micro_step's, of which the last is known; norms; update.
 // rank_norms: measure |sum of this rank's gradients| too.
@@ -108,6 +110,11 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
 bool parallel_stores_alone(const Parallel *p); // is all of a checkpoint in rank 0's engine?
 int parallel_served(Parallel *p, Error *e);    // on rank 0
 int parallel_serve(Parallel *p, Error *e);     // on the others
+
+// Memory on rank 0 for so many floats, to be stored into: where the state is shared out, the ranks of its machine put
+// their parts there themselves, at the same time, and send nothing. All ranks together, before the first store; it lives
+// as long as p. memory: NULL on the others, and where there is nothing to gain or none to be had.
+int parallel_share_copy(Parallel *p, size_t count, float **memory, Error *e);
 
 // Meanwhile a deadline is for one piece of what rank 0 does, not for all of it. On rank 0, from the thread that speaks
 // with the others: a piece is done. They are told, so that everybody's deadline starts anew; twice a second at most.

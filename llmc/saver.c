@@ -20,6 +20,7 @@ struct Saver {
     int64_t before; // steps whose checkpoints are not to go (saver_stay); -1: none
     int64_t after;
     float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
+    bool lent;          // its memory is not the saver's
     Parallel *parallel; // to read from instead; NULL: from the copy
     Parallel *source;   // what the thread is to take the snapshot of; NULL: it is taken
     sem_t taken;        // posted when it has done so
@@ -59,7 +60,7 @@ void saver_destroy(Saver *saver) {
     if (saver->touching) pthread_join(saver->thread, NULL);
     for (int k = 0; k < KINDS; k++) {
         if (saver->copy[k]) engine_unpin(saver->config.engine, saver->copy[k]);
-        memory_free(saver->copy[k]);
+        if (!saver->lent) memory_free(saver->copy[k]);
     }
     free(saver->state);
     sem_destroy(&saver->taken);
@@ -167,16 +168,19 @@ static void *touch_copy(void *argument) {
     return NULL;
 }
 
-int saver_prepare(Saver *s, Error *e) {
-    size_t bytes = s->config.model->flat_count * sizeof(float);
-    for (int k = 0; k < KINDS; k++)
-        if (!s->copy[k]) TRY(memory_alloc((void **)&s->copy[k], bytes, "the copy that a checkpoint is made of", e));
+int saver_prepare(Saver *s, float *memory, Error *e) {
+    size_t count = s->config.model->flat_count;
+    s->lent = memory != NULL;
+    for (size_t k = 0; k < KINDS; k++)
+        if (s->lent) s->copy[k] = memory + k * count;
+        else if (!s->copy[k])
+            TRY(memory_alloc((void **)&s->copy[k], count * sizeof(float), "the copy that a checkpoint is made of", e));
     s->touching = start_thread(s, touch_copy);
     return 0;
 }
 
 static int wait_for_copy_memory(Saver *s, Error *e) {
-    if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, e));
+    if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, NULL, e));
     if (s->touching) pthread_join(s->thread, NULL);
     s->touching = false;
     return 0;

@@ -1,6 +1,6 @@
 // saver: writes checkpoints while training goes on. A thread of its own copies the state, which no one changes before the
 // next update (saver_settle); writes the copy down, verifies it and thins out the older ones. Where ranks share the
-// state out it is collected first, between two steps. One save at a time.
+// state out they put their parts into the copy first, between two steps. One save at a time.
 //
 //     step_NNNNNNNN/  model.safetensors, config.json, optimizer.safetensors   (checkpoint)
 //                     the tokenizer's files, where one is known               (tokenizer)
@@ -55,7 +55,8 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Takes the memory for the copy that saver_start needs, and touches and pins it in the background: a system hands out
 // fresh memory so slowly that training would stand still for seconds at the first save.
 // Without it the first save does so.
-int saver_prepare(Saver *saver, Error *e);
+// memory: saver_copy_bytes that outlive the saver, to be used for it (parallel_share_copy); NULL: it takes its own.
+int saver_prepare(Saver *saver, float *memory, Error *e);
 
 // Whatever `keep` says: until the next save has succeeded the checkpoint of step `before` stays, and from then on that
 // of step `after`; -1: of none.

@@ -444,8 +444,11 @@ bool may_save_aside(const Run *r) {
 }
 
 int setup_output(Run *r, Error *e) {
-    if (!is_first(r)) return 0;
     const Options *o = &r->options;
+    const bool saves_aside = may_save_aside(r);
+    float *copy = NULL;
+    if (saves_aside) TRY(parallel_share_copy(&r->parallel, saver_copy_bytes(&r->model) / sizeof(float), &copy, e));
+    if (!is_first(r)) return 0;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
     if (o->tensorboard) TRY(setup_tensorboard(r, e));
@@ -453,7 +456,7 @@ int setup_output(Run *r, Error *e) {
     TextTokens text = checkpoint_text_tokens(o->model, r->model.config.vocab, eot);
     SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, text, o->keep, r->metrics};
     TRY(saver_create(&r->saver, &saver, e));
-    if (may_save_aside(r)) TRY(saver_prepare(r->saver, e));
+    if (saves_aside) TRY(saver_prepare(r->saver, copy, e));
     TRY(progress_create(&r->progress, stdout, r->engine, r->at.tokens, o->run.horizon_tokens, e));
     r->progress.val_loss = r->at.val_loss;
     if (r->at.step > 0) TRY(metrics_losses(r->metrics, progress_past, &r->progress, e));

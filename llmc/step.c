@@ -20,9 +20,9 @@ static bool measures_ranks(const Run *r, GnsMode mode) {
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
     Share share = parallel_share(B, r->comm->rank, r->comm->ranks);
     int64_t first = r->at.examples + share.first, most = r->shape.micro_batch, done = 0;
-    int micro_steps = parallel_micro_steps(&r->parallel, B);
+    int64_t micro_steps = parallel_micro_steps(&r->parallel, B);
     TRY(parallel_begin_step(&r->parallel, measures_ranks(r, mode), e));
-    for (int i = 0; i < micro_steps; i++) {
+    for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = share.count - done < most ? share.count - done : most;
         bool last = done + n == share.count;

@@ -135,8 +135,9 @@ EOF
 }
 state_is_collected() {
     for ranks in 1 2 3 4; do
-        for wire in fp32 bf16; do
-            [ "$(mpi $ranks "$state" $wire 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+        for how in "fp32 together" "bf16 apart" "fp32 blind"; do
+            # shellcheck disable=SC2086
+            [ "$(mpi $ranks "$state" $how 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
         done
     done
 }
