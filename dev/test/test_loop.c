@@ -159,8 +159,8 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The batches of a run follow from its log: they double once kappa times `gns_ratio` times the noise scale's lower bound,
-// which may be infinite, has been above twice the batch for two half-lives without a break.
+// The batches of a run follow from its log: they double once kappa times gns_ratio times the noise scale's lower bound
+// has been above twice the batch for two half-lives without a break.
 static void check_ramp(const char *path, double kappa) {
     size_t bytes;
     char *log = read_text(path, &bytes);
