@@ -5,12 +5,12 @@
 //                             lower bound that is infinite (G2 lies below 0 by more than its error) is 1e999
 //     metrics.csv             one row a step, the columns always the same; what is not known is empty, such a bound
 //                             inf. Noise scales by layer, whose number is the model's, are in metrics.jsonl only
-//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt; where
-//                             that is @FILE, the text is what follows the file's
+//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt;
+//                             where that is @FILE, the text is what follows the file's
 //     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
 //
-// gns_ln is an average, and what it was before in a step that was skipped. gns_total, gns_type_* and gns_layer are there
-// where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp multiplies
+// gns_ln is an average, and what it was before in a step that was skipped. gns_total, gns_type_* and gns_layer are
+// there where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp multiplies
 // gns_ln by: the ratio measured so far, in those lines, or --gns-ratio, in every line (what is measured is then
 // gns_total / gns_type_ln).
 //
