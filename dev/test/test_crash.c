@@ -229,7 +229,7 @@ static void test_stopped_without_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->disk_kb = disk_of(1);
     pid_t child = start(FOR_LONG "--out part");
-    while (newest_step("part") < 0) sleep_us(1000);
+    for (int i = 0; i < 60000 && newest_step("part") < 0; i++) sleep_us(1000);
     kill(child, SIGINT);
     int code = trainer_wait(child);
     CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
@@ -430,7 +430,7 @@ static void test_signals(void) {
 static void test_second_signal_ends_at_once(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
-    faults->slow_us = 500000; // so that the save is under way when it comes
+    faults->slow_us = 1500000; // so that the save is under way when it comes
     pid_t child = start_and_wait_for_steps(COMMAND "--out part");
     kill(child, SIGTERM);
     sleep_us(300000);
@@ -438,7 +438,7 @@ static void test_second_signal_ends_at_once(void) {
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
-    CHECK(clock_seconds() - before < 0.4, "took %.2f s", clock_seconds() - before);
+    CHECK(clock_seconds() - before < 1, "took %.2f s", clock_seconds() - before);
     check_goes_on("two signals");
 }
 
