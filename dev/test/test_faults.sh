@@ -5,7 +5,7 @@
 #     dev/test/test_faults.sh ROUNDS   at random times, so many rounds of six (make test-faults)
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline is 2 s where it is what must end the run, and otherwise long
-# enough for a slow disk and busy cores; a run may take 15 s more to end.
+# enough for a slow disk and busy cores; a run may take 25 s more to end.
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/checks.sh" faults
@@ -64,10 +64,10 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 1; }
 }
-soon() { # AFTER: within the deadline that ended it and 15 s of a harm that came so many seconds after the start
+soon() { # AFTER: within the deadline that ended it and 25 s of a harm that came so many seconds after the start
     awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
         match($0, /nothing has got on for [0-9]+ s/) { deadline = substr($0, RSTART + 23, RLENGTH - 25) + 0 }
-        END { late = now - begun - after - deadline - 15; if (late > 0) { print late " s too late"; exit 1 } }' log
+        END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
