@@ -10,9 +10,9 @@
 //     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
 //
 // gns_ln is an average, and what it was before in a step that was skipped. gns_total, gns_type_* and gns_layer are
-// there where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp multiplies
-// gns_ln by: the ratio measured so far, in those lines, or --gns-ratio, in every line (what is measured is then
-// gns_total / gns_type_ln).
+// there where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp
+// multiplies gns_ln by: the ratio measured so far, in those lines, or --gns-ratio, in every line (what is measured is
+// then gns_total / gns_type_ln).
 //
 // A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is
 // then made anew from metrics.jsonl.
