@@ -322,10 +322,14 @@ static int end_line(Metrics *m, Error *e) {
     return 0;
 }
 
+// JSON has no infinity, and a number that many readers refuse would cost them the whole file.
+static const double unbounded = 1e308;
+
 // The five columns of an estimate, of which `first` is the first.
 static void set_estimate(Row *row, Column first, const GnsTracker *t) {
     GnsEstimate g = gns_estimate(t);
-    const double values[] = {g.scale, g.scale_se, g.valid ? g.lower : NAN, g.g2, g.s};
+    double lower = isinf(g.lower) ? unbounded : g.lower;
+    const double values[] = {g.scale, g.scale_se, g.valid ? lower : NAN, g.g2, g.s};
     memcpy(&row->column[first], values, sizeof values);
 }
 

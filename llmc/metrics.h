@@ -2,9 +2,9 @@
 //
 //     metrics.jsonl           one JSON object an optimizer step, and one a validation or test: the record that all else
 //                             is made from. Numbers read back as the same bits; what is not known is null, and a
-//                             lower bound that is infinite (G2 lies below 0 by more than its error) is 1e999
-//     metrics.csv             one row a step, the columns always the same; what is not known is empty, such a bound
-//                             inf. Noise scales by layer, whose number is the model's, are in metrics.jsonl only
+//                             lower bound that is infinite (G2 lies below 0 by more than its error) is 1e308
+//     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise
+//                             scales by layer, whose number is the model's, are in metrics.jsonl only
 //     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt;
 //                             where that is @FILE, the text is what follows the file's
 //     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)

@@ -2,7 +2,7 @@
 (a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz behind the name.
 
 The fields of metrics.jsonl are those that llmc/metrics.c writes; what was not known is null there, NaN here; a bound
-that is infinite is 1e999 there, inf here.
+that is infinite is 1e308 there, inf here.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
+UNBOUNDED = 1e308
 
 
 class Fault(Exception):
@@ -160,6 +161,7 @@ def read_metrics(path):
     rows, val_rows, test_rows = [], [], []
     for where, row in read_lines(path):
         check_row(row, where)
+        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
         kind = val_rows if "val_loss" in row else test_rows if "hellaswag" in row else rows
         if kind and row["tokens"] < kind[-1]["tokens"]:
             raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")

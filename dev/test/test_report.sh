@@ -18,7 +18,7 @@ make_run() {
                 s, 64 * s * B, s * B, B, loss
             printf "\"grad_norm\": 1, \"tok_per_s\": 640, \"mfu\": null, \"gns_ln\": %s, \"gns_ln_se\": %s, ", \
                 s == 3 ? "null" : n, s < 2 ? "null" : 1
-            printf "\"gns_ln_lower\": %s, \"gns_ln_g2\": 1, \"gns_ln_s\": %d", (s > 50 && s < 60) ? "1e999" : 1, n
+            printf "\"gns_ln_lower\": %s, \"gns_ln_g2\": 1, \"gns_ln_s\": %d", (s > 50 && s < 60) ? "1e308" : 1, n
             if (s % 8 == 1) printf ", \"gns_total\": 9, \"gns_ratio\": 1, \"gns_type_mlp\": 5, \"gns_layer\": [3, null]"
             print "}"
             if (s % 10 == 0) printf "{\"step\": %d, \"tokens\": %d, \"val_loss\": %.9f}\n", s, 64 * s * B, loss

@@ -11,7 +11,7 @@ cat > "$work/run/run.json" << 'END'
  "parts": [{"first_step": 1, "directory": "/some where", "command": ["./train_gpt2", "--prompt", "a b"]}]}
 END
 cat > "$work/run/metrics.jsonl" << 'END'
-{"step": 1, "tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "mfu": null, "gns_ln": null, "gns_ln_lower": 1e999}
+{"step": 1, "tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "mfu": null, "gns_ln": null, "gns_ln_lower": 1e308}
 {"step": 2, "tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": true, "gns_layer": [3, null]}
 {"step": 2, "tokens": 128, "val_loss": 4.0}
 {"step": 2, "tokens": 128, "hellaswag": 0.25, "hellaswag_norm": 0.5}
