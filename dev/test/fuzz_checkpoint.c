@@ -266,7 +266,7 @@ static void fuzz(const Target *t) {
     if (!text) return;
     memcpy(original.bytes, text, original.count);
     memory_free(text);
-    size_t wanted = trainer.thorough ? 10000 : 0;
+    size_t wanted = trainer.thorough ? 10000 : 20;
     double end = clock_seconds() + seconds / TARGETS;
     while ((clock_seconds() < end || accepted + rejected < wanted) && !test_state.failures) {
         uint64_t state = seed << 32 | (accepted + rejected);

@@ -2,7 +2,7 @@
 // it, change nothing when asked again, and of a file that nobody touched leave just the steps asked for. Meant for the
 // sanitizers, which catch what goes wrong in between.
 //
-//     fuzz_events [SECONDS [SEED]]      default 3 seconds, seed 1
+//     fuzz_events [SECONDS [SEED]]      default 3 seconds, seed 1; 100 files at least
 #define _DEFAULT_SOURCE // mkdtemp
 #include "../../llmc/files.h"
 #include "../../llmc/tensorboard.h"
@@ -138,7 +138,7 @@ static void cut_and_check(const unsigned char *before, size_t bytes, int step, b
 static void fuzz_events(void) {
     static unsigned char data[MAX_BYTES];
     double end = clock_seconds() + fuzz.seconds;
-    while (clock_seconds() < end) {
+    while (clock_seconds() < end || fuzz.tried <= 100) {
         int n = 1 + (int)draw(MAX_STEPS);
         make_file(data, n);
         size_t bytes = fuzz.end[n];
