@@ -1,9 +1,9 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
 // (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
-// FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes
-// besides, in seconds, FAULT_FLUSH the same of what a rank says, and FAULT_SAVING what happens when a checkpoint is first
-// being written: "ask", "hang", or a file to empty. FAULT_READ is what each look into a checkpoint's JSON files
-// takes. FAULT_HOST is what its machine is called. For test_faults.sh.
+// FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes,
+// in seconds, with no disk to wait for besides; FAULT_FLUSH what a line takes longer that a rank says; and FAULT_SAVING
+// what happens when a checkpoint is first being written: "ask", "hang", or a file to empty. FAULT_READ is what each look
+// into a checkpoint's JSON files takes. FAULT_HOST is what its machine is called. For test_faults.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -57,8 +57,9 @@ static void strike_saving(int fd) {
 int fsync(int fd) {
     int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     strike_saving(fd);
-    if (getenv("FAULT_FSYNC")) sleep_for(atof(getenv("FAULT_FSYNC")));
-    return next(fd);
+    if (!getenv("FAULT_FSYNC")) return next(fd);
+    sleep_for(atof(getenv("FAULT_FSYNC")));
+    return 0;
 }
 
 ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
