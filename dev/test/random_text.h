@@ -2,6 +2,7 @@
 #ifndef GNS_RANDOM_TEXT_H
 #define GNS_RANDOM_TEXT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -24,21 +25,31 @@ static inline size_t put_code_point(char *out, uint32_t c) {
     return n;
 }
 
-// So many characters of every kind that GPT-2's pattern tells apart. Returns the bytes, four a character at most.
-static inline size_t random_text(char *out, int characters) {
+// One or some characters of a kind that GPT-2's pattern tells apart, the same in every version of Unicode.
+static inline size_t put_piece(char *out) {
     static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
                                          "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
                                          "_",  "()",  "é",  "ß",  "Ж",    "中文", "ñ",    "٣",   "½",    "²",    "🙂",
                                          "　", " ",   " ",  "᠎",  "́",     "​",  "\x7f", "ſ",   "Ⅷ",    "〇",   "l"};
+    const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
+    memcpy(out, piece, strlen(piece));
+    return strlen(piece);
+}
+
+// So many of them. Returns the bytes, four each at most.
+static inline size_t random_pieces(char *out, int count) {
     size_t at = 0;
-    for (int i = 0; i < characters; i++) {
+    for (int i = 0; i < count; i++) at += put_piece(out + at);
+    return at;
+}
+
+// The same, a tenth of them any code points.
+static inline size_t random_text(char *out, int count) {
+    size_t at = 0;
+    for (int i = 0; i < count; i++) {
         uint32_t c = draw(0x110000);
-        if (draw(10) == 0 && (c < 0xD800 || c > 0xDFFF)) at += put_code_point(out + at, c);
-        else {
-            const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
-            memcpy(out + at, piece, strlen(piece));
-            at += strlen(piece);
-        }
+        bool any = draw(10) == 0 && (c < 0xD800 || c > 0xDFFF);
+        at += any ? put_code_point(out + at, c) : put_piece(out + at);
     }
     return at;
 }
