@@ -17,8 +17,7 @@ limit=${GNS_TEST_LIMIT:-1800} # seconds: some ten times what the longest takes o
 mark=$$.$EPOCHREALTIME # in the environment of all that a test begins, in whatever session that is by now
 
 end_marked() {
-    local process
-    for process in $(grep -lszFx "GNS_TEST=$mark" /proc/[0-9]*/environ | cut -d / -f 3); do kill -KILL "$process" 2> /dev/null; done
+    grep -lszFx "GNS_TEST=$mark" /proc/[0-9]*/environ | cut -d / -f 3 | xargs -r kill -KILL 2> /dev/null
 }
 
 for test in "$@"; do
