@@ -120,7 +120,7 @@ $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fs
 
 # Which these tests count.
 $(BUILD)/dev/test/test_memory: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,aligned_alloc engine_create)
-$(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect,--wrap=open,--wrap=comm_send
+$(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect,--wrap=engine_store,--wrap=open,--wrap=comm_send
 
 # Calls that this benchmark takes the time of.
 TIMED := write fsync pread

@@ -65,7 +65,7 @@ int run_dry(Run *r, Error *e) {
         .rows = trains ? ramp_largest(&r->ramp) : o->run.batch_ref_rows,
         .price = o->price,
         .train_tokens = r->train ? (double)data_windows(r->train) * (double)T : 0,
-        .host_bytes = may_save_aside(r) ? (double)saver_copy_bytes(&r->model) : 0,
+        .host_bytes = may_save_aside(r) ? (double)(SAVER_ARRAYS * saver_copy_stride(&r->model) * sizeof(float)) : 0,
         .val_every = o->val[0] ? o->val_every : 0,
         .val_rows = val_rows,
         .checkpoint_every = o->checkpoint_every,

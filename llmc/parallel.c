@@ -316,11 +316,19 @@ static bool is_shared_out(const Parallel *p, StateKind kind) {
 
 bool parallel_stores_alone(const Parallel *p) { return !is_shared_out(p, STATE_PARAM); }
 
-int parallel_share_copy(Parallel *p, size_t count, float **memory, Error *e) {
+int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e) {
     *memory = NULL;
     if (parallel_stores_alone(p)) return 0;
-    TRY(shared_memory_create(&p->copy, p->comm, count * sizeof(float), e));
-    if (p->comm->rank == 0) *memory = p->copy.memory;
+    TRY(shared_memory_create(&p->copy, p->comm, (size_t)arrays * stride * sizeof(float), e));
+    if (p->comm->rank == 0) {
+        *memory = p->copy.memory;
+        return 0;
+    }
+    for (int k = 0; k < arrays && p->copy.memory; k++)
+        for (int i = 0; i < p->buckets; i++) {
+            Range part = p->owned[i];
+            shared_memory_touch(&p->copy, ((size_t)k * stride + part.begin) * sizeof(float), range_float_bytes(part));
+        }
     return 0;
 }
 
@@ -377,16 +385,22 @@ static int give_parts(Parallel *p, const Request *q, Error *e) {
     return comm_send(p->comm, 0, &done, sizeof done, e);
 }
 
-int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
+static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
     char done;
+    for (int r = 1; r < p->comm->ranks; r++)
+        if (q->place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
+        else TRY(take_parts(p, q, r, values, e));
+    return 0;
+}
+
+// What the others send is taken, whatever becomes of rank 0's own parts: the next store must not find it.
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
     if (!is_shared_out(p, kind)) return engine_store(p->engine, kind, range, values, e);
     const Request q = {kind, range, place_of(p, values)};
+    Error ignored = {0};
     TRY(request(p, &q, e));
-    TRY(store_parts(p, &q, values, e));
-    for (int r = 1; r < p->comm->ranks; r++)
-        if (q.place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
-        else TRY(take_parts(p, &q, r, values, e));
-    return 0;
+    int code = store_parts(p, &q, values, e), taken = take_all(p, &q, values, code ? &ignored : e);
+    return code ? code : taken;
 }
 
 int parallel_served(Parallel *p, Error *e) {

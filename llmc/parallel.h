@@ -111,10 +111,10 @@ bool parallel_stores_alone(const Parallel *p); // is all of a checkpoint in rank
 int parallel_served(Parallel *p, Error *e);    // on rank 0
 int parallel_serve(Parallel *p, Error *e);     // on the others
 
-// Memory on rank 0 for so many floats, to be stored into: where the state is shared out, the ranks of its machine put
-// their parts there themselves, at the same time, and send nothing. All ranks together, before the first store; it lives
-// as long as p. memory: NULL on the others, and where there is nothing to gain or none to be had.
-int parallel_share_copy(Parallel *p, size_t count, float **memory, Error *e);
+// Memory on rank 0 for whole arrays of state, which begin `stride` floats apart: where the state is shared out, the ranks
+// of its machine put their parts there themselves, at the same time, and send nothing. All ranks together, before the
+// first store; it lives as long as p. memory: NULL on the others, and where there is nothing to gain or none to be had.
+int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
 
 // Meanwhile a deadline is for one piece of what rank 0 does, not for all of it. On rank 0, from the thread that speaks
 // with the others: a piece is done. They are told, so that everybody's deadline starts anew; twice a second at most.

@@ -61,8 +61,8 @@ typedef struct {
     bool stop;             // a signal asked some rank to; all know
     ShardList shards;      // of `train`
     struct {
-        uint64_t model, train, val, questions; // 0: none
-    } data_hash;                               // of what several ranks must find alike
+        uint64_t model, train, val, questions, replay; // 0: none
+    } data_hash;                                       // of what several ranks must find alike
     struct {
         bool looked; // for a checkpoint to go on from
         Newest newest;

@@ -12,21 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KINDS = 3 };
-static const StateKind kinds[KINDS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+static const StateKind kinds[SAVER_ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
 
 struct Saver {
     SaverConfig config;
     int64_t before; // steps whose checkpoints are not to go (saver_stay); -1: none
     int64_t after;
-    float *copy[KINDS]; // (flat_count), the snapshot; NULL before saver_prepare
-    bool lent;          // its memory is not the saver's
-    Parallel *parallel; // to read from instead; NULL: from the copy
-    Parallel *source;   // what the thread is to take the snapshot of; NULL: it is taken
-    sem_t taken;        // posted when it has done so
-    bool snapping;      // main thread's: that has not been waited for
-    double stalled;     // main thread's, seconds
-    char *state;        // text of state.json
+    float *copy[SAVER_ARRAYS]; // (flat_count), the snapshot; NULL before saver_prepare
+    bool lent;                 // its memory is not the saver's
+    Parallel *parallel;        // to read from instead; NULL: from the copy
+    Parallel *source;          // what the thread is to take the snapshot of; NULL: it is taken
+    sem_t taken;               // posted when it has done so
+    bool snapping;             // main thread's: that has not been waited for
+    double stalled;            // main thread's, seconds
+    char *state;               // text of state.json
     size_t state_bytes;
     double started;
     SaveReport report;
@@ -58,7 +57,7 @@ void saver_destroy(Saver *saver) {
     if (!saver) return;
     saver_collect(saver, true, NULL);
     if (saver->touching) pthread_join(saver->thread, NULL);
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < SAVER_ARRAYS; k++) {
         if (saver->copy[k]) engine_unpin(saver->config.engine, saver->copy[k]);
         if (!saver->lent) memory_free(saver->copy[k]);
     }
@@ -125,7 +124,7 @@ static int read_back(const char *directory, const Pulse *pulse, Error *e) {
 
 static int take_snapshot(Saver *s, Parallel *source, Error *e) {
     Range all = {0, s->config.model->flat_count};
-    for (int k = 0; k < KINDS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
+    for (int k = 0; k < SAVER_ARRAYS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
     s->report.snapshot_seconds = clock_seconds() - s->started;
     return 0;
 }
@@ -146,7 +145,10 @@ static void *save_all(void *argument) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The main thread's side
 
-size_t saver_copy_bytes(const Model *model) { return KINDS * model->flat_count * sizeof(float); }
+size_t saver_copy_stride(const Model *model) {
+    const size_t page = (64 << 10) / sizeof(float); // the largest there is
+    return (model->flat_count + page - 1) / page * page;
+}
 
 // Signals are the main thread's.
 static bool start_thread(Saver *s, void *(*run)(void *)) {
@@ -161,7 +163,7 @@ static bool start_thread(Saver *s, void *(*run)(void *)) {
 static void *touch_copy(void *argument) {
     Saver *s = argument;
     size_t bytes = s->config.model->flat_count * sizeof(float);
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < SAVER_ARRAYS; k++) {
         memset(s->copy[k], 0, bytes);
         engine_pin(s->config.engine, s->copy[k], bytes);
     }
@@ -169,18 +171,18 @@ static void *touch_copy(void *argument) {
 }
 
 int saver_prepare(Saver *s, float *memory, Error *e) {
-    size_t count = s->config.model->flat_count;
+    size_t stride = saver_copy_stride(s->config.model), bytes = stride * sizeof(float);
     s->lent = memory != NULL;
-    for (size_t k = 0; k < KINDS; k++)
-        if (s->lent) s->copy[k] = memory + k * count;
+    for (size_t k = 0; k < SAVER_ARRAYS; k++)
+        if (s->lent) s->copy[k] = memory + k * stride;
         else if (!s->copy[k])
-            TRY(memory_alloc((void **)&s->copy[k], count * sizeof(float), "the copy that a checkpoint is made of", e));
+            TRY(memory_alloc((void **)&s->copy[k], bytes, "the copy that a checkpoint is made of", e));
     s->touching = start_thread(s, touch_copy);
     return 0;
 }
 
 static int wait_for_copy_memory(Saver *s, Error *e) {
-    if (!s->copy[KINDS - 1]) TRY(saver_prepare(s, NULL, e));
+    if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
     if (s->touching) pthread_join(s->thread, NULL);
     s->touching = false;
     return 0;

@@ -43,8 +43,9 @@ typedef struct {
     double stall_seconds;    // how long training stood still
 } SaveReport;
 
-// Bytes of memory that the copy takes on rank 0 (saver_prepare).
-size_t saver_copy_bytes(const Model *model);
+// The copy on rank 0 that a checkpoint is made of: so many arrays, which begin so many floats apart, at whole pages.
+enum { SAVER_ARRAYS = 3 };
+size_t saver_copy_stride(const Model *model);
 
 // Bytes that a checkpoint takes on the disk, state.json apart.
 uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
@@ -55,7 +56,7 @@ void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
 // Takes the memory for the copy that saver_start needs, and touches and pins it in the background: a system hands out
 // fresh memory so slowly that training would stand still for seconds at the first save.
 // Without it the first save does so.
-// memory: saver_copy_bytes that outlive the saver, to be used for it (parallel_share_copy); NULL: it takes its own.
+// memory: what outlives the saver, to be used for it (parallel_share_copy); NULL: it takes its own.
 int saver_prepare(Saver *saver, float *memory, Error *e);
 
 // Whatever `keep` says: until the next save has succeeded the checkpoint of step `before` stays, and from then on that

@@ -275,6 +275,7 @@ static int hash_data(Run *r, Error *e) {
     FileDigest questions;
     TRY(hash_model(r, e));
     if (r->train) r->data_hash.train = hash_shards(&r->shards);
+    r->data_hash.replay = hash_bytes(HASH_START, r->ramp.replay, sizeof(int64_t) * (size_t)r->ramp.replay_steps);
     if (r->val) {
         TRY(shard_list_create(&val, r->val, e));
         r->data_hash.val = hash_shards(&val);
@@ -306,6 +307,7 @@ int setup_same_data(const Run *r, Error *e) {
         {r->data_hash.train, "other training data (--train)"},
         {r->data_hash.val, "other validation data (--val)"},
         {r->data_hash.questions, "other questions (--hellaswag)"},
+        {r->data_hash.replay, "another run to replay (--ramp)"},
     };
     for (size_t i = 0; i < sizeof found / sizeof *found; i++)
         TRY(comm_same(r->comm, found[i].hash, ERR_INPUT, found[i].what, SAME_FILES_HINT, e));
@@ -447,7 +449,7 @@ int setup_output(Run *r, Error *e) {
     const Options *o = &r->options;
     const bool saves_aside = may_save_aside(r);
     float *copy = NULL;
-    if (saves_aside) TRY(parallel_share_copy(&r->parallel, saver_copy_bytes(&r->model) / sizeof(float), &copy, e));
+    if (saves_aside) TRY(parallel_share_copy(&r->parallel, SAVER_ARRAYS, saver_copy_stride(&r->model), &copy, e));
     if (!is_first(r)) return 0;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));

@@ -47,7 +47,14 @@ int __wrap_engine_collect(Engine *engine, Range range, bool first, Error *e) {
 static struct {
     bool blind;
     size_t sent; // bytes of state
+    int fails;   // this call of engine_store from now on
 } rank;
+int __real_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    if (rank.fails && --rank.fails == 0) return FAIL(e, ERR_MEMORY, NULL, "the test's own");
+    return __real_engine_store(engine, kind, range, values, e);
+}
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...) {
@@ -67,7 +74,7 @@ int __wrap_comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *
 // Who shares memory with rank 0, as all know it.
 static int share(State *s, Error *e) {
     rank.blind = s->comm.rank >= s->finders;
-    TRY(parallel_share_copy(&s->parallel, s->model.flat_count, &s->shared, e));
+    TRY(parallel_share_copy(&s->parallel, 1, s->model.flat_count, &s->shared, e));
     for (int r = 0; r < s->comm.ranks; r++)
         if (s->comm.ranks > 1 && s->parallel.copy.shared_by[r] != (r < s->finders || r == 0))
             return FAIL(e, ERR_INTERNAL, NULL, "rank %d shares memory, or does not", r);
@@ -116,12 +123,29 @@ static int compare_both(State *s, StateKind kind, Range range, size_t place, Err
     return s->shared ? compare(s, kind, range, s->shared + (count - room), room, e) : 0;
 }
 
+// A store that fails on rank 0 leaves nothing behind for the next.
+static int compare_after_failure(State *s, StateKind kind, float *got, Error *e) {
+    const Range all = {0, s->model.flat_count};
+    for (int i = 1; i <= s->parallel.buckets; i++) {
+        Error own = {0};
+        rank.fails = i;
+        int code = parallel_store(&s->parallel, kind, all, got, &own);
+        rank.fails = 0;
+        if (code != ERR_MEMORY || own.code != code)
+            return FAIL(e, ERR_INTERNAL, NULL, "store %d, which fails, ends with %d: %.200s", i, code, own.what);
+        TRY(compare(s, kind, all, got, all.end, e));
+    }
+    return 0;
+}
+
 static int collect(State *s, StateKind kind, uint64_t seed, Error *e) {
     size_t count = s->model.flat_count;
     for (size_t i = 0; i < count; i++) s->want[i] = (float)rng_u32(seed, kind, i);
     TRY(engine_load(s->engine, kind, (Range){0, count}, s->want, e)); // of which a rank keeps its share
     if (s->comm.rank > 0) return parallel_serve(&s->parallel, e);
     TRY(compare_both(s, kind, (Range){0, count}, 0, e));
+    TRY(compare_after_failure(s, kind, s->got, e));
+    if (s->shared) TRY(compare_after_failure(s, kind, s->shared, e));
     for (uint64_t i = 0; i < 30; i++) {
         size_t a = rng_u32(seed, 10, 2 * i) % count, b = rng_u32(seed, 10, 2 * i + 1) % count;
         TRY(compare_both(s, kind, (Range){size_min(a, b), size_max(a, b)}, rng_u32(seed, 11, i) % count, e));

@@ -190,15 +190,15 @@ not_finite() { # known to all: one of them says it
 }
 # While a checkpoint is being written, for longer than the others have patience in a step: the reason is told all the same.
 slow_disk="-x LD_PRELOAD=$work/fault.so -x FAULT_FSYNC=0.5"
-not_finite_while_saving() { # known to all, who wait for the save: a checkpoint's patience
+not_finite_while_saving() { # OPTIONS...: known to all, who wait for the save: a checkpoint's patience
     # shellcheck disable=SC2046,SC2086
     launch 2 $slow_disk "$train" $(step=2 checkpoint=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
-        --checkpoint-every 3
+        --checkpoint-every 3 "$@"
     ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
-asked_to_stop_while_saving() { # two saves, and both get on
+asked_to_stop_while_saving() { # OPTIONS...: two saves, and both get on
     # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(checkpoint=2 options) --steps 100000000 --out stop --checkpoint-every 400
+    launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(checkpoint=2 options) --steps 100000000 --out stop --checkpoint-every 400 "$@"
     ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && one_error
 }
 # What takes long on rank 0 but gets on is no hang, however long the others wait for all of it; what never returns is.
@@ -317,14 +317,16 @@ fault hangs 2 0 1
 fault hangs 3 2 1.2 --zero 1 --checkpoint-every 20
 fault hangs 3 0 1.5 --zero 1 --checkpoint-every 20
 fault not_finite_while_saving
+fault not_finite_while_saving --zero 0
 fault shard_that_shrinks_while_saving 3 30
 fault shard_that_shrinks_while_saving 10 4
 fault asked_to_stop_while_saving
+fault asked_to_stop_while_saving --zero 0
 fault saves_slowly 0
 fault saves_slowly 1
 fault samples_slowly
 fault hangs_while_saving --steps 3
-fault hangs_while_saving --steps 100000000 --checkpoint-every 40
+fault hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
 fault resumes_slowly
 fault hangs_while_resuming
 fault alone

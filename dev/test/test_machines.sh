@@ -54,6 +54,10 @@ other_validation_data() {
 other_questions() {
     make_machines && sed -i 's/"5"/"6"/' m1/questions.jsonl && on_both 65 --out run && refused "rank 1 has other questions (--hellaswag) than rank 0"
 }
+other_replay() {
+    make_machines && on_both 0 --out "$work/run" && cp "$work/run/metrics.jsonl" m0/ && sed 's/"batch": 8/"batch": 16/' m0/metrics.jsonl > m1/metrics.jsonl &&
+        rm -r "$work/run" && on_both 65 --out run --ramp replay:metrics.jsonl && refused "rank 1 has another run to replay (--ramp) than rank 0"
+}
 other_data_to_evaluate_on() {
     make_machines && on_both 0 --out "$work/run" || return 1
     change m1/code_val_000000.bin
@@ -143,7 +147,7 @@ strangers_may_not_train() { # each would write the same run, and evaluate the sa
         strangers 64 "^error: --lr" --train x --lr nothing
 }
 
-for test in same_files other_training_data other_shard_name other_validation_data other_questions other_data_to_evaluate_on \
+for test in same_files other_training_data other_shard_name other_validation_data other_questions other_replay other_data_to_evaluate_on \
     one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_of_a_job cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
     strangers_may_not_train; do
     try $test

@@ -236,7 +236,7 @@ static void test_aliases(void) {
     Options o;
     Error e;
     const char *llmc = "-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 "
-                       "-s 9 -g 12 -z 1 -r 2";
+                       "-s 9 -g 12 -z 2 -r 2";
     CHECK_OK(resolve(&o, llmc, &e), &e);
     CHECK(strcmp(o.train, "a") == 0 && strcmp(o.val, "b") == 0 && strcmp(o.out, "c") == 0, "texts");
     CHECK(strcmp(o.model, "d12") == 0 && o.micro_batch == 8 && o.seq_len == 64 && o.batch_tokens == 2048, "shape");
@@ -244,7 +244,7 @@ static void test_aliases(void) {
     CHECK(o.warmup_tokens == 7 * 2048, "warm-up %lld", (long long)o.warmup_tokens);
     CHECK(o.final_lr_frac == 0.25 && o.weight_decay == 0.2 && o.val_every == 5, "rates");
     CHECK(o.val_tokens == 3 * 8 * 64, "validation %lld", (long long)o.val_tokens);
-    CHECK(o.zero == 1 && o.recompute == 2, "ZeRO stage, recomputation of blocks");
+    CHECK(o.zero == 2 && o.recompute == 2, "ZeRO stage, recomputation of blocks");
     CHECK(o.sample_every == 9 && o.sample_tokens == 12 && !*o.notes, "samples");
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(o.warmup_tokens == 7 * 2048, "resolving twice changes nothing");
