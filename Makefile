@@ -87,15 +87,14 @@ $(LIBRARY): $(OBJECTS)
 	@$(AR) rcs $@ $^
 
 # Looked for once: one line where one is missing, instead of the compiler's page.
-build/headers:
-	@mkdir -p $(@D)
+$(BUILD)/headers: $(BUILD)/flags
 	@for header in cjson/cJSON.h xxhash.h; do \
 		echo "#include <$$header>" | $(CC) $(CFLAGS) -E -x c - > /dev/null 2>&1 || { echo "error: no $$header:" \
 			"scripts/deps.sh demo installs what is missing (Debian, Ubuntu), or CFLAGS='-O3 -I/path' says where it is" >&2; exit 69; }; \
 	done
 	@touch $@
 
-$(BUILD)/%.o: %.c $(BUILD)/flags | build/headers
+$(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
@@ -187,7 +186,7 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@grep -vE 'ptxas info *: [^(]|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
 	@$(SPILLS) $(@:.o=.ptxas) >&2 || { rm -f $@; exit 1; }
 
-$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | build/headers
+$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 

@@ -172,9 +172,16 @@ static void put_csv_header(FILE *f) {
     fputc('\n', f);
 }
 
+// As all files have it. JSON has no infinity, and a number that some readers refuse would cost them the whole file.
+static void write_number(FILE *f, double x, const char *unknown) {
+    const double unbounded = 1e308;
+    if (isnan(x)) fputs(unknown, f);
+    else fprintf(f, "%.17g", isinf(x) ? copysign(unbounded, x) : x);
+}
+
 static void put_csv_number(FILE *f, const char *before, double x) {
     fputs(before, f);
-    if (!isnan(x)) fprintf(f, "%.17g", x);
+    write_number(f, x, "");
 }
 
 static void put_csv_row(FILE *f, const Row *row) {
@@ -298,9 +305,8 @@ static int write_text(Metrics *m, int fd, const char *path, Error *e) {
 }
 
 static void put_number(FILE *f, const char *before, const char *name, double x) {
-    char number[40];
-    text_real(number, x);
-    fprintf(f, ", \"%s%s\": %s", before, name, number);
+    fprintf(f, ", \"%s%s\": ", before, name);
+    write_number(f, x, "null");
 }
 
 static void put_columns(FILE *f, const Row *row, Column first, Column last) {
@@ -322,14 +328,10 @@ static int end_line(Metrics *m, Error *e) {
     return 0;
 }
 
-// JSON has no infinity, and a number that many readers refuse would cost them the whole file.
-static const double unbounded = 1e308;
-
 // The five columns of an estimate, of which `first` is the first.
 static void set_estimate(Row *row, Column first, const GnsTracker *t) {
     GnsEstimate g = gns_estimate(t);
-    double lower = isinf(g.lower) ? unbounded : g.lower;
-    const double values[] = {g.scale, g.scale_se, g.valid ? lower : NAN, g.g2, g.s};
+    const double values[] = {g.scale, g.scale_se, g.valid ? g.lower : NAN, g.g2, g.s};
     memcpy(&row->column[first], values, sizeof values);
 }
 
@@ -357,9 +359,8 @@ static void put_sampled(FILE *f, const Row *row, const Noise *noise) {
     for (int i = 0; i < GROUP_COUNT; i++) put_number(f, "gns_type_", group_names[i], row->type[i]);
     fputs(", \"gns_layer\": [", f);
     for (int l = 0; l < noise->layers; l++) {
-        char number[40];
-        text_real(number, gns_estimate(&noise->layer[l]).scale);
-        fprintf(f, "%s%s", l ? ", " : "", number);
+        if (l) fputs(", ", f);
+        write_number(f, gns_estimate(&noise->layer[l]).scale, "null");
     }
     fputs("]", f);
 }

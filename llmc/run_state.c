@@ -3,7 +3,6 @@
 
 #include "json_place.h"
 #include "option_rows.h"
-#include "text.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -73,7 +72,13 @@ static int io_raw(const StateIO *io, const char *name, const char *text, Error *
     return cJSON_AddRawToObject(io->object, name, text) ? 0 : out_of_memory(e);
 }
 
-// text_real backwards.
+// 17 significant digits read back as the same double; NaN is null, and infinity a number that no double holds.
+static void real_text(char out[40], double x) {
+    if (isnan(x)) strcpy(out, "null");
+    else if (isinf(x)) strcpy(out, x > 0 ? "1e999" : "-1e999");
+    else snprintf(out, 40, "%.17g", x);
+}
+
 static bool real_value(const cJSON *item, double *x) {
     if (cJSON_IsNull(item)) *x = NAN;
     else if (cJSON_IsNumber(item)) *x = item->valuedouble;
@@ -86,7 +91,7 @@ static int io_real(StateIO *io, const char *name, double *x, Error *e) {
     if (!io->writing)
         return real_value(cJSON_GetObjectItemCaseSensitive(io->object, name), x) ? 0
                                                                                  : malformed(io, name, "a number", e);
-    text_real(text, *x);
+    real_text(text, *x);
     return io_raw(io, name, text, e);
 }
 
@@ -180,7 +185,7 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
             if (!real_value(cJSON_GetArrayItem(ring, i), &o->value[i])) return malformed(&in, "ring", "numbers", e);
             continue;
         }
-        text_real(text, o->value[i]);
+        real_text(text, o->value[i]);
         cJSON *item = cJSON_CreateRaw(text);
         if (!item || !cJSON_AddItemToArray(ring, item)) return out_of_memory(e);
     }

@@ -1,9 +1,7 @@
 #include "text.h"
 
-#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <string.h>
 
 // Bytes of the UTF-8 character at s (RFC 3629), 0 where there is none.
 static int utf8_length(const unsigned char *s) {
@@ -36,10 +34,4 @@ void text_write_json(FILE *f, const char *text) {
         s += length ? length : 1;
     }
     fputc('"', f);
-}
-
-void text_real(char out[40], double x) {
-    if (isnan(x)) strcpy(out, "null");
-    else if (isinf(x)) strcpy(out, x > 0 ? "1e999" : "-1e999");
-    else snprintf(out, 40, "%.17g", x);
 }

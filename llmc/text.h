@@ -14,10 +14,6 @@ void text_write_utf8(FILE *f, const char *text);
 // The same as a JSON string (RFC 8259), in quotes.
 void text_write_json(FILE *f, const char *text);
 
-// A number as JSON: 17 significant digits read back as the same double. NaN is null, and infinity, for which JSON has
-// no word, a number that no double holds.
-void text_real(char out[40], double x);
-
 #ifdef __cplusplus
 }
 #endif

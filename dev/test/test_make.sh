@@ -56,6 +56,8 @@ check "not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1
 check "$(cat "$work/log")" says "$work/log" "error: no cjson/cJSON.h: scripts/deps.sh demo installs"
 touch none/xxhash.h && mkdir none/cjson && touch none/cjson/cJSON.h
 returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/text.o NO_MPI=1 BUILD=build/cpu CFLAGS="-I$PWD/none"
+returns 0 make clean
+check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
 # An nvcc that writes down what it is asked for, and says of what it compiles what the file `report` does.
