@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <limits.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { V = 5000, T = 13, MAX_ROWS = 9 };
@@ -149,11 +150,21 @@ static int other_threads(void (*f)(const char *thread)) {
     return count;
 }
 
+// The same count, once it is what it should be, or after ten seconds: a thread is still in /proc for a moment after
+// pthread_join has returned, since the kernel tells the joiner first.
+static int other_threads_settle(int wanted) {
+    double start = clock_seconds();
+    const struct timespec moment = {.tv_nsec = 1000000};
+    int count;
+    while ((count = other_threads(NULL)) != wanted && clock_seconds() - start < 10) nanosleep(&moment, NULL);
+    return count;
+}
+
 // Destroyed while the thread reads several megabytes: it ends, and leaves no thread behind.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     make_shard("long.bin", 600000, V);
-    int before = other_threads(NULL);
+    CHECK(other_threads_settle(0) == 0, "%d threads of tests before this one", other_threads(NULL));
     for (int i = 0; i < 50; i++) {
         Fixture f = fixture_open("long.bin", LONG_ROWS, LONG_T);
         const uint16_t *rows;
@@ -161,7 +172,7 @@ static void test_ends_while_reading(void) {
         if (i % 5) loader_expect(f.loader, draw(1000), LONG_ROWS);
         fixture_close(&f);
     }
-    CHECK(other_threads(NULL) == before, "%d threads, %d before", other_threads(NULL), before);
+    CHECK(other_threads_settle(0) == 0, "%d threads", other_threads(NULL));
     loader_destroy(NULL);
 }
 
@@ -182,6 +193,7 @@ static void test_signals(void) {
     Fixture f = fixture_open("signals.bin", MAX_ROWS, T);
     loader_expect(f.loader, 0, 1);
     settle(f.loader); // so that the thread is past its start, during which glibc itself blocks signals
+    CHECK(other_threads_settle(1) == 1, "%d other threads", other_threads(NULL));
     CHECK(other_threads(check_blocks_signals) == 1, "%d other threads", other_threads(NULL));
     sigset_t mine;
     sigprocmask(SIG_BLOCK, NULL, &mine);
