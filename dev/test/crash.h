@@ -29,6 +29,11 @@ __attribute__((format(printf, 1, 2))) static inline pid_t start(const char *form
     return child;
 }
 
+// Until a run under way has written this, or for a minute: a busy machine takes its time.
+static inline void wait_for(const char *path, const char *text) {
+    for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) sleep_us(1000);
+}
+
 // How many calls of each kind the whole run makes.
 static long calls_of_run[CALLS + 1]; // on rank 0
 

@@ -53,6 +53,7 @@ typedef struct {
         _Atomic long steps;            // begun
         _Atomic int process;           // 0: has not come so far
     } of[FAULT_RANKS];
+    _Atomic long slowed;    // fsyncs that slow_us made slow, or is making
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long struck;    // calls that failed
     _Atomic long unsynced;  // files and directories of checkpoints that got their names before they were on the disk
@@ -237,7 +238,10 @@ ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
-    if (in_child() && faults->slow_us) usleep((useconds_t)faults->slow_us);
+    if (in_child() && faults->slow_us) {
+        faults->slowed++;
+        usleep((useconds_t)faults->slow_us);
+    }
     if (strikes(CALL_FSYNC)) return -1;
     int result = __real_fsync(fd);
     if (result == 0 && in_child()) disk_synced(fd);

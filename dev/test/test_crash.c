@@ -229,7 +229,7 @@ static void test_stopped_without_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->disk_kb = disk_of(1);
     pid_t child = start(FOR_LONG "--out part");
-    for (int i = 0; i < 60000 && newest_step("part") < 0; i++) sleep_us(1000);
+    wait_for("part/metrics.jsonl", "{\"step\": 4,"); // what is saved is behind it
     kill(child, SIGINT);
     int code = trainer_wait(child);
     CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
@@ -398,7 +398,7 @@ static void test_check_of_a_file(void) {
 
 static pid_t start_and_wait_for_steps(const char *command) {
     pid_t child = start("%s", command);
-    for (int i = 0; i < 5000 && !log_mentions("engine "); i++) sleep_us(1000);
+    wait_for("log", "engine ");
     return child;
 }
 
@@ -407,7 +407,7 @@ static void test_signals(void) {
     static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"};
     int rounds = trainer.thorough ? 200 : 8, stopped = 0;
     remove_part();
-    for (int i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds || (!stopped && i < 100); i++) {
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         sleep_us(draw(4000));
@@ -430,15 +430,16 @@ static void test_signals(void) {
 static void test_second_signal_ends_at_once(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
-    faults->slow_us = 1500000; // so that the save is under way when it comes
-    pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+    pid_t child = start_and_wait_for_steps("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    faults->slow_us = 30000000; // so that the save is under way when it comes
     kill(child, SIGTERM);
-    sleep_us(300000);
+    for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
     double before = clock_seconds();
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
-    CHECK(clock_seconds() - before < 1, "took %.2f s", clock_seconds() - before);
+    CHECK(clock_seconds() - before < 20, "took %.2f s", clock_seconds() - before);
+    remove_part();
     check_goes_on("two signals");
 }
 
@@ -502,10 +503,6 @@ static void release(pid_t holder) {
     waitpid(holder, NULL, 0);
 }
 
-static void wait_for_note(const char *text) {
-    for (int i = 0; i < 5000 && !log_mentions(text); i++) sleep_us(1000);
-}
-
 // The lock of a machine that crashed goes when the server gives it up: a run that goes on waits for that, says so at
 // once, and can be stopped meanwhile. --fresh does not wait, nor what has no more time than the other ranks have.
 static void test_waits_for_a_lock_from_elsewhere(void) {
@@ -519,7 +516,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         pid_t lock = lock_from_elsewhere(holder);
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start(COMMAND "--out part");
-        wait_for_note("Waiting for it, up to 120 s");
+        wait_for("log", "Waiting for it, up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
         CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
@@ -528,7 +525,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
     }
     pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
-    wait_for_note("Waiting for it");
+    wait_for("log", "Waiting for it");
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());

@@ -142,13 +142,15 @@ __attribute__((format(printf, 1, 2))) static inline const char *path_of(const ch
     return path;
 }
 
-static inline bool log_mentions(const char *text) {
+static inline bool file_mentions(const char *path, const char *text) {
     size_t bytes;
-    char *log = read_text("log", &bytes);
-    bool found = log && strstr(log, text);
-    memory_free(log);
+    char *content = read_text(path, &bytes);
+    bool found = content && strstr(content, text);
+    memory_free(content);
     return found;
 }
+
+static inline bool log_mentions(const char *text) { return file_mentions("log", text); }
 
 // The end of the log, for messages.
 static inline const char *log_tail(void) {
