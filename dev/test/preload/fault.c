@@ -1,5 +1,6 @@
 // fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
-// (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds; 0: before main.
+// (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds from its start (0: before main),
+// or, as +SECONDS, from when it has joined the others, however long a busy machine needs for that.
 // FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes,
 // in seconds, with no disk to wait for besides; FAULT_FLUSH what a line takes longer that a rank says; and FAULT_SAVING
 // what happens when a checkpoint is first being written: "ask", "hang", or a file to empty. FAULT_READ is what each look
@@ -86,16 +87,23 @@ int gethostname(char *name, size_t bytes) {
     return 0;
 }
 
+static void arm(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+}
+
 int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
     int (*next)(int *, char ***, int, int *) =
         (int (*)(int *, char ***, int, int *))dlsym(RTLD_NEXT, "MPI_Init_thread");
     if (is_victim() && strcmp(getenv("FAULT_ACTION"), "ask") == 0) raise(SIGUSR1);
-    return next(argc, argv, wanted, got);
+    int code = next(argc, argv, wanted, got);
+    if (is_victim() && *getenv("FAULT_AFTER") == '+') arm();
+    return code;
 }
 
-__attribute__((constructor)) static void arm(void) {
-    pthread_t thread;
-    if (!is_victim() || strcmp(getenv("FAULT_ACTION"), "ask") == 0) return;
-    if (atof(getenv("FAULT_AFTER")) > 0) pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+__attribute__((constructor)) static void begin(void) {
+    const char *after = getenv("FAULT_AFTER");
+    if (!is_victim() || strcmp(getenv("FAULT_ACTION"), "ask") == 0 || *after == '+') return;
+    if (atof(after) > 0) arm();
     else strike(getenv("FAULT_ACTION"));
 }
