@@ -2,6 +2,7 @@
 #include "watchdog.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -88,6 +89,7 @@ typedef struct {
     int here;             // ranks of this machine that have come
     int missing;          // that have not, where the ranks have not met
     int count[STANDINGS]; // of the others
+    long long least;      // collectives that any of them has begun, of those that run
     int before;           // how many of them speak before this one
     bool told;            // one of them ends the job just now
     bool unsure;          // for all that this shows, a rank of another machine is to blame
@@ -96,7 +98,7 @@ typedef struct {
 // Those that run and are ahead speak first, since one that is behind has nobody to name; of those that are as far, the
 // ones before this one.
 static View look_around(const Watchdog *w, double now) {
-    View v = {.here = 1};
+    View v = {.here = 1, .least = LLONG_MAX};
     if (!w->config.board) return v;
     for (int rank = 0; rank < w->config.ranks; rank++) {
         if (rank == w->config.rank) continue;
@@ -104,6 +106,8 @@ static View look_around(const Watchdog *w, double now) {
         v.count[standing]++;
         v.here += standing != ABSENT;
         v.before += standing == AHEAD || (standing == LEVEL && rank < w->config.rank);
+        long long begun = atomic_load(&w->config.board[rank].begun);
+        if (standing > STILL && begun < v.least) v.least = begun;
         v.told |= standing != ABSENT && seconds_since(&w->config.board[rank].spoke, now) < seconds_of_silence;
     }
     if (!w->joined && v.here < w->config.here) v.missing = w->config.here - v.here;
@@ -111,10 +115,12 @@ static View look_around(const Watchdog *w, double now) {
     return v;
 }
 
-static void name_ranks(const Watchdog *w, double now, Standing which, const char *before, const char *after, char *text,
-                       size_t bytes) {
+// Those that have begun no more than `most` collectives.
+static void name_ranks(const Watchdog *w, double now, Standing which, long long most, const char *before,
+                       const char *after, char *text, size_t bytes) {
     for (int rank = 0; rank < w->config.ranks; rank++)
-        if (rank != w->config.rank && standing_of(w, rank, now) == which)
+        if (rank != w->config.rank && standing_of(w, rank, now) == which &&
+            atomic_load(&w->config.board[rank].begun) <= most)
             append(text, bytes, "%srank %d (process %d%s%s)%s", before, rank,
                    atomic_load(&w->config.board[rank].process), *w->config.host ? " on " : "", w->config.host, after);
 }
@@ -131,18 +137,18 @@ static void name_missing(const Watchdog *w, const View *v, char *text, size_t by
 }
 
 // Whom this rank is waiting for, as far as the board tells: those that are behind may themselves wait for one that is
-// still.
+// still, or that is further behind.
 static void name_guilty(const Watchdog *w, const View *v, double now, char *text, size_t bytes) {
     if (!w->config.board) return;
     if (v->unsure) {
         append(text, bytes, " (number %lld); this machine's %d %s", (long long)atomic_load(&own_entry(w)->begun),
                v->here, v->here > 1 ? "ranks run" : "rank runs");
-        name_ranks(w, now, BEHIND, ", ", " behind", text, bytes);
+        name_ranks(w, now, BEHIND, v->least, ", ", " behind", text, bytes);
         append(text, bytes, ": look at the other machines too");
         return;
     }
-    if (v->count[STILL]) name_ranks(w, now, STILL, "; ", " is stopped or gone", text, bytes);
-    else name_ranks(w, now, BEHIND, "; ", " has not come to it", text, bytes);
+    if (v->count[STILL]) name_ranks(w, now, STILL, LLONG_MAX, "; ", " is stopped or gone", text, bytes);
+    else name_ranks(w, now, BEHIND, v->least, "; ", " has not come to it", text, bytes);
     if (v->missing) name_missing(w, v, text, bytes);
 }
 
