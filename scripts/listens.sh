@@ -18,9 +18,9 @@ hear_signals() {
 # nobody reads any more a reason to end.
 job='' asked=0 sent=0
 hear_requests() {
-    trap 'asked=$((asked + 1)); hand_on' INT TERM USR1
-    trap '[ $asked -gt 0 ] || { asked=1; hand_on; }' HUP
     trap '' PIPE
+    trap '[ $asked -gt 0 ] || { asked=1; hand_on; }' HUP
+    trap 'asked=$((asked + 1)); hand_on' INT TERM USR1 # the last: who sees this one caught may send any
 }
 hand_on() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do

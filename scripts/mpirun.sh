@@ -62,13 +62,15 @@ has_children() {
     return 1
 }
 
+# Says so when the ranks have come, in words: bash 5.2 may lose a request to stop that comes at the same time as another
+# signal with a trap.
 end_when_alone() {
     local alone=0 looks=0
-    trap '' HUP # a terminal's end is not its own
+    trap '' HUP INT QUIT # a terminal's end is not its own
     until has_ranks; do
         sleep $([ $((looks += 1)) -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
     done
-    kill -URG $$ # they have come
+    echo "they have come"
     while [ $alone -lt $patience ]; do
         sleep 1 > /dev/null 2>&1
         if has_children; then alone=0; else alone=$((alone + 1)); fi
@@ -111,12 +113,11 @@ fi
 job=$!
 exec {out}>&- {err}>&-
 hand_on
-started=
-trap 'started=1' URG
-end_when_alone &
+exec {news}< <(end_when_alone)
 guard=$!
 wait_for_job
 code=$?
+read -r -t 0.01 -u "$news" started || started=
 kill $guard 2> /dev/null
 # shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # what was said last; a process that mpirun left behind may hold the other end
