@@ -1,5 +1,5 @@
 // train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, behind the interface
-// that the training loop asks for (llmc/engine.h).
+// that the training loop asks for (llmc/model/engine.h).
 //
 // The engine's state is in llmc/cpu/engine.h, what it takes of the machine's memory in llmc/cpu/engine_memory.c, what
 // becomes of parameters, gradients and moments behind the backward pass in llmc/cpu/engine_state.c.
@@ -10,14 +10,14 @@
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #define _POSIX_C_SOURCE 200809L // sysconf
-#include "llmc/cpu/attention.h"
-#include "llmc/cpu/calibrate.h"
-#include "llmc/cpu/engine.h"
-#include "llmc/cpu/layers.h"
-#include "llmc/cpu/matmul.h"
-#include "llmc/cpu/vector_math.h"
-#include "llmc/shard.h"
-#include "llmc/program.h"
+#include "cpu/attention.h"
+#include "cpu/calibrate.h"
+#include "cpu/engine.h"
+#include "cpu/layers.h"
+#include "cpu/matmul.h"
+#include "cpu/vector_math.h"
+#include "model/shard.h"
+#include "run/program.h"
 
 #include <assert.h>
 #include <math.h>

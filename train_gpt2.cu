@@ -1,4 +1,4 @@
-// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/engine.h), with
+// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/model/engine.h), with
 // bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
 // The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu,
@@ -8,18 +8,18 @@
 // allocated in engine_create. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#include "llmc/cuda/attention.cuh"
-#include "llmc/cuda/crossentropy.cuh"
-#include "llmc/cuda/embedding.cuh"
-#include "llmc/cuda/engine.cuh"
-#include "llmc/cuda/gelu.cuh"
-#include "llmc/cuda/layernorm.cuh"
-#include "llmc/cuda/matmul.cuh"
-#include "llmc/cuda/optimizer.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/sizes.h"
-#include "llmc/program.h"
-#include "llmc/shard.h"
+#include "cuda/attention.cuh"
+#include "cuda/crossentropy.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/optimizer.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/sizes.h"
+#include "run/program.h"
+#include "model/shard.h"
 
 #include <assert.h>
 #include <math.h>

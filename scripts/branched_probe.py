@@ -55,7 +55,7 @@ class Origin:
 
 
 def step_of(name):
-    """The step of a checkpoint's name (archive_step_of in llmc/archive.c); None for another name."""
+    """The step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
     match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
     return int(match[1]) if match else None
 

@@ -46,12 +46,12 @@ check() { # NAME LIMIT_SECONDS COMMAND...
 }
 
 programs() {
-    [ -x "$BUILD/cuda-BF16/dev/test/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1
+    [ -x "$BUILD/cuda-BF16/dev/test/cuda/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1
 }
 
 tests() {
     for precision in BF16 FP32; do
-        for program in "$BUILD/cuda-$precision"/dev/test/test_*_cuda; do
+        for program in "$BUILD/cuda-$precision"/dev/test/cuda/test_*_cuda; do
             check "$(basename "$program")-$precision" 300 "$program"
         done
     done
@@ -63,7 +63,7 @@ tests() {
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
-        for program in "$BUILD"/cuda-BF16/dev/test/test_*_cuda; do
+        for program in "$BUILD"/cuda-BF16/dev/test/cuda/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
             *-test_shards_cuda | *-test_device_cuda) ;; # runs the engine's kernels only; runs none
@@ -94,7 +94,7 @@ speed() { # MODEL MICRO_BATCH SEQ_LEN ROUNDS WORD...
 
 val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d ' ' -f 2; }
 
-# The recipe of dev/test/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
+# The recipe of dev/test/scripts/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
 shakespeare() {
     [ -f "$DATA/tinyshakespeare.txt" ] || { row SKIP shakespeare "no tinyshakespeare.txt in DATA"; return; }
     "$BUILD/cpu/data/tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" \
@@ -115,7 +115,7 @@ shakespeare() {
 # Kill, stop, resume, and a model that transformers loads.
 resume() {
     [ -f "$DATA/tinyshakespeare.txt" ] || { row SKIP resume "no tinyshakespeare.txt in DATA"; return; }
-    check resume 200 dev/test/gpu_resume.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" \
+    check resume 200 dev/test/cuda/gpu_resume.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" \
         "$DATA/tinyshakespeare.txt"
     grep -E '^PASS|^SKIP|^valid' "$OUT/resume.log" | sed 's/^/    /' >> "$table"
 }
@@ -126,7 +126,7 @@ pages() {
         row SKIP pages "no tinyshakespeare.txt and gpt2/ in DATA"
         return
     fi
-    check pages 180 env OUT="$OUT/pages" dev/test/gpu_pages.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" "$DATA"
+    check pages 180 env OUT="$OUT/pages" dev/test/cuda/gpu_pages.sh "$BUILD/cuda-BF16/train_gpt2cu" "$BUILD/cpu/data/tokenize" "$DATA"
     sed -nE 's#^(PASS|FAIL|SKIP) gpu_pages/#\1 #p' "$OUT/pages.log" |
         while read -r verdict name why; do row "$verdict" "pages-${name%:}" "$why"; done
 }

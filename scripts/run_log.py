@@ -1,7 +1,7 @@
 """A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl
 (a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz behind the name.
 
-The fields of metrics.jsonl are those that llmc/metrics.c writes; what was not known is null there, NaN here; a bound
+The fields of metrics.jsonl are those that llmc/run/metrics.c writes; what was not known is null there, NaN here; a bound
 that is infinite is 1e308 there, inf here.
 """
 

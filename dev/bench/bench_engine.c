@@ -8,8 +8,8 @@
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products
 #define _POSIX_C_SOURCE 200809L
-#include "../../llmc/engine.h"
-#include "../../llmc/rng.h"
+#include "model/engine.h"
+#include "math/rng.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 // one micro-step of the size given: the host, that is, before the update, until the snapshot is taken. A device may have
 // work left meanwhile, so it is also said by how much that step is longer than steps alone.
 #define _DEFAULT_SOURCE // mkdtemp
-#include "../../llmc/saver.h"
+#include "run/saver.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

@@ -3,12 +3,12 @@
 #ifndef GNS_TRAINER_H
 #define GNS_TRAINER_H
 
-#include "../../llmc/archive.h"
-#include "../../llmc/data.h"
-#include "../../llmc/files.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/program.h"
-#include "shard_file.h"
+#include "checkpoint/archive.h"
+#include "text/shards.h"
+#include "base/files.h"
+#include "math/rng.h"
+#include "run/program.h"
+#include "text/shard_file.h"
 #include "test.h"
 
 #include <fcntl.h>

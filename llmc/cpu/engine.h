@@ -4,9 +4,9 @@
 #ifndef GNS_CPU_ENGINE_H
 #define GNS_CPU_ENGINE_H
 
-#include "../engine.h"
-#include "attention.h"
-#include "matmul.h"
+#include "model/engine.h"
+#include "cpu/attention.h"
+#include "cpu/matmul.h"
 
 // What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
 // blocks, in part (gelu) or but for x (block); of one row's inference each block keeps its own qkv, for engine_logits.
@@ -27,7 +27,7 @@ struct Engine {
     int threads;
     float *param;               // flat, in the layout of the tensor table
     float *grad;                // the same, or a few of its buckets (shard_grad_place)
-    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/shard.h)
+    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/model/shard.h)
     float *moment1, *moment2;   // of the owned ranges
     Block *block;               // (L)
     float *x_final;             // (B, T, C)  output of the last block

@@ -1,7 +1,7 @@
 // The CPU engine's memory. The same layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "engine.h"
-#include "layers.h"
+#include "model/shard.h"
+#include "cpu/engine.h"
+#include "cpu/layers.h"
 
 #include <omp.h>
 #include <string.h>

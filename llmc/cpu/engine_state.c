@@ -1,10 +1,10 @@
 // The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
 // What comes from outside and goes there, norms of gradients, and the update.
-#include "../adamw.h"
-#include "../hash.h"
-#include "../shard.h"
-#include "engine.h"
-#include "layers.h"
+#include "math/adamw.h"
+#include "base/hash.h"
+#include "model/shard.h"
+#include "cpu/engine.h"
+#include "cpu/layers.h"
 
 #include <assert.h>
 #include <math.h>

@@ -1,6 +1,6 @@
-#include "layers.h"
+#include "cpu/layers.h"
 
-#include "vector_math.h"
+#include "cpu/vector_math.h"
 
 #include <math.h>
 #include <stdbool.h>

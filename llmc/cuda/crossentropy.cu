@@ -4,8 +4,8 @@
 // logits do), with the maximum and the sum of exponentials taken on the way (online softmax: Milakov, Gimelshein 2018,
 // arXiv 1805.02867); then the gradient is written. While one block of a multiprocessor waits for memory, the other
 // computes. Rows that do not fit are read again, mostly from the L2 cache.
-#include "crossentropy.cuh"
-#include "vec.cuh"
+#include "cuda/crossentropy.cuh"
+#include "cuda/vec.cuh"
 
 #include <assert.h>
 #include <math_constants.h>

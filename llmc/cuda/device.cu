@@ -1,6 +1,6 @@
-#include "device.cuh"
+#include "cuda/device.cuh"
 
-#include "../device_specs.h"
+#include "plan/devices.h"
 
 double device_peak_flops(const Device *device) {
     const DeviceSpec *spec = device_spec_find(device->name);

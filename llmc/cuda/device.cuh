@@ -2,7 +2,7 @@
 #ifndef GNS_DEVICE_CUH
 #define GNS_DEVICE_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 typedef struct {
     char name[256];

@@ -1,7 +1,7 @@
 // embedding: see embedding.cuh.
-#include "embedding.cuh"
-#include "reduce.cuh"
-#include "vec.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/vec.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
 

@@ -4,10 +4,10 @@
 #ifndef GNS_CUDA_ENGINE_CUH
 #define GNS_CUDA_ENGINE_CUH
 
-#include "../engine.h"
-#include "device.cuh"
-#include "matmul.cuh"
-#include "reduce.cuh"
+#include "model/engine.h"
+#include "cuda/device.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/reduce.cuh"
 
 // A block's activations. Where recomputing, or for inference, one block's memory serves all blocks.
 typedef struct {
@@ -35,7 +35,7 @@ struct Engine {
     void *memory; // the one device allocation, cut up by the arena
 
     real *weight;                // what the kernels read: flat, in the layout of the tensor table
-    float *param;                // master weights: of the owned ranges (llmc/shard.h); where weight is fp32, the same
+    float *param;                // master weights: of the owned ranges (llmc/model/shard.h); where weight is fp32, the same
     float *grad;                 // of the running micro-step, or since the step began: see shard_grad_place
     float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges

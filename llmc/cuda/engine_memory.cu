@@ -1,14 +1,14 @@
 // The CUDA engine's memory: one allocation, in which what lives at different times of a step shares its place. The same
 // layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "arena.h"
-#include "attention.cuh"
-#include "embedding.cuh"
-#include "engine.cuh"
-#include "gelu.cuh"
-#include "layernorm.cuh"
-#include "optimizer.cuh"
-#include "sizes.h"
+#include "model/shard.h"
+#include "model/arena.h"
+#include "cuda/attention.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/optimizer.cuh"
+#include "cuda/sizes.h"
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
 // The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
 // What comes from outside and goes there, norms of gradients, and the update.
-#include "../adamw.h"
-#include "../shard.h"
-#include "engine.cuh"
-#include "hash.cuh"
-#include "optimizer.cuh"
+#include "math/adamw.h"
+#include "model/shard.h"
+#include "cuda/engine.cuh"
+#include "cuda/hash.cuh"
+#include "cuda/optimizer.cuh"
 
 #include <assert.h>
 

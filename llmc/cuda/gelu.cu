@@ -3,8 +3,8 @@
 // 0.5 x (1 + tanh(u)) = x s, s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3). Written with the sigmoid nothing
 // cancels for negative x, and the fast exponential is good enough for bf16. The derivative is
 // s + x s (1 - s) 2 u', u' = sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
-#include "gelu.cuh"
-#include "vec.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/vec.cuh"
 
 #define SQRT_2_OVER_PI 0.7978845608028654f
 #define GELU_CUBIC     0.044715f

@@ -1,6 +1,6 @@
 // layernorm: see layernorm.cuh.
-#include "layernorm.cuh"
-#include "vec.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/vec.cuh"
 
 static __device__ const float LN_EPS = 1e-5f;
 

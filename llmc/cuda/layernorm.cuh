@@ -4,8 +4,8 @@
 #ifndef GNS_LAYERNORM_CUH
 #define GNS_LAYERNORM_CUH
 
-#include "cuda_common.cuh"
-#include "reduce.cuh"
+#include "cuda/cuda_common.cuh"
+#include "cuda/reduce.cuh"
 
 // out = (x - mean) * rstd * gamma + beta, eps = 1e-5, statistics in fp32.
 // out, x (N, C); mean, rstd (N); gamma, beta (C). N is B * T.

@@ -1,4 +1,4 @@
-#include "optimizer.cuh"
+#include "cuda/optimizer.cuh"
 
 #include <assert.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // reduce: see reduce.cuh.
-#include "reduce.cuh"
-#include "vec.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/vec.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Small sums over examples

@@ -3,7 +3,7 @@
 #ifndef GNS_CUDA_SIZES_H
 #define GNS_CUDA_SIZES_H
 
-#include "../common.h"
+#include "base/common.h"
 
 enum {
     CUDA_HEAD_BYTES = 800 << 20,       // most that a chunk of logits takes: 8k rows of GPT-2's vocabulary in bf16

@@ -1,0 +1,82 @@
+// metrics: what a run leaves behind of its course, step by step, in the run directory:
+//
+//     metrics.jsonl           one JSON object an optimizer step, and one a validation or test: the record that all else
+//                             is made from. Numbers read back as the same bits; what is not known is null, and a
+//                             lower bound that is infinite (G2 lies below 0 by more than its error) is 1e308
+//     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise
+//                             scales by layer, whose number is the model's, are in metrics.jsonl only
+//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt;
+//                             where that is @FILE, the text is what follows the file's
+//     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
+//
+// gns_ln is an average, and what it was before in a step that was skipped. gns_total, gns_type_* and gns_layer are
+// there where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp
+// multiplies gns_ln by: the ratio measured so far, in those lines, or --gns-ratio, in every line (what is measured is
+// then gns_total / gns_type_ln).
+//
+// A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is
+// then made anew from metrics.jsonl.
+#ifndef GNS_METRICS_H
+#define GNS_METRICS_H
+
+#include "base/common.h"
+#include "model/modes.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int64_t step, tokens, examples; // done, this step included
+    int64_t batch;                  // rows of this step
+    double loss;                    // nats a token, mean over the batch, before the update
+    double lr;
+    double grad_norm;    // of the mean gradient, before clipping
+    double tok_per_s;    // of this step alone, until its numbers are there: a GPU's update counts with the next step
+    double mfu;          // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
+    bool skipped;        // an outlier: no update was made
+    bool ranks_measured; // noise->ranks has learnt from this step
+} StepMetrics;
+
+typedef struct Metrics Metrics;
+typedef struct Noise Noise;                   // noise.h
+typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
+
+// Opens DIRECTORY/metrics.jsonl, or creates it, to append to; ERR_USAGE where another process has it open, and *may_go
+// says whether that may pass by itself (run_lock.h).
+int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e);
+
+// Cuts everything back to `step` steps, which are the first `bytes` of metrics.jsonl (one that is shorter stays as it
+// is), and begins metrics.csv. Before anything is written; from here on the run is known to be this program's.
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
+
+// TensorBoard's events from here on. first_step: the next one.
+int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e);
+
+// The training loss of every step that metrics.jsonl tells of.
+int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e);
+
+int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl
+
+// Waits until all that was written is on the disk. May be called while another thread writes on.
+int metrics_sync(const Metrics *m, Error *e);
+
+// A step: metrics_step, then what was found out behind it, then metrics_end_step.
+// mode: what this step measured. Estimates are null while B was below 2 in all steps so far or EMA(G2) <= 0.
+int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, GnsMode mode, Error *e);
+int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
+int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
+int metrics_end_step(Metrics *m, Error *e);
+
+// The command that this part of the run was started with, for TensorBoard.
+int metrics_command(Metrics *m, int64_t first_step, const char *command, Error *e);
+
+int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
+
+// NULL is fine.
+int metrics_close(Metrics *m, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
