@@ -5,10 +5,6 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { HASH_TEXT = 33 }; // bytes of an XXH3-128 in hexadecimal, with its NUL
 
 // What a file holds, in short.
@@ -102,8 +98,4 @@ void names_free(Names *names);
 
 // Bytes that may still be written below the directory.
 int disk_free(const char *directory, uint64_t *bytes, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

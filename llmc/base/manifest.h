@@ -15,10 +15,6 @@
 
 #include "base/files.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define MANIFEST_NAME "MANIFEST.json"
 
 enum { MANIFEST_FILES = 64, MANIFEST_FILE_NAME = 64 }; // at most
@@ -54,8 +50,4 @@ int manifest_verify(const Manifest *manifest, const char *directory, Verify what
 
 // One file alone, as it is on the disk. ERR_INPUT also where the manifest does not list it.
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,16 +6,8 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 void signals_install(void);
 
 // The name of the signal that asked, "SIGTERM" for example; NULL while none has.
 const char *signals_requested(void);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -4,17 +4,9 @@
 
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Bytes that are no UTF-8 (RFC 3629) become U+FFFD.
 void text_write_utf8(FILE *f, const char *text);
 
 // The same as a JSON string (RFC 8259), in quotes.
 void text_write_json(FILE *f, const char *text);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,10 +6,6 @@
 
 #include "base/manifest.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
 
 // "step_00000120"
@@ -61,8 +57,4 @@ int archive_count(const char *out, int *count, Error *e);
 
 // Removes what was left unfinished by a run that was killed.
 int archive_tidy(const char *out, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -19,10 +19,6 @@
 
 #define OPTIMIZER_NAME "optimizer.safetensors"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // What --model reads besides: the weights in several files with a model.safetensors.index.json, and llm.c's .bin
 // (llmc_bin).
 
@@ -67,8 +63,4 @@ int checkpoint_save_optimizer(const char *directory, const char *name, const Mod
 // files are checked before the first value goes out.
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
                               RangeWriter moment1, RangeWriter moment2, void *context, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

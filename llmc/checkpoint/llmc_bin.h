@@ -10,10 +10,6 @@
 
 #include "model/model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Is this a file that begins with the magic?
 bool llmc_bin_is(const char *path);
 
@@ -21,8 +17,4 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
 
 // Hands every tensor of the model to `load`. The file's size is checked first.
 int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -11,10 +11,6 @@
 
 #include "base/files.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off
 #define SAFETENSORS_TYPES(X)                                                                                           \
@@ -99,8 +95,4 @@ int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.
 void safetensors_abandon(SafetensorsWriter *writer);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -7,10 +7,6 @@
 #include "model/model.h"
 #include "model/modes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { NOISE_RANKS_EVERY = 8 }; // steps from one look at the ranks' own gradients to the next
 
 typedef struct StepResult StepResult; // engine.h
@@ -42,8 +38,4 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 
 // c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
 double noise_ratio(const Noise *noise);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

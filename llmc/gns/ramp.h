@@ -21,10 +21,6 @@
 #include "base/common.h"
 #include "math/schedule.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
 
 extern const char *const ramp_mode_names[RAMP_MODES];
@@ -85,9 +81,5 @@ void ramp_observe(Ramp *r, double step_tokens, double target_lower);
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
 // step that the horizon cuts short
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -16,10 +16,6 @@
 #include "base/common.h"
 #include "model/modes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
 
 // X(type, field, alias, alias unit, default, values, unit, section, help)
@@ -270,8 +266,4 @@ void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_
 // The parts of options_parse, apart for tests and the fuzzer. text: bytes with a NUL behind them; name: for messages.
 void options_defaults(Options *o);
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

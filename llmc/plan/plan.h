@@ -18,10 +18,6 @@
 #include "plan/devices.h"
 #include "plan/workload.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // What of a machine's figures comes out at the end.
 typedef struct {
     double matmul;       // of the peak: the inner loop of a large product
@@ -129,8 +125,4 @@ int plan_largest_micro_batch(const Plan *plan, double besides, int most);
 
 // Memory of the CUDA engine as far as the sizes of tensors tell it, for a machine without that engine's code.
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -4,10 +4,6 @@
 
 #include "plan/plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const Plan *plan;
     const Ramp *ramp;                         // NULL: nothing says how long the run is
@@ -23,8 +19,4 @@ typedef struct {
 } PlanReport;
 
 void plan_print(FILE *f, const PlanReport *report);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -5,10 +5,6 @@
 
 #include "model/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     FAMILY_BLOCK_MATMUL,
     FAMILY_HEAD_MATMUL,
@@ -57,8 +53,4 @@ void workload_micro_step(Workload *w, const WorkShape *shape);
 
 // Adds what a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters. value as above.
 void workload_update(Workload *w, const Model *model, double owned, double value);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

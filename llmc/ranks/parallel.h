@@ -27,10 +27,6 @@
 #include "ranks/shared_memory.h"
 #include "ranks/transport.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     int64_t first, count; // rows
 } Share;
@@ -119,8 +115,4 @@ int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, 
 // Meanwhile a deadline is for one piece of what rank 0 does, not for all of it. On rank 0, from the thread that speaks
 // with the others: a piece is done. They are told, so that everybody's deadline starts anew; twice a second at most.
 void parallel_beat(void *parallel); // a Pulse's
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -4,10 +4,6 @@
 
 #include "ranks/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     void *memory; // zeros at first, begins at a page; NULL: this rank does not share it
     size_t bytes;
@@ -21,9 +17,5 @@ void shared_memory_destroy(SharedMemory *s); // of zeros is fine
 
 // Looks at every page from `at` on, bytes: a process's first use of a page takes longer than later ones.
 void shared_memory_touch(const SharedMemory *s, size_t at, size_t bytes);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -9,10 +9,6 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define RUN_LOCK_HOLDER "written_by"
 
 // Locks the open file `path` of a directory, at once or not at all: ERR_USAGE where another process has it locked, and
@@ -21,8 +17,4 @@ int run_lock_take(int fd, const char *path, const char *directory, bool *may_go,
 
 // Writes who this is. The lock is taken before anything may be written, so it is without for a while.
 int run_lock_sign(const char *directory, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -22,10 +22,6 @@
 #include "base/common.h"
 #include "model/modes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
@@ -75,8 +71,4 @@ int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt,
 
 // NULL is fine.
 int metrics_close(Metrics *m, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,10 +6,6 @@
 #include "model/engine.h"
 #include "run/metrics.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     FILE *out;
     bool terminal;        // redraw one line
@@ -44,8 +40,4 @@ void progress_break(Progress *p);
 
 // The training loss against tokens.
 void progress_curve(const Progress *p);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -5,10 +5,6 @@
 #include "model/engine.h"
 #include "text/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     int tokens;         // how many to draw
     double temperature; // 0: always the likeliest
@@ -30,8 +26,4 @@ int sample_token(float *logits, float *scratch, int V, double temperature, int t
 // A context that is full slides: the oldest tokens are forgotten.
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -15,10 +15,6 @@
 #include "ranks/parallel.h"
 #include "text/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Saver Saver;
 
 typedef struct {
@@ -79,8 +75,4 @@ bool saver_wait(const Saver *saver, double seconds, Parallel *served);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

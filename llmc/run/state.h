@@ -10,10 +10,6 @@
 #include "gns/noise.h"
 #include "options/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define STATE_NAME "state.json"
 
 // A set of token shards, as far as it can be told from another: base names, sizes and hashes (of a sample where a
@@ -81,8 +77,4 @@ typedef struct {
     char start[256], model[OPTION_TEXT]; // RunState's, and --model; "": not said
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

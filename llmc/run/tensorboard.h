@@ -13,10 +13,6 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct TensorBoard TensorBoard;
 
 // Begins a new file in the directory, behind those of earlier parts of the run. first_step: of this part.
@@ -34,8 +30,4 @@ int tensorboard_close(TensorBoard *tb, Error *e); // NULL is fine
 // Cuts all event files in the directory back to `step` steps: a run that goes on from a checkpoint tells what came
 // after it again. A file of which nothing is left goes. A torn end, as of a machine that failed, is cut off too.
 int tensorboard_cut(const char *directory, int64_t step, Error *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

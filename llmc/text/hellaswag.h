@@ -26,10 +26,6 @@
 
 #include "text/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct HellaSwag HellaSwag;
 
 typedef struct {
@@ -58,8 +54,4 @@ typedef struct HellaSwagScore {
 
 // sum: (rows), l(e) of all of them. Of equal endings the first is taken.
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

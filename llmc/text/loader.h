@@ -4,10 +4,6 @@
 
 #include "text/shards.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Loader Loader;
 
 // For at most max_rows rows at a time of T = seq_len tokens. `data` outlives the loader.
@@ -20,8 +16,4 @@ int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Er
 
 // Begins to read what will be asked for next. A wrong guess costs time, nothing else. n = 0: nothing is expected.
 void loader_expect(Loader *loader, uint64_t first, int n);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

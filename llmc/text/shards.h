@@ -18,10 +18,6 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     SHARD_HEADER_INTS = 256,
     SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS,
@@ -79,9 +75,5 @@ int shard_writer_sync(ShardWriter *w, Error *e);    // all that was put is on di
 int shard_writer_suspend(ShardWriter *w, Error *e); // sync, and close: leaves PATH.partial. Frees w whatever happens
 int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e); // go on behind count tokens
 int shard_publish(const char *path, Error *e);                                          // PATH.partial becomes PATH
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -12,10 +12,6 @@
 
 #include "base/manifest.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     VOCAB_MAX = 65536, // tokens are uint16
     BYTE_VALUES = 256
@@ -61,9 +57,5 @@ size_t utf8_boundary(const char *text, size_t bytes);
 
 // The offset of the first byte that is not part of valid UTF-8 (RFC 3629), or `bytes`.
 size_t utf8_invalid_at(const char *text, size_t bytes);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif
