@@ -110,12 +110,13 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Calls that these tests make fail (dev/test/faults.h).
-FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat aligned_alloc statvfs)
 $(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
 $(BUILD)/dev/test/test_best: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,engine_begin_step gethostname manifest_verify)
 $(BUILD)/dev/test/test_data: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
+$(BUILD)/dev/test/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
 $(BUILD)/dev/test/test_memory: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,aligned_alloc engine_create)
