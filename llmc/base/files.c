@@ -326,6 +326,11 @@ bool file_exists(const char *path) {
     return lstat(path, &st) == 0;
 }
 
+bool directory_holds(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
+}
+
 bool directory_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);

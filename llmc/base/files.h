@@ -72,6 +72,7 @@ int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes,
 
 bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
+bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
 

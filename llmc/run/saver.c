@@ -90,8 +90,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     char path[ARCHIVE_PATH];
     FileDigest digest;
     TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
-    TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count}, read_moment1,
-                                  read_moment2, s, manifest, e));
+    TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
     TRY(file_save(path, s->state, s->state_bytes, &digest, e));
     manifest_add(manifest, STATE_NAME, digest);
