@@ -10,23 +10,21 @@
 #include <limits.h>
 #include <string.h>
 
-// Values that pass between file and engine at a time.
-enum { CHUNK = 1 << 20 };
-
-enum { GPT2_VOCAB = 50257 }; // the last one is <|endoftext|>
+enum {
+    CHUNK = 1 << 20,   // values that pass between file and engine at a time
+    GPT2_VOCAB = 50257 // the last one is <|endoftext|>
+};
 
 static const char *const fetch_again = "fetch the file again";
 
 #define MODEL_FILE  "model.safetensors"
 #define PICKLE_FILE "pytorch_model.bin"
-#define INDEX       ".index.json" // behind these
+#define INDEX       ".index.json" // the end of an index's name
 
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
 
-static bool is_model_directory(const char *path) { return directory_holds(path, "config.json"); }
-
-bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_model_directory(path); }
+bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
@@ -41,7 +39,7 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields that would make it another model than the one computed here, with the values that do not.
+// Fields with the only value that describes the model computed here. All may be missing.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -105,11 +103,12 @@ static int token_or(const cJSON *item, int vocab, int otherwise) {
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     char file[PATH_MAX];
     JsonText json;
-    Error ignored; // what the shape is read from is in order
+    Error ignored; // checkpoint_read_config reports errors
     if (eot < 0 && vocab == GPT2_VOCAB) eot = GPT2_VOCAB - 1;
     TextTokens text = {eot, eot};
-    if (!is_model_directory(path) || path_join(file, sizeof file, path, "config.json", &ignored)) return text;
-    if (json_read(&json, file, 1 << 20, fetch_again, &ignored)) return text;
+    if (path_join(file, sizeof file, path, "config.json", &ignored) ||
+        json_read(&json, file, 1 << 20, fetch_again, &ignored))
+        return text;
     text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
     text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
     json_free(&json);
@@ -143,7 +142,7 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
 // ---------------------------------------------------------------------------------------------------------------------
 // model.safetensors
 
-// The weights as they lie in one file, or in several with an index.
+// The weights' one file, or several with an index.
 typedef struct {
     SafetensorsReader *reader;
     int count;
@@ -165,9 +164,8 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
 }
 
 static bool files_have(const ModelFiles *files, const char *name) {
-    for (int i = 0; i < files->count; i++) {
+    for (int i = 0; i < files->count; i++)
         if (strcmp(path_name(files->reader[i].path), name) == 0) return true;
-    }
     return false;
 }
 
@@ -203,7 +201,7 @@ int checkpoint_refuse_pickle(const char *path, Error *e) {
     if (readable || !(directory_holds(path, PICKLE_FILE) || directory_holds(path, PICKLE_FILE INDEX))) return 0;
     FAIL(e, ERR_INPUT, NULL, "%s: its weights are in " PICKLE_FILE ", a pickle, and not in " MODEL_FILE, path);
     return error_hint(e,
-                      "with torch and transformers, where its config.json is: python3 -c \"from transformers import "
+                      "with torch and transformers, next to its config.json: python3 -c \"from transformers import "
                       "GPT2LMHeadModel as M; M.from_pretrained('%s').save_pretrained('%s')\"",
                       path, path);
 }
