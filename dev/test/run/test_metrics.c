@@ -5,6 +5,7 @@
 #include "run/metrics.h"
 #include "gns/noise.h"
 #include "../test.h"
+#include "../tree.h"
 
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -233,6 +234,6 @@ int main(void) {
     RUN(test_infinite_bound);
     RUN(test_skipped_step);
     RUN(test_ratio);
-    if (chdir("/") == 0) directory_remove(scratch, &e);
+    if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }
