@@ -258,11 +258,9 @@ static void test_disk_that_lies(void) {
 }
 
 // A snapshot that is taken while the next step is under way is of the step before, however long it takes.
-int __real_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
-int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
-int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+static int store_slowly(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     if (faults && faults->slow_store_us && getpid() != faults_parent) sleep_us(faults->slow_store_us);
-    return __real_engine_store(engine, kind, range, values, e);
+    return cpu_engine.store(engine, kind, range, values, e);
 }
 
 static void test_slow_snapshots(void) {
@@ -641,6 +639,7 @@ static void test_retention(void) {
 
 int main(void) {
     trainer_setup();
+    trainer.engine.store = store_slowly;
     faults_setup();
     draw_begin();
     RUN(test_undisturbed);
