@@ -1,9 +1,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 
+#include "base/thread.h"
+
 #include <assert.h>
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 // A request for rows and what came of it. One is with the caller, the other with the thread.
@@ -49,19 +49,6 @@ static void *read_ahead(void *argument) {
     return NULL;
 }
 
-// Signals are for the thread that trains.
-static int thread_start(Loader *loader, Error *e) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&loader->thread, NULL, read_ahead, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failure)
-        return FAIL(e, ERR_MEMORY, "raise the limit on threads", "cannot start a thread: %s", strerror(failure));
-    loader->has_thread = true;
-    return 0;
-}
-
 int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, Error *e) {
     int code = 0;
     size_t bytes = (size_t)max_rows * ((size_t)seq_len + 1) * sizeof(uint16_t);
@@ -72,7 +59,8 @@ int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, 
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
     for (int i = 0; i < 2 && !code; i++) code = memory_alloc((void **)&loader->request[i].rows, bytes, "token rows", e);
-    if (!code) code = thread_start(loader, e);
+    if (!code) code = thread_start(&loader->thread, read_ahead, loader, "the data loader", e);
+    loader->has_thread = !code;
     if (code) {
         loader_destroy(loader);
         *out = NULL;

@@ -423,17 +423,12 @@ static int loader_run(Loader *l, const char *directory, bool one_file, Error *e)
     return tokenizer_index_merges(l->t, e);
 }
 
-static bool holds(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
-}
-
 // Which of FORMS a directory holds; a vocabulary without its merges counts, and fails with the name of what is missing.
 static int find_form(const char *directory) {
     for (int pass = 0; pass < 2; pass++)
         for (int form = 0; form < FORM_COUNT; form++)
-            if (holds(directory, FORMS[form][0]) && (pass == 1 || holds(directory, FORMS[form][1]))) return form;
+            if (directory_holds(directory, FORMS[form][0]) && (pass == 1 || directory_holds(directory, FORMS[form][1])))
+                return form;
     return -1;
 }
 
