@@ -16,7 +16,7 @@ typedef struct {
 } Request;
 
 struct Loader {
-    const DataSet *data;
+    const Dataset *data;
     int max_rows;
     Request request[2];
     int ahead; // index of the one that the thread reads
@@ -28,7 +28,7 @@ struct Loader {
 };
 
 static void request_run(const Loader *loader, Request *r) {
-    r->code = data_rows(loader->data, r->first, r->n, r->rows, &r->error);
+    r->code = dataset_rows(loader->data, r->first, r->n, r->rows, &r->error);
 }
 
 static void *read_ahead(void *argument) {
@@ -62,7 +62,7 @@ static int thread_start(Loader *loader, Error *e) {
     return 0;
 }
 
-int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, Error *e) {
+int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e) {
     int code = 0;
     size_t bytes = (size_t)max_rows * ((size_t)seq_len + 1) * sizeof(uint16_t);
     TRY(memory_alloc_zero((void **)out, sizeof(Loader), "the data loader", e));

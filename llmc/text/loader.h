@@ -7,7 +7,7 @@
 typedef struct Loader Loader;
 
 // For at most max_rows rows at a time of T = seq_len tokens. `data` outlives the loader.
-int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, Error *e);
+int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e);
 void loader_destroy(Loader *loader); // NULL is fine
 
 // Examples [first, first + n) of the shuffled sequence: *rows (n, T + 1), good until the next call. Comes at once where
