@@ -350,16 +350,15 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     return code;
 }
 
-static int declare_tensors(SafetensorsWriter *writer, const Model *model, Error *e) {
-    TRY(safetensors_add_metadata(writer, "format", "pt", e)); // transformers refuses a file without it
+static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
+    safetensors_add_metadata(writer, "format", "pt"); // transformers refuses a file without it
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         char name[64];
         snprintf(name, sizeof name, "transformer.%s", t->name);
         uint64_t matrix[2] = {t->rows, t->columns}, vector[1] = {t->columns};
-        TRY(safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector, e));
+        safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
     }
-    return 0;
 }
 
 static int save_values(SafetensorsWriter *writer, Range range, float *buffer, RangeReader store, void *context,
@@ -382,7 +381,7 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
     TRY(path_join(path, sizeof path, directory, MODEL_FILE, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
     TRY_GOTO(safetensors_create(&writer, path, e));
-    TRY_GOTO(declare_tensors(writer, model, e));
+    declare_tensors(writer, model);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         TRY_GOTO(save_values(writer, tensor_range(t), buffer, store, context, e));
@@ -403,14 +402,13 @@ done:
 
 static const char *const moment_names[2] = {"moment1", "moment2"};
 
-static int declare_moments(SafetensorsWriter *writer, Range mine, Error *e) {
+static void declare_moments(SafetensorsWriter *writer, Range mine) {
     for (int k = 0; k < 2; k++) {
         char name[80];
         uint64_t shape[1] = {range_length(mine)};
         snprintf(name, sizeof name, "%s.%zu-%zu", moment_names[k], mine.begin, mine.end);
-        TRY(safetensors_add(writer, name, SAFETENSORS_F32, 1, shape, e));
+        safetensors_add(writer, name, SAFETENSORS_F32, 1, shape);
     }
-    return 0;
 }
 
 int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
@@ -424,7 +422,7 @@ int checkpoint_save_optimizer(const char *directory, const char *name, const Mod
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
     TRY_GOTO(safetensors_create(&writer, path, e));
-    TRY_GOTO(declare_moments(writer, mine, e));
+    declare_moments(writer, mine);
     TRY_GOTO(save_values(writer, mine, buffer, moment1, context, e));
     TRY_GOTO(save_values(writer, mine, buffer, moment2, context, e));
     code = safetensors_finish(writer, &digest, e);
