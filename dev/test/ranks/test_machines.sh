@@ -101,11 +101,11 @@ one_file_that_is_gone() {
 export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
 runs_with() { # RANKS CORES CORES_OF THREADS [BOUND]: what each rank takes then, and the note of one that is BOUND
-    # CORES: of the machine, or these/those that its launcher may use/those that a rank may come to use
-    local ranks=$1 bound=${5:-} cores=${2%%/*} here=${2#*/}
+    # CORES: of the machine, or these/those that its launcher may use
+    local ranks=$1 bound=${5:-} cores=${2%/*} here=${2#*/}
     rm -rf cores
-    "${mpi[@]}" -np "$ranks" -x LD_PRELOAD="$work/cores.so" -x CORES="$cores" -x CORES_HERE="${here%/*}" \
-        -x CORES_MOST="${here#*/}" -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
+    "${mpi[@]}" -np "$ranks" -x LD_PRELOAD="$work/cores.so" -x CORES="$cores" -x CORES_HERE="$here" \
+        -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
         "${small[@]}" --val-every 0 --steps 1 --out cores > log 2>&1 || { cat log; return 1; }
     grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
     grep '^note: rank 0 may run' log > note
@@ -115,9 +115,6 @@ cores_of_their_own() { runs_with 2 8 0-3,4-7 4; }
 cores_that_all_share() { runs_with 4 16 0-15 4 && runs_with 3 16 0-15 5; }
 cores_of_a_container() { # of a larger machine: nobody can lift that
     runs_with 4 64/16 0-15 4
-}
-cores_of_a_job() { # which has but some of a machine's, whatever its daemon has: nobody can lift that either
-    runs_with 2 128/128/16 0-7,8-15 8 && runs_with 2 128/128/16 0-0,1-1 1 "1 of the 16 cores here, and its share is 8"
 }
 cores_that_some_share() { runs_with 4 8 0-3,0-3,4-7,4-7 2; }
 bound_to_a_core() {
@@ -148,7 +145,7 @@ strangers_may_not_train() { # each would write the same run, and evaluate the sa
 }
 
 for test in same_files other_training_data other_shard_name other_validation_data other_questions other_replay other_data_to_evaluate_on \
-    one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_of_a_job cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
+    one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
     strangers_may_not_train; do
     try $test
 done
