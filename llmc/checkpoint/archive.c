@@ -109,14 +109,17 @@ static int rename_aside(const char *out, int64_t step, const char *from, const c
     return path_rename(from, aside, out, e);
 }
 
-static int keep_rest(const char *out, int64_t step, const char *partial, const Names *left, FILE *notes, Error *e) {
+static int keep_rest(const char *out, int64_t step, const char *partial, FILE *notes, Error *e) {
     char aside[ARCHIVE_PATH + 32];
     const int most = 5; // names in the line
+    Names left;
     TRY(rename_aside(out, step, partial, "kept", aside, e));
+    directory_list(aside, &left, &(Error){0}); // of anything else than a directory: no names
     fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
-    for (int i = 0; i < left->count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left->name[i]);
-    if (left->count > most) fprintf(notes, " and %d more", left->count - most);
+    for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
+    if (left.count > most) fprintf(notes, " and %d more", left.count - most);
     fputs("\n", notes);
+    names_free(&left);
     return 0;
 }
 
@@ -124,17 +127,14 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
     char path[ARCHIVE_PATH];
     const char *names[MANIFEST_FILES + OWN_FILES];
     Manifest manifest;
-    Names left;
     int count = 0;
     TRY(partial_path(out, step, path, e));
     if (!file_exists(path)) return 0;
     manifest_read(&manifest, path, &(Error){0}); // without one it lists nothing
     for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
     for (int i = 0; i < OWN_FILES; i++) names[count++] = own_files[i];
-    int code = directory_remove(path, names, count, &left, e);
-    if (!code && file_exists(path)) code = keep_rest(out, step, path, &left, notes, e);
-    names_free(&left);
-    return code;
+    TRY(directory_remove(path, names, count, e));
+    return file_exists(path) ? keep_rest(out, step, path, notes, e) : 0;
 }
 
 void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }

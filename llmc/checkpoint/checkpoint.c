@@ -276,7 +276,7 @@ static bool is_weights_file(const char *name) {
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
     FileDigest digest;
-    TRY(file_digest_sampled(path, &digest, e));
+    TRY(file_digest(path, DIGEST_SAMPLE, NULL, &digest, e));
     *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
     *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
     *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);

@@ -291,7 +291,7 @@ static int hash_data(Run *r, Error *e) {
         shard_list_destroy(&val);
     }
     if (!r->hellaswag) return 0;
-    TRY(file_digest_sampled(r->options.hellaswag, &questions, e));
+    TRY(file_digest(r->options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
     r->data_hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
     return 0;
 }
