@@ -227,7 +227,6 @@ static void test_ratio(void) {
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
-    Error e = {0};
     snprintf(scratch, sizeof scratch, "%s/gns_metrics_XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(scratch) || chdir(scratch) != 0) return ERR_INTERNAL;
     RUN(test_names);
