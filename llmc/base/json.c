@@ -7,7 +7,7 @@
 
 int json_parse_text(JsonText *json, char *text, size_t bytes, const char *path, const char *hint, Error *e) {
     const char *end = text;
-    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes, &end, false)};
+    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true)};
     if (json->root) return 0;
     FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
     json_free(json);

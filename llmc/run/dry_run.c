@@ -59,13 +59,13 @@ int run_dry(Run *r, Error *e) {
     if (trains) TRY(setup_schedule(r, e));
     TRY(plan_of(r, &plan, e));
     int64_t T = r->shape.seq_len, val_rows = (o->val_tokens + T - 1) / T;
-    if (r->val && (int64_t)data_windows(r->val) < val_rows) val_rows = (int64_t)data_windows(r->val);
+    if (r->val && (int64_t)dataset_windows(r->val) < val_rows) val_rows = (int64_t)dataset_windows(r->val);
     PlanReport report = {
         .plan = &plan,
         .ramp = trains ? &r->ramp : NULL,
         .rows = trains ? ramp_largest(&r->ramp) : o->run.batch_ref_rows,
         .price = o->price,
-        .train_tokens = r->train ? (double)data_windows(r->train) * (double)T : 0,
+        .train_tokens = r->train ? (double)dataset_windows(r->train) * (double)T : 0,
         .host_bytes = may_save_aside(r) ? (double)(SAVER_ARRAYS * saver_copy_stride(&r->model) * sizeof(float)) : 0,
         .val_every = o->val[0] ? o->val_every : 0,
         .val_rows = val_rows,

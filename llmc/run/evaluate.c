@@ -6,10 +6,10 @@
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
 static int read_val_rows(Run *r, int64_t done, int n, int64_t rows, Error *e) {
-    uint64_t windows = data_windows(r->val);
+    uint64_t windows = dataset_windows(r->val);
     for (int i = 0; i < n; i++) {
         uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
-        TRY(data_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
+        TRY(dataset_rows_sequential(r->val, window, 1, r->rows + (size_t)i * ((size_t)r->shape.seq_len + 1), e));
     }
     return 0;
 }
@@ -27,7 +27,7 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
 
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
     int64_t T = r->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)data_windows(r->val);
+    int64_t windows = (int64_t)dataset_windows(r->val);
     if (rows > windows) rows = windows;
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, r->comm->rank, r->comm->ranks);
@@ -101,7 +101,7 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
 static int print_loss(Run *r, Error *e) {
     const Options *o = &r->options;
     Evaluation v;
-    int64_t windows = (int64_t)data_windows(r->val);
+    int64_t windows = (int64_t)dataset_windows(r->val);
     TRY(evaluate_loss(r, options_given(o, "--val-tokens") ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(r->comm); // all ranks have the same sum

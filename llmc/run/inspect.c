@@ -84,15 +84,15 @@ static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
 }
 
 static int inspect_shards(const char *pattern, FILE *out, Error *e) {
-    DataSet *data;
+    Dataset *data;
     const int any_token = 65536;
-    TRY(data_open(&data, pattern, 1, any_token, 0, e));
-    int code = data_check(data, e);
-    DataInfo info = data_describe(data);
+    TRY(dataset_open(&data, pattern, 1, any_token, 0, e));
+    int code = dataset_check(data, e);
+    DatasetInfo info = dataset_describe(data);
     if (!code)
         fprintf(out, "%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards,
                 info.shards == 1 ? "" : "s", info.tokens);
-    data_close(data);
+    dataset_close(data);
     return code;
 }
 

@@ -47,7 +47,7 @@ typedef struct {
     double peak_flops;    // of one rank's device, FLOP/s; 0: unknown
     char *prompt_file;    // text of the file that --prompt names; NULL: it is the prompt itself
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
-    DataSet *train, *val; // val may be NULL
+    Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: not asked for
     Schedule schedule;
     Ramp ramp;

@@ -18,9 +18,9 @@
 
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 
-static void put_data_json(FILE *f, const char *name, const DataSet *data) {
+static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
-    DataInfo info = data_describe(data);
+    DatasetInfo info = dataset_describe(data);
     fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
 }

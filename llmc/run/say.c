@@ -22,7 +22,7 @@ static void say_tuning(const Run *r) {
 }
 
 static void say_data(const Run *r) {
-    DataInfo info = data_describe(r->train);
+    DatasetInfo info = dataset_describe(r->train);
     double epoch = (double)info.windows * r->shape.seq_len; // tokens
     printf("data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
            (unsigned long long)info.windows, (double)r->options.run.horizon_tokens / epoch);
@@ -88,9 +88,9 @@ static void say_tokenizer(const Run *r) {
 
 // Bytes, or the characters of a small alphabet, where a model of words is to be trained: its vocabulary would be empty for
 // the most part, and its tokenizer would make nothing of what it learns.
-static void say_small_tokens(const Run *r, const DataSet *data) {
+static void say_small_tokens(const Run *r, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words are met
-    const char *path = data_shard_path(data, 0);
+    const char *path = dataset_shard_path(data, 0);
     bool words = r->tokenizer && !tokenizer_is_bytes(r->tokenizer);
     const char *remedy = words || !r->tokenizer ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : options_given(&r->options, "--vocab-size")
@@ -98,7 +98,8 @@ static void say_small_tokens(const Run *r, const DataSet *data) {
                              : "tokenize the text as --model had its own";
     int V = r->model.config.vocab, largest;
     Error ignored;
-    if (!(words || V > 1000) || data_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES) return;
+    if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
+        return;
     fprintf(stderr, "warning: %s has no token above %d, and ", path, largest);
     if (words && r->options.tokenizer[0])
         fprintf(stderr, "--tokenizer %s makes others: tokenize the text with it, or say --tokenizer bytes\n",

@@ -300,8 +300,8 @@ int setup_data(Run *r, Error *e) {
     const Options *o = &r->options;
     int T = r->shape.seq_len, V = r->model.config.vocab;
     bool hellaswag = o->eval_only ? options_given(o, "--hellaswag") : o->hellaswag_every > 0;
-    if (!o->eval_only) TRY(data_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
-    if (o->val[0]) TRY(data_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
+    if (!o->eval_only) TRY(dataset_open(&r->train, o->train, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) TRY(dataset_open(&r->val, o->val, T, V, (uint64_t)o->seed, e));
     if (hellaswag) TRY(hellaswag_open(&r->hellaswag, o->hellaswag, r->tokenizer, V, T, e));
     if (r->train) TRY(shard_list_create(&r->shards, r->train, e));
     return r->comm->ranks > 1 ? hash_data(r, e) : 0;
@@ -490,8 +490,8 @@ void run_destroy(Run *r) {
     ramp_destroy(&r->ramp);
     shard_list_destroy(&r->shards);
     hellaswag_close(r->hellaswag);
-    data_close(r->val);
-    data_close(r->train);
+    dataset_close(r->val);
+    dataset_close(r->train);
     tokenizer_destroy(r->tokenizer);
     memory_free(r->prompt_file);
     model_destroy(&r->model);
