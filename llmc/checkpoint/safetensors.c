@@ -39,7 +39,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_parse.
+// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in safetensors_open.
 
 // Byte of the file at which a part of the header begins. Walks through the header: for messages only.
 static size_t file_byte(const JsonText *h, const cJSON *item) { return PREFIX_BYTES + json_place(h, item); }
@@ -194,7 +194,8 @@ static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes,
                 PREFIX_BYTES + (size_t)(stop ? stop - text : 0));
 }
 
-static int entries_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
+// Fills header, entries and by_name from the header's text, which a NUL follows.
+static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
     TRY(json_parse(reader, text, bytes, e));
     const JsonText h = {text, bytes, reader->header};
     size_t items = (size_t)cJSON_GetArraySize(reader->header);
@@ -210,18 +211,6 @@ static int entries_parse(SafetensorsReader *reader, const char *text, size_t byt
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     TRY(names_sort(reader, &h, e)); // before the offsets: a name that is there twice says more than the overlap
     return offsets_check(reader, data_bytes, e);
-}
-
-// Fills header, entries and by_name from the header's text, which a NUL follows. The caller frees them, on failure too.
-static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
-    int code = entries_parse(reader, text, bytes, data_bytes, e);
-    return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
-}
-
-static void header_free(SafetensorsReader *reader) {
-    memory_free(reader->entries);
-    memory_free(reader->by_name);
-    cJSON_Delete(reader->header);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -259,7 +248,8 @@ int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
     TRY_GOTO(memory_alloc((void **)&text, header_bytes + 1, path, e));
     TRY_GOTO(file_read_range(reader->fd, path, PREFIX_BYTES, text, header_bytes, e));
     text[header_bytes] = 0;
-    TRY_GOTO(header_parse(reader, text, header_bytes, data_bytes, e));
+    code = header_parse(reader, text, header_bytes, data_bytes, e);
+    if (code == ERR_INPUT) error_prefix(e, "%s", path);
 done:
     memory_free(text);
     if (code) safetensors_close(reader);
@@ -267,7 +257,9 @@ done:
 }
 
 void safetensors_close(SafetensorsReader *reader) {
-    header_free(reader);
+    memory_free(reader->entries);
+    memory_free(reader->by_name);
+    cJSON_Delete(reader->header);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->path);
     *reader = (SafetensorsReader){.fd = -1};
@@ -277,11 +269,6 @@ const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const 
     const SafetensorsEntry key = {.name = name}, *wanted = &key;
     void *found = bsearch(&wanted, reader->by_name, (size_t)reader->count, sizeof wanted, compare_names);
     return found ? *(const SafetensorsEntry **)found : NULL;
-}
-
-const char *safetensors_metadata(const SafetensorsReader *reader, const char *key) {
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, METADATA_NAME);
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
 }
 
 int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
@@ -309,34 +296,47 @@ int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry
 // Writing
 
 struct SafetensorsWriter {
-    OutFile *file;          // NULL once finished
-    Text tensors, metadata; // the header's two halves, without the braces around them
-    uint64_t declared;      // bytes of data
-    uint64_t written;       // bytes of data
-    bool header_done;
-    char path[]; // for messages
+    OutFile *file;         // NULL once finished
+    Text header;           // begins with its length; header.f is NULL once it is written
+    int metadata, tensors; // how many the header has
+    uint64_t declared;     // bytes of data
+    uint64_t written;      // bytes of data
+    char path[];           // for messages
 };
 
 int safetensors_create(SafetensorsWriter **out, const char *path, Error *e) {
-    int code = 0;
+    const uint64_t unknown = 0;
     TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
-    strcpy((*out)->path, path);
-    TRY_GOTO(text_begin(&(*out)->tensors, e));
-    TRY_GOTO(text_begin(&(*out)->metadata, e));
-    TRY_GOTO(outfile_create(&(*out)->file, path, e));
+    SafetensorsWriter *writer = *out;
+    strcpy(writer->path, path);
+    int code = text_begin(&writer->header, e);
+    if (!code) code = outfile_create(&writer->file, path, e);
+    if (code) {
+        safetensors_abandon(writer);
+        *out = NULL;
+        return code;
+    }
+    fwrite(&unknown, sizeof unknown, 1, writer->header.f);
+    fputc('{', writer->header.f);
     return 0;
-done:
-    safetensors_abandon(*out);
-    *out = NULL;
-    return code;
+}
+
+void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
+    FILE *f = writer->header.f;
+    assert(f && !writer->tensors);
+    fputs(writer->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
+    text_write_json(f, key);
+    fputc(':', f);
+    text_write_json(f, value);
 }
 
 void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape) {
-    assert(!writer->header_done);
-    FILE *f = writer->tensors.f;
+    FILE *f = writer->header.f;
     uint64_t bytes = types[type].bytes;
-    if (ftell(f)) fputc(',', f);
+    assert(f);
+    fputs(writer->tensors ? "," : writer->metadata ? "}," : "", f);
+    writer->tensors++;
     text_write_json(f, name);
     fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", types[type].name);
     for (int i = 0; i < dimensions; i++) {
@@ -347,50 +347,19 @@ void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsTyp
     writer->declared += bytes;
 }
 
-void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
-    assert(!writer->header_done);
-    FILE *f = writer->metadata.f;
-    if (ftell(f)) fputc(',', f);
-    text_write_json(f, key);
-    fputc(':', f);
-    text_write_json(f, value);
-}
-
-// Refuses a header that our own reader refuses.
-static int header_verify(const SafetensorsWriter *writer, const Text *header, Error *e) {
-    SafetensorsReader reader = {.path = (char *)writer->path};
-    int code = header_parse(&reader, header->text + PREFIX_BYTES, header->bytes - PREFIX_BYTES, writer->declared, e);
-    header_free(&reader);
-    if (code != ERR_INPUT) return code;
-    e->code = ERR_INTERNAL;
-    return error_hint(e, "this is a fault of the program");
-}
-
-// Length, {metadata, tensors} and spaces, so that the data begins at a multiple of 8 bytes.
+// Ends the header with spaces, so that the data begins at a multiple of 8 bytes.
 static int header_write(SafetensorsWriter *writer, Error *e) {
-    const Text *metadata = &writer->metadata, *tensors = &writer->tensors;
-    Text header;
-    uint64_t length = 0;
-    TRY(text_end(&writer->metadata, e));
-    TRY(text_end(&writer->tensors, e));
-    TRY(text_begin(&header, e));
-    fwrite(&length, sizeof length, 1, header.f);
-    fputc('{', header.f);
-    if (metadata->bytes) fprintf(header.f, "\"" METADATA_NAME "\":{%s}", metadata->text);
-    fprintf(header.f, "%s%s}", metadata->bytes && tensors->bytes ? "," : "", tensors->text);
-    while (ftell(header.f) % 8) fputc(' ', header.f);
-    TRY(text_end(&header, e));
-    length = header.bytes - PREFIX_BYTES;
-    memcpy(header.text, &length, sizeof length);
-    int code = header_verify(writer, &header, e);
-    if (!code) code = outfile_write(writer->file, header.text, header.bytes, e);
-    writer->header_done = !code;
-    text_free(&header);
-    return code;
+    Text *header = &writer->header;
+    fputs(writer->metadata && !writer->tensors ? "}}" : "}", header->f);
+    while (ftell(header->f) % 8) fputc(' ', header->f);
+    TRY(text_end(header, e));
+    uint64_t length = header->bytes - PREFIX_BYTES;
+    memcpy(header->text, &length, sizeof length);
+    return outfile_write(writer->file, header->text, header->bytes, e);
 }
 
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
-    if (!writer->header_done) TRY(header_write(writer, e));
+    if (writer->header.f) TRY(header_write(writer, e));
     assert(bytes <= writer->declared - writer->written);
     TRY(outfile_write(writer->file, data, bytes, e));
     writer->written += bytes;
@@ -398,7 +367,7 @@ int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes,
 }
 
 int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
-    int code = writer->header_done ? 0 : header_write(writer, e);
+    int code = writer->header.f ? header_write(writer, e) : 0;
     if (!code && writer->written != writer->declared)
         code = FAIL(e, ERR_INTERNAL, NULL, "%s: %" PRIu64 " bytes of %" PRIu64 " written", writer->path,
                     writer->written, writer->declared);
@@ -413,7 +382,6 @@ int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) 
 void safetensors_abandon(SafetensorsWriter *writer) {
     if (!writer) return;
     outfile_abandon(writer->file);
-    text_free(&writer->tensors);
-    text_free(&writer->metadata);
+    text_free(&writer->header);
     memory_free(writer);
 }

@@ -167,7 +167,6 @@ static void read_all(const SafetensorsReader *reader, size_t file_bytes) {
     }
     CHECK(reader->data_offset + bytes == file_bytes, "%" PRIu64 " bytes of %zu", reader->data_offset + bytes,
           file_bytes);
-    safetensors_metadata(reader, "format");
 }
 
 static void file_write(const char *path, const Sample *s) {

@@ -7,6 +7,8 @@
 #include "half.h"
 #include "../test.h"
 
+#include <cjson/cJSON.h>
+
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -153,6 +155,11 @@ static int sample_write(const char *path, size_t piece, Error *e) {
     return safetensors_finish(writer, NULL, e);
 }
 
+static const char *metadata_of(const SafetensorsReader *reader, const char *key) {
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, "__metadata__");
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
+}
+
 // Checks that a file has the sample's tensors, metadata and values, whoever wrote it.
 static void sample_check(const char *path) {
     SafetensorsReader reader;
@@ -196,12 +203,11 @@ static void sample_check(const char *path) {
     CHECK(half == 0.5f, "the scalar is %g", half);
     CHECK(empty && empty->dimensions == 1 && empty->shape[0] == 0 && empty->count == 0, "the empty tensor");
     CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"), "found what is not there");
-    const char *quoted = safetensors_metadata(&reader, "quo\"ted\\\n"),
-               *format = safetensors_metadata(&reader, "format");
+    const char *quoted = metadata_of(&reader, "quo\"ted\\\n"), *format = metadata_of(&reader, "format");
     CHECK(format && strcmp(format, "pt") == 0, "metadata format is %s", format);
     CHECK(quoted && strcmp(quoted, "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82") == 0, "metadata with escapes: %s",
           quoted);
-    CHECK(!safetensors_metadata(&reader, "none"), "found metadata that is not there");
+    CHECK(!metadata_of(&reader, "none"), "found metadata that is not there");
     safetensors_close(&reader);
 }
 
@@ -263,20 +269,20 @@ static void test_write_errors(void) {
     CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
     CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_INTERNAL, "4 bytes of 400000");
 
-    CHECK_OK(safetensors_create(&writer, path, &e), &e); // a name twice
-    for (int i = 0; i < 2; i++) safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
-    CHECK_ERROR(safetensors_write(writer, zeros, 4, &e), &e, ERR_INTERNAL, "x is there twice");
-    struct stat st;
-    CHECK(stat(path, &st) == 0 && st.st_size == 0, "a malformed header was written");
+    CHECK(!file_exists(path), "finish left the unfinished file");
+
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
+    CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
     safetensors_abandon(writer);
-    CHECK(stat(path, &st) != 0, "abandon left the file");
+    CHECK(!file_exists(path), "abandon left the file");
 
     SafetensorsReader reader; // what is not UTF-8 becomes U+FFFD
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
     safetensors_add_metadata(writer, "latin-1", "\xe9");
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
-    CHECK(strcmp(safetensors_metadata(&reader, "latin-1"), "\xef\xbf\xbd") == 0, "not U+FFFD");
+    CHECK(strcmp(metadata_of(&reader, "latin-1"), "\xef\xbf\xbd") == 0, "not U+FFFD");
     safetensors_close(&reader);
 }
 
@@ -289,7 +295,7 @@ static void test_no_tensors(void) {
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
-    CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !safetensors_metadata(&reader, "x"), "not empty");
+    CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !metadata_of(&reader, "x"), "not empty");
     safetensors_close(&reader);
 }
 
