@@ -248,15 +248,11 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, hint,
-                    "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                    found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
-    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16",
-                    "%s: tensor %s from byte %llu on is of type %s", found.reader->path, t->name,
-                    data_byte(found.reader, entry), safetensors_type_name(entry->type));
-    return 0;
+    if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
+        return 0;
+    return FAIL(e, ERR_INPUT, hint,
+                "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
+                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
 }
 
 // Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.

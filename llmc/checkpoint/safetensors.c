@@ -39,7 +39,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in safetensors_open.
+// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_read.
 
 // Byte of the file at which a part of the header begins. Walks through the header: for messages only.
 static size_t file_byte(const JsonText *h, const cJSON *item) { return PREFIX_BYTES + json_place(h, item); }
@@ -62,25 +62,17 @@ static bool type_find(const char *name, SafetensorsType *out) {
 // Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
 static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonText *h, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
-    if (!cJSON_IsArray(shape))
-        return FAIL(e, ERR_INPUT, damaged, "its shape at byte %zu is not a list", file_byte(h, shape));
+    bool good = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) <= SAFETENSORS_MAX_DIMENSIONS;
     entry->count = 1;
-    const cJSON *item;
-    cJSON_ArrayForEach(item, shape) {
-        uint64_t size;
-        if (entry->dimensions == SAFETENSORS_MAX_DIMENSIONS)
-            return FAIL(e, ERR_INPUT, "is this a GPT-2 file?", "its shape at byte %zu has more than %d dimensions",
-                        file_byte(h, shape), SAFETENSORS_MAX_DIMENSIONS);
-        if (!json_integer(item, &size))
-            return FAIL(e, ERR_INPUT, damaged, "dimension %d at byte %zu is not a whole number from 0 to 2^53",
-                        entry->dimensions, file_byte(h, item));
-        if (size && entry->count > most / size)
-            return FAIL(e, ERR_INPUT, damaged, "the product of its shape at byte %zu overflows 64 bits",
-                        file_byte(h, shape));
-        entry->shape[entry->dimensions++] = size;
-        entry->count *= size;
+    for (const cJSON *item = good ? shape->child : NULL; item; item = item->next) {
+        uint64_t *size = &entry->shape[entry->dimensions++];
+        good = good && json_integer(item, size) && (!*size || entry->count <= most / *size);
+        entry->count *= *size;
     }
-    return 0;
+    if (good) return 0;
+    return FAIL(e, ERR_INPUT, damaged,
+                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory", file_byte(h, shape),
+                SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
@@ -116,24 +108,6 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTex
     return fields_parse(entry, json, h, e) ? error_prefix(e, "tensor %.200s", entry->name) : 0;
 }
 
-static int metadata_check(const cJSON *metadata, const JsonText *h, Error *e) {
-    const cJSON *item;
-    if (!cJSON_IsObject(metadata))
-        return FAIL(e, ERR_INPUT, damaged, METADATA_NAME " at byte %zu is not an object", file_byte(h, metadata));
-    cJSON_ArrayForEach(item, metadata) if (!cJSON_IsString(item)) {
-        return FAIL(e, ERR_INPUT, damaged, METADATA_NAME ": %.200s at byte %zu is not a string", item->string,
-                    file_byte(h, item));
-    }
-    return 0;
-}
-
-static int fail_twice(const JsonText *h, const char *name, Error *e) {
-    const cJSON *item, *last = NULL;
-    cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, name) == 0) last = item;
-    return FAIL(e, ERR_INPUT, damaged, "%s%.200s is there twice, at byte %zu too",
-                strcmp(name, METADATA_NAME) == 0 ? "" : "tensor ", name, file_byte(h, last));
-}
-
 static int compare_entries(const void *pa, const void *pb) {
     const SafetensorsEntry *a = pa, *b = pb;
     if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
@@ -148,12 +122,17 @@ static int compare_names(const void *a, const void *b) {
 // Fills reader->by_name. Two tensors of one name are an error.
 static int names_sort(SafetensorsReader *reader, const JsonText *h, Error *e) {
     const SafetensorsEntry **names;
+    const cJSON *item, *last = NULL;
     TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
     reader->by_name = names;
     for (int i = 0; i < reader->count; i++) names[i] = &reader->entries[i];
     qsort(names, (size_t)reader->count, sizeof *names, compare_names);
-    for (int i = 1; i < reader->count; i++)
-        if (compare_names(&names[i - 1], &names[i]) == 0) return fail_twice(h, names[i]->name, e);
+    for (int i = 1; i < reader->count; i++) {
+        if (compare_names(&names[i - 1], &names[i]) != 0) continue;
+        cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, names[i]->name) == 0) last = item;
+        return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
+                    file_byte(h, last));
+    }
     return 0;
 }
 
@@ -167,10 +146,6 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
                         "tensor %.200s begins at byte %" PRIu64 " of the data, the one before it ends at %" PRIu64
                         ": %s",
                         entry->name, entry->begin, at, entry->begin < at ? "an overlap" : "a hole");
-        if (entry->end > data_bytes)
-            return FAIL(e, ERR_INPUT, damaged,
-                        "tensor %.200s ends at byte %" PRIu64 " of the data, the file holds %" PRIu64, entry->name,
-                        entry->end, data_bytes);
     }
     if (at == data_bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged, "the tensors end at byte %" PRIu64 " of the data, the file holds %" PRIu64, at,
@@ -179,12 +154,11 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
 
 // From JSON text to reader->header.
 static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes, Error *e) {
-    const char *nul = memchr(text, 0, bytes), *stop = NULL;
+    const char *stop = NULL;
     size_t valid = 0, length;
-    if (nul)
-        return FAIL(e, ERR_INPUT, damaged, "zero byte in the header, at byte %zu", PREFIX_BYTES + (size_t)(nul - text));
-    while ((length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
-    if (valid < bytes) return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
+    while (valid < bytes && text[valid] && (length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
+    if (valid < bytes)
+        return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
     if (bytes == 0 || text[0] != '{')
         return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header at byte %d is not JSON", PREFIX_BYTES);
     reader->header = cJSON_ParseWithLengthOpts(text, bytes, &stop, 0);
@@ -200,13 +174,10 @@ static int header_parse(SafetensorsReader *reader, const char *text, size_t byte
     const JsonText h = {text, bytes, reader->header};
     size_t items = (size_t)cJSON_GetArraySize(reader->header);
     TRY(memory_alloc((void **)&reader->entries, items * sizeof *reader->entries, "a list of tensors", e));
-    int metadata = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, reader->header) {
-        if (strcmp(item->string, METADATA_NAME) == 0) {
-            TRY(metadata_check(item, &h, e));
-            if (metadata++) return fail_twice(&h, METADATA_NAME, e);
-        } else TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
+        if (strcmp(item->string, METADATA_NAME) == 0) continue;
+        TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     TRY(names_sort(reader, &h, e)); // before the offsets: a name that is there twice says more than the overlap
@@ -216,40 +187,31 @@ static int header_parse(SafetensorsReader *reader, const char *text, size_t byte
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-// Finds the header's length and the data's.
-static int lengths_read(SafetensorsReader *reader, uint64_t file_bytes, uint64_t *header_bytes, uint64_t *data_bytes,
-                        Error *e) {
-    if (file_bytes < PREFIX_BYTES)
-        return FAIL(e, ERR_INPUT, damaged,
-                    "%s: the file ends at byte %" PRIu64 ", within the %d that give its header's length", reader->path,
-                    file_bytes, PREFIX_BYTES);
-    TRY(file_read_range(reader->fd, reader->path, 0, header_bytes, sizeof *header_bytes, e));
-    if (*header_bytes > MAX_HEADER)
-        return FAIL(e, ERR_INPUT, "is this a safetensors file?",
-                    "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, more than the %d it may have", reader->path,
-                    *header_bytes, MAX_HEADER);
-    if (*header_bytes > file_bytes - PREFIX_BYTES)
-        return FAIL(e, ERR_INPUT, damaged, "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, the file has %" PRIu64,
-                    reader->path, *header_bytes, file_bytes);
-    reader->data_offset = PREFIX_BYTES + *header_bytes;
-    *data_bytes = file_bytes - reader->data_offset;
-    return 0;
+static int header_read(SafetensorsReader *reader, uint64_t file_bytes, char **text, Error *e) {
+    uint64_t bytes;
+    TRY(file_read_range(reader->fd, reader->path, 0, &bytes, sizeof bytes, e));
+    if (bytes > MAX_HEADER || bytes > file_bytes - PREFIX_BYTES)
+        return FAIL(e, ERR_INPUT, "is this a safetensors file, and all of it?",
+                    "%s: bytes 0 to 8 give the header %" PRIu64 " bytes; the file has %" PRIu64
+                    ", the format allows %d",
+                    reader->path, bytes, file_bytes, MAX_HEADER);
+    reader->data_offset = PREFIX_BYTES + bytes;
+    TRY(memory_alloc((void **)text, bytes + 1, reader->path, e));
+    TRY(file_read_range(reader->fd, reader->path, PREFIX_BYTES, *text, bytes, e));
+    (*text)[bytes] = 0;
+    int code = header_parse(reader, *text, bytes, file_bytes - reader->data_offset, e);
+    return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
 }
 
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
     int code = 0;
     char *text = NULL;
-    uint64_t file_bytes, header_bytes = 0, data_bytes = 0;
+    uint64_t file_bytes;
     *reader = (SafetensorsReader){.fd = -1};
     TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
     strcpy(reader->path, path);
     TRY_GOTO(file_open_input(path, &reader->fd, &file_bytes, e));
-    TRY_GOTO(lengths_read(reader, file_bytes, &header_bytes, &data_bytes, e));
-    TRY_GOTO(memory_alloc((void **)&text, header_bytes + 1, path, e));
-    TRY_GOTO(file_read_range(reader->fd, path, PREFIX_BYTES, text, header_bytes, e));
-    text[header_bytes] = 0;
-    code = header_parse(reader, text, header_bytes, data_bytes, e);
-    if (code == ERR_INPUT) error_prefix(e, "%s", path);
+    TRY_GOTO(header_read(reader, file_bytes, &text, e));
 done:
     memory_free(text);
     if (code) safetensors_close(reader);
