@@ -164,7 +164,7 @@ int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], F
     TRY(partial_path(out, step, directory, e));
     TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
-        return FAIL(e, ERR_WRITE, "make room, or choose another --out", "%s: cannot create: %s", directory,
+        return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
                     strerror(errno));
     return 0;
 }
@@ -180,14 +180,11 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
 
 // foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
 static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
-    Manifest *manifest;
-    TRY(memory_alloc((void **)&manifest, sizeof *manifest, "a manifest", e));
-    int code = manifest_read(manifest, directory, e);
-    if (foreign) *foreign = manifest->foreign;
-    manifest->pulse = pulse;
-    if (!code) code = manifest_verify(manifest, directory, what, e);
-    memory_free(manifest);
-    return code;
+    Manifest manifest;
+    int code = manifest_read(&manifest, directory, e);
+    if (foreign) *foreign = manifest.foreign;
+    manifest.pulse = pulse;
+    return code ? code : manifest_verify(&manifest, directory, what, e);
 }
 
 int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
