@@ -108,7 +108,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Calls that these tests make fail (dev/test/run/faults.h).
-FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat aligned_alloc statvfs)
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat posix_memalign statvfs)
 $(BUILD)/dev/test/run/test_crash: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_best: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,gethostname manifest_verify)
@@ -117,7 +117,7 @@ $(BUILD)/dev/test/base/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,wri
 $(BUILD)/dev/test/run/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
-$(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=aligned_alloc
+$(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=posix_memalign
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += -Wl,--wrap=open,--wrap=comm_send
 
 # Calls that this benchmark takes the time of.

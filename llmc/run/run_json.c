@@ -77,7 +77,7 @@ static void put_this_part(FILE *f, const Run *r) {
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", NULL, &program, &(Error){0}) == 0)
+    if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
         put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     put_part_options(f, r);

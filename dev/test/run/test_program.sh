@@ -208,7 +208,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
     local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
     local plan peak
     plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
-    peak=$("$root/$build/dev/test/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
+    peak=$("$root/$build/dev/test/run/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
     awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
