@@ -422,15 +422,6 @@ static int setup_directory(Run *r, Error *e) {
     return metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, e);
 }
 
-static int setup_tensorboard(Run *r, Error *e) {
-    char *command;
-    TRY(metrics_tensorboard(r->metrics, r->at.step + 1, e));
-    TRY(run_command_text(r, &command, e));
-    int code = metrics_command(r->metrics, r->at.step + 1, command, e);
-    free(command);
-    return code;
-}
-
 void describe_build(const Run *r, char *out, size_t bytes) {
     char engine[256];
     engine_describe(r->engine, engine, sizeof engine);
@@ -453,7 +444,6 @@ int setup_output(Run *r, Error *e) {
     if (!is_first(r)) return 0;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
-    if (o->tensorboard) TRY(setup_tensorboard(r, e));
     int eot = r->tokenizer ? tokenizer_eot(r->tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->model.config.vocab, eot);
     SaverConfig saver = {o->out, r->engine, &r->model, r->tokenizer, text, o->keep, r->metrics};

@@ -14,15 +14,6 @@ static int utf8_length(const unsigned char *s) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-void text_write_utf8(FILE *f, const char *text) {
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        int length = utf8_length(s);
-        if (length) fwrite(s, 1, (size_t)length, f);
-        else fputs("\xef\xbf\xbd", f); // U+FFFD
-        s += length ? length : 1;
-    }
-}
-
 void text_write_json(FILE *f, const char *text) {
     fputc('"', f);
     for (const unsigned char *s = (const unsigned char *)text; *s;) {

@@ -287,7 +287,6 @@ static int train_loop(Run *r, Error *e) {
         if (is_pause(r, last)) TRY(parallel_send_weights(&r->parallel, e));
         if (r->val && o->val_every > 0 && (last || is_due(r->at.step, o->val_every))) TRY(validate(r, &metrics, e));
         if (r->hellaswag && (last || is_due(r->at.step, o->hellaswag_every))) TRY(test_hellaswag(r, &metrics, e));
-        if (is_first(r)) TRY(metrics_end_step(r->metrics, e));
         if (is_due(r->at.step, o->compare_every)) TRY(compare_ranks(r, e));
         if (is_first(r)) progress_step(&r->progress, &metrics, &r->noise, mode, last || r->at.step == 1);
         if (!last && is_due(r->at.step, o->sample_every)) TRY(sample_during(r, e));

@@ -11,12 +11,11 @@ import html
 import json
 import math
 import os
-import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, common_kind, common_target,
-                     missing_package, reach, run_main, smooth, span_of, time_unit)
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, command_text, common_kind,
+                     common_target, missing_package, reach, run_main, smooth, span_of, time_unit)
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -142,8 +141,7 @@ def commands_section(runs):
                      f"started {part.get('started', 'at some time')}", f"on {part.get('host', 'some machine')}",
                      f"{ranks} rank{'' if ranks == 1 else 's'}",
                      f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
-            words = f"cd {shlex.quote(part.get('directory', '.'))}\n{shlex.join(part['command'])}"
-            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(words)}</pre>\n"
+            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(command_text(part))}</pre>\n"
             out += part_options(part, part is parts[0])
     return out
 

@@ -1,5 +1,5 @@
 """A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl
-(a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz behind the name.
+(a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz after the name.
 
 The fields of metrics.jsonl are those that llmc/metrics.c writes; what was not known is null there, NaN here; a bound
 that is infinite is 1e308 there, inf here.
@@ -58,16 +58,27 @@ def run_main(main):
 
 
 class Run:
-    """Lists with one entry a step (`rows`), a validation (`val_rows`) or a test (`test_rows`), each a line's fields."""
+    """Lists with one entry a step (`rows`), a validation (`val_rows`) or a test (`test_rows`), each a line's fields,
+    with `seconds` of training until there."""
 
     def __init__(self, path, begin=0):
-        """begin: tokens done before the first line, where an earlier part is told elsewhere."""
+        """begin: tokens done before the first line, where an earlier part has a log of its own."""
         self.path = path
         self.name = os.path.basename(os.path.abspath(path))
         self.info = read_json(os.path.join(path, "run.json"))
-        self.rows, self.val_rows, self.test_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
-        self.samples = read_samples(os.path.join(path, "samples.jsonl"))
-        add_seconds(self.rows, self.val_rows + self.test_rows, begin)
+        metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
+        self.rows, self.val_rows, self.test_rows = [], [], []
+        clock, seconds = Clock(begin), {}
+        for row in checked_rows(read_lines(metrics)):
+            if "val_loss" in row or "hellaswag" in row:
+                row["seconds"] = seconds.get(row["step"], math.nan)
+                (self.val_rows if "val_loss" in row else self.test_rows).append(row)
+            else:
+                row["seconds"] = seconds[row["step"]] = clock.advance(row)
+                self.rows.append(row)
+        if not self.rows:
+            raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
+        self.samples = list(checked_samples(read_lines(samples))) if has_log(samples) else []
 
     def column(self, name):
         """A field over the steps, NaN where a step has none."""
@@ -77,13 +88,7 @@ class Run:
         return [number(row.get(name)) for row in self.val_rows]
 
     def parts(self):
-        """One dictionary a part of the run: first_step, ranks, started, host, directory, command."""
-        parts = self.info.get("parts", [])
-        good = isinstance(parts, list) and all(isinstance(part, dict) and isinstance(part.get("command"), list)
-                                               for part in parts)
-        if not good:
-            raise Fault(EXIT_INPUT, f"{os.path.join(self.path, 'run.json')}: \"parts\" is no list of commands")
-        return parts
+        return parts_of(os.path.join(self.path, "run.json"), self.info)
 
     def has(self, name):
         return any(math.isfinite(x) for x in self.column(name))
@@ -93,29 +98,90 @@ def number(x):
     return math.nan if x is None else float(x)
 
 
-def read_text(path):
-    """A file's text; gzip's, where there is only a file with .gz behind the name."""
+def has_log(path):
+    return os.path.exists(path) or os.path.exists(path + ".gz")
+
+
+def read_bytes(path, begin=0):
+    """A file from byte `begin` on; unpacked, where there is only a file with .gz after the name."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
     try:
-        with (gzip.open if packed else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if packed else open)(path, "rb") as file:
+            file.seek(begin)
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short") from None
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+
+
+def decoded(path, data):
+    try:
+        return data.decode()
     except UnicodeDecodeError:
         raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text") from None
 
 
 def read_json(path):
     try:
-        info = json.loads(read_text(path))
+        info = json.loads(decoded(path, read_bytes(path)))
     except ValueError as error:
         raise Fault(EXIT_INPUT, f"{path}: not JSON: {error}") from None
     if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
+
+
+def parts_of(path, info):
+    """One dictionary a part of the run: first_step, ranks, started, host, directory, command."""
+    parts = info.get("parts", [])
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("command"), list)
+                                              for part in parts):
+        raise Fault(EXIT_INPUT, f"{path}: \"parts\" is no list of commands")
+    return parts
+
+
+def command_text(part, between="\n"):
+    """A part's command as a shell reads it."""
+    return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
+
+
+def parse_lines(path, data, first=1):
+    """(where, object) of every line of JSON. first: the number of the data's first line."""
+    for i, line in enumerate(decoded(path, data).split("\n"), first):
+        where = f"{path} line {i}"
+        try:
+            if line:
+                yield where, json.loads(line)
+        except ValueError:
+            raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+
+
+def read_lines(path):
+    return parse_lines(path, read_bytes(path))
+
+
+class Cut(Exception):
+    """What was read of a log is no longer there: a resume has cut it back, or another run has begun."""
+
+
+class Tail:
+    """A log that a run may still be writing."""
+
+    def __init__(self, path):
+        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, the last of these
+
+    def new_lines(self):
+        """(where, object) of every line written since the last call; a line without its end is left for the next."""
+        data = read_bytes(self.path, self.end - len(self.last))
+        if not data.startswith(self.last):
+            raise Cut
+        data, first = data[len(self.last):data.rfind(b"\n") + 1], self.lines + 1
+        self.end += len(data)
+        self.lines += data.count(b"\n")
+        self.last = ([self.last] + data.splitlines(keepends=True))[-1]
+        return parse_lines(self.path, data, first)
 
 
 def is_number(x):
@@ -137,53 +203,37 @@ def check_row(row, where):
             raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
 
 
-def read_lines(path):
-    """(where, object) of every line of JSON."""
-    for i, line in enumerate(read_text(path).split("\n"), 1):
-        where = f"{path} line {i}"
-        try:
-            if line:
-                yield where, json.loads(line)
-        except ValueError:
-            raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+def checked_rows(lines):
+    """Rows of metrics.jsonl. A line's tokens are never below those of a line before."""
+    tokens = 0
+    for where, row in lines:
+        check_row(row, where)
+        if row["tokens"] < tokens:
+            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
+        tokens = row["tokens"]
+        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
+        yield row
 
 
-def read_samples(path):
-    samples = []
-    for where, sample in read_lines(path) if os.path.exists(path) or os.path.exists(path + ".gz") else ():
+def checked_samples(lines):
+    for where, sample in lines:
         if not isinstance(sample, dict) or not is_number(sample.get("step")) or not isinstance(sample.get("text"), str):
             raise Fault(EXIT_INPUT, f"{where}: no sample with its step and text")
-        samples.append(sample)
-    return samples
+        yield sample
 
 
-def read_metrics(path):
-    rows, val_rows, test_rows = [], [], []
-    for where, row in read_lines(path):
-        check_row(row, where)
-        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
-        kind = val_rows if "val_loss" in row else test_rows if "hellaswag" in row else rows
-        if kind and row["tokens"] < kind[-1]["tokens"]:
-            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
-        kind.append(row)
-    if not rows:
-        raise Fault(EXIT_INPUT, f"{path}: no step in it")
-    return rows, val_rows, test_rows
-
-
-def add_seconds(rows, other_rows, begin):
+class Clock:
     """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
-    seconds, tokens = 0.0, begin
-    at = {}
-    known = [row["tok_per_s"] for row in rows if row.get("tok_per_s")]
-    rate = known[0] if known else math.nan
-    for row in rows:
-        rate = row.get("tok_per_s") or rate
-        seconds += (row["tokens"] - tokens) / rate
-        tokens = row["tokens"]
-        row["seconds"] = at[row["step"]] = seconds
-    for row in other_rows:
-        row["seconds"] = at.get(row["step"], math.nan)
+
+    def __init__(self, tokens=0):
+        self.seconds, self.tokens, self.rate = 0.0, tokens, math.nan
+
+    def advance(self, row):
+        """Seconds at the end of the row's step."""
+        self.rate = row.get("tok_per_s") or self.rate
+        self.seconds += (row["tokens"] - self.tokens) / self.rate
+        self.tokens = row["tokens"]
+        return self.seconds
 
 
 def smooth(tokens, values, span):

@@ -9,18 +9,16 @@ needs neither the package nor a network. A run that goes on can be uploaded agai
 import argparse
 import math
 import os
-import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main
+from run_log import EXIT_INPUT, Fault, Parser, Run, command_text, missing_package, run_main
 
 
 def config_of(run):
     """Options one by one, what else run.json says under its own names, and the commands as a shell reads them."""
     rest = {name: value for name, value in run.info.items() if name not in ("options", "parts")}
-    commands = [f"cd {shlex.quote(part.get('directory', '.'))} && {shlex.join(part['command'])}"
-                for part in run.parts()]
+    commands = [command_text(part, " && ") for part in run.parts()]
     return {**run.info.get("options", {}), "run": rest, "commands": commands}
 
 

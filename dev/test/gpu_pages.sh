@@ -70,8 +70,8 @@ recipe() { # LAUNCHER OUT OPTIONS...
 
 track_124M() {
     local model
-    page_stopped run_gpt2_124M "$gpt2" 3 TERM recipe run_gpt2_124M.sh "$gpt2" --tensorboard
-    page_stopped run_gpt2_124M-again "$gpt2" $(($(steps "$gpt2") + 2)) USR1 recipe run_gpt2_124M.sh "$gpt2" --tensorboard
+    page_stopped run_gpt2_124M "$gpt2" 3 TERM recipe run_gpt2_124M.sh "$gpt2"
+    page_stopped run_gpt2_124M-again "$gpt2" $(($(steps "$gpt2") + 2)) USR1 recipe run_gpt2_124M.sh "$gpt2"
     says run_gpt2_124M-again '^resuming from'
     model=$(some "$gpt2/step_????????") || return
     page check "$program" --check "$model"

@@ -232,7 +232,7 @@ cat > "$work/recipe.sh" <<END
 # A recipe made up.
 # It does nothing.
 NAME=recipe
-OPTIONS=(--micro-batch 64 --steps 9 --tensorboard --lr 6e-4)
+OPTIONS=(--micro-batch 64 --steps 9 --keep-best --lr 6e-4)
 . "$root/scripts/launch.sh"
 launch "\$@"
 END
@@ -247,16 +247,16 @@ becomes() { # OPTIONS ARGUMENTS...: what follows --out
     return 1
 }
 given_options() {
-    becomes "--micro-batch 64 --steps 9 --tensorboard --lr 6e-4" &&
-        becomes "--steps 9 --tensorboard --lr 6e-4 --micro-batch 16" --micro-batch 16 &&
-        becomes "--steps 9 --tensorboard --lr 6e-4 --micro-batch=16" --micro-batch=16 &&
-        becomes "--steps 9 --tensorboard --lr 6e-4 -b 16" -b 16 &&
-        becomes "--micro-batch 64 --tensorboard --lr 6e-4 -x 5" -x 5 &&
-        becomes "--micro-batch 64 --tensorboard --lr 6e-4 --train-tokens 1e9" --train-tokens 1e9 &&
-        becomes "--micro-batch 64 --steps 9 --lr 6e-4 --tensorboard" --tensorboard &&
-        becomes "--micro-batch 64 --steps 9 --tensorboard --lr 6e-4 --prompt a --steps b [x]" --prompt 'a --steps b [x]' &&
+    becomes "--micro-batch 64 --steps 9 --keep-best --lr 6e-4" &&
+        becomes "--steps 9 --keep-best --lr 6e-4 --micro-batch 16" --micro-batch 16 &&
+        becomes "--steps 9 --keep-best --lr 6e-4 --micro-batch=16" --micro-batch=16 &&
+        becomes "--steps 9 --keep-best --lr 6e-4 -b 16" -b 16 &&
+        becomes "--micro-batch 64 --keep-best --lr 6e-4 -x 5" -x 5 &&
+        becomes "--micro-batch 64 --keep-best --lr 6e-4 --train-tokens 1e9" --train-tokens 1e9 &&
+        becomes "--micro-batch 64 --steps 9 --lr 6e-4 --keep-best" --keep-best &&
+        becomes "--micro-batch 64 --steps 9 --keep-best --lr 6e-4 --prompt a --steps b [x]" --prompt 'a --steps b [x]' &&
         sed -i 's/--steps 9/--train-tokens 9e9/' "$work/recipe.sh" &&
-        becomes "--micro-batch 64 --tensorboard --lr 6e-4 --steps 5" --steps 5
+        becomes "--micro-batch 64 --keep-best --lr 6e-4 --steps 5" --steps 5
 }
 # What the user gives takes the recipe's options away that are of no use then: nobody typed them.
 nothing_left_over() { # LAUNCHER ARGUMENTS...
