@@ -118,7 +118,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     SaverConfig saver = {
         .out = b->out, .engine = b->engine, .model = &b->model, .text = {-1, -1}, .keep = 1, .metrics = b->metrics};
     TRY(saver_create(&b->saver, &saver, e));
-    return saver_prepare(b->saver, e);
+    return saver_prepare(b->saver, NULL, e);
 }
 
 static void destroy(Bench *b) {

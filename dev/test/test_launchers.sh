@@ -77,7 +77,7 @@ no_mpi_in_it() {
     refuses 64 "built without MPI" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
 }
 no_slurm() {
-    env -u SLURM_JOB_ID bash "$root/scripts/slurm/run_gpt2_124M.sbatch" > "$work/log" 2>&1
+    env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M > "$work/log" 2>&1
     [ $? = 64 ] && grep -q '^error: no Slurm job here' "$work/log"
 }
 
@@ -112,7 +112,7 @@ submits() { # MODEL CODE STARTS CODES... [--OPTIONS...]: of the job with these, 
     rm -f "$work"/slurm/*.log
     touch "$work/slurm/scontrol.log"
     printf '%s\n' "${codes[@]}" > "$work/codes"
-    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch "scripts/slurm/run_gpt2_$model.sbatch" "$@" > "$work/log" 2>&1
+    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch scripts/slurm/run_gpt2.sbatch "$model" "$@" > "$work/log" 2>&1
     got=$?
     [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
     [ "$starts" = 0 ] && return
@@ -153,6 +153,7 @@ slurm_starts_over_here() { # where nothing lay, where a file asks for it, and wh
 }
 slurm_gives_up() { submits 124M 76 1 76 && [ ! -s "$work/slurm/scontrol.log" ]; }
 slurm_without_pmix() { FAKE_MPI=pmi2 submits 124M 64 0 && grep -q '^error: this Slurm has no PMIx' "$work/log"; }
+slurm_without_model() { submits 125M 64 0 && grep -q "^error: no model is called '125M'" "$work/log"; }
 slurm_without_tasks() { FAKE_NO_TASKS=1 submits 124M 64 0 && grep -q '^error: Slurm does not say how many' "$work/log"; }
 
 # The lengths of llm.c's scripts of the same names: their -x (an epoch, 18,865 steps, for 124M) times -d.
@@ -520,7 +521,7 @@ END
 }
 
 for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
-    slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_tasks recipes \
+    slurm_goes_on_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_is_told_by_the_name done_at_once \
     one_tokenizer lost again_until_done not_without_getting_on not_if_nothing_is_there not_what_will_fail_again while_the_last_start_dies \
     mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_that_cannot_start asked_before_it_began stops_and_goes_on goes_on_when_a_rank_is_killed mpirun_that_hangs; do
