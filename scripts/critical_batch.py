@@ -12,12 +12,12 @@ and a batch that follows the noise scale has gamma <= 1 on the right instead (ap
 training of Merrill et al. 2025 (arXiv 2505.23971); it trains, so it wants the machine that the run was made on.
 """
 
-import argparse
 import math
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, missing_package, reach, run_main
+from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, loss_curve, missing_package, reach,
+                     run_main)
 
 from branched_probe import probe
 
@@ -66,7 +66,7 @@ def fit(args):
     runs = [Run(path) for path in args.runs]
     kind = common_kind(runs)
     target = common_target(runs, kind) if args.target is None else args.target
-    found = [reach(run, kind, target) for run in runs]
+    found = [reach(loss_curve(run, kind), target) for run in runs]
     for run, at in zip(runs, found):
         if at is None:
             raise Fault(EXIT_INPUT, f"{run.path}: does not reach a {kind} loss of {target:.6g}")
@@ -167,7 +167,7 @@ def tokens(text):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="fit|gain|probe")
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")

@@ -5,7 +5,6 @@ nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary,
 written as zeros. Writes model.safetensors and config.json. Reading a .pt takes the Python package torch.
 """
 
-import argparse
 import json
 import os
 import re
@@ -99,7 +98,7 @@ def read_checkpoint(path):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", metavar="CKPT.pt", help="out_dir/ckpt.pt of nanoGPT's train.py")
     parser.add_argument("directory", metavar="DIRECTORY", help="where the model goes")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens that are real (default: the checkpoint's, "

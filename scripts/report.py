@@ -6,7 +6,6 @@ its error band over the batch, by layer and by type; learning rate, batch, gradi
 way; the exact commands; the options.
 """
 
-import argparse
 import html
 import json
 import math
@@ -14,8 +13,8 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, command_text, common_kind,
-                     common_target, missing_package, reach, run_main, smooth, span_of, time_unit)
+from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, loss_curve,
+                     missing_package, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -62,8 +61,8 @@ def totals_table(runs):
     rows = []
     for run in runs:
         last, vals = run.rows[-1], [x for x in run.val_column("val_loss") if math.isfinite(x)]
-        soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))[-1]
-        rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]), show(soft),
+        rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
+                     show(smooth_column(run, "loss")[-1]),
                      show(vals[-1] if vals else None), show(min(vals) if vals else None)])
         if any(run.test_rows for run in runs):
             right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
@@ -73,7 +72,7 @@ def totals_table(runs):
 
 
 def savings_section(runs, kind, target):
-    found = [reach(run, kind, target) for run in runs]
+    found = [reach(loss_curve(run, kind), target) for run in runs]
     first, rows = found[0], []
     for run, at in zip(runs, found):
         if at is None:
@@ -234,19 +233,6 @@ def page(runs, target, plots):
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 
 
-def write_whole(path, text):
-    """The file is there whole or not at all."""
-    partial = path + ".tmp"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except OSError as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
-
-
 def label(runs):
     """The directory's name, or its whole path where two have the same; and its place, which is its colour."""
     names = [run.name for run in runs]
@@ -256,7 +242,7 @@ def label(runs):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("-o", "--out", default="report.html", help="file to write (default: %(default)s)")
     parser.add_argument("--target", type=float, help="loss to compare at (default: the lowest that all runs reach)")

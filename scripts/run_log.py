@@ -1,8 +1,8 @@
-"""A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl
-(a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz after the name.
+"""The one reader of a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for
+each step, validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
 
-The fields of metrics.jsonl are those that llmc/metrics.c writes; what was not known is null there, NaN here; a bound
-that is infinite is 1e308 there, inf here.
+llmc/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
+1e308 there and inf here. Also here: how scripts fail, and the curves that several of them compute from a run.
 """
 
 import argparse
@@ -17,9 +17,12 @@ import zlib
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED = 1e308
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Scripts
+
 
 class Fault(Exception):
-    """What ends a script: one line for the user, and the exit code."""
+    """Ends a script: one line for the user, and the exit code."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -27,7 +30,7 @@ class Fault(Exception):
 
 
 def missing_package(package, error):
-    """The Fault to raise; where there is a build/venv, its Python first runs the script from the start, and may have it."""
+    """The Fault to raise. Where build/venv has a Python, that first runs the script from the start: it may have it."""
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     there = os.access(python, os.X_OK)
@@ -42,6 +45,11 @@ def missing_package(package, error):
 
 
 class Parser(argparse.ArgumentParser):
+    """The description is the script's docstring as it is."""
+
+    def __init__(self, **more):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+
     def error(self, message):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
@@ -57,45 +65,21 @@ def run_main(main):
         sys.exit(130)
 
 
-class Run:
-    """Lists with one entry a step (`rows`), a validation (`val_rows`) or a test (`test_rows`), each a line's fields,
-    with `seconds` of training until there."""
-
-    def __init__(self, path, begin=0):
-        """begin: tokens done before the first line, where an earlier part has a log of its own."""
-        self.path = path
-        self.name = os.path.basename(os.path.abspath(path))
-        self.info = read_json(os.path.join(path, "run.json"))
-        metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
-        self.rows, self.val_rows, self.test_rows = [], [], []
-        clock, seconds = Clock(begin), {}
-        for row in checked_rows(read_lines(metrics)):
-            if "val_loss" in row or "hellaswag" in row:
-                row["seconds"] = seconds.get(row["step"], math.nan)
-                (self.val_rows if "val_loss" in row else self.test_rows).append(row)
-            else:
-                row["seconds"] = seconds[row["step"]] = clock.advance(row)
-                self.rows.append(row)
-        if not self.rows:
-            raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
-        self.samples = list(checked_samples(read_lines(samples))) if has_log(samples) else []
-
-    def column(self, name):
-        """A field over the steps, NaN where a step has none."""
-        return [number(row.get(name)) for row in self.rows]
-
-    def val_column(self, name):
-        return [number(row.get(name)) for row in self.val_rows]
-
-    def parts(self):
-        return parts_of(os.path.join(self.path, "run.json"), self.info)
-
-    def has(self, name):
-        return any(math.isfinite(x) for x in self.column(name))
+def write_whole(path, text):
+    """Writes the whole file, or none of it."""
+    partial = path + ".tmp"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
-def number(x):
-    return math.nan if x is None else float(x)
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
 
 
 def has_log(path):
@@ -116,46 +100,28 @@ def read_bytes(path, begin=0):
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
 
 
-def decoded(path, data):
+def parse(where, data):
+    """The JSON in some bytes of a file. where: names them in the error."""
     try:
-        return data.decode()
+        return json.loads(data)
     except UnicodeDecodeError:
-        raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text") from None
+        raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
+    except ValueError as error:
+        raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
 
 def read_json(path):
-    try:
-        info = json.loads(decoded(path, read_bytes(path)))
-    except ValueError as error:
-        raise Fault(EXIT_INPUT, f"{path}: not JSON: {error}") from None
+    info = parse(path, read_bytes(path))
     if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
 
 
-def parts_of(path, info):
-    """One dictionary a part of the run: first_step, ranks, started, host, directory, command."""
-    parts = info.get("parts", [])
-    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("command"), list)
-                                              for part in parts):
-        raise Fault(EXIT_INPUT, f"{path}: \"parts\" is no list of commands")
-    return parts
-
-
-def command_text(part, between="\n"):
-    """A part's command as a shell reads it."""
-    return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
-
-
 def parse_lines(path, data, first=1):
     """(where, object) of every line of JSON. first: the number of the data's first line."""
-    for i, line in enumerate(decoded(path, data).split("\n"), first):
-        where = f"{path} line {i}"
-        try:
-            if line:
-                yield where, json.loads(line)
-        except ValueError:
-            raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+    for i, line in enumerate(data.split(b"\n"), first):
+        if line:
+            yield f"{path} line {i}", parse(f"{path} line {i}", line)
 
 
 def read_lines(path):
@@ -170,7 +136,7 @@ class Tail:
     """A log that a run may still be writing."""
 
     def __init__(self, path):
-        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, the last of these
+        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, and the last of these
 
     def new_lines(self):
         """(where, object) of every line written since the last call; a line without its end is left for the next."""
@@ -184,27 +150,44 @@ class Tail:
         return parse_lines(self.path, data, first)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# What the files hold
+
+
+def parts_of(path, info):
+    """The parts of the run in run.json, one dictionary each: first_step, ranks, started, host, directory, command."""
+    parts = info.get("parts", [])
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("command"), list)
+                                              for part in parts):
+        raise Fault(EXIT_INPUT, f"{path}: \"parts\" is no list of commands")
+    return parts
+
+
+def command_text(part, between="\n"):
+    """A part's command as a shell reads it."""
+    return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
+
+
 def is_number(x):
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
 def check_row(row, where):
-    """Every line names its step and tokens; every other field is a number, a flag, null or a list of numbers."""
+    """Every line has its step and tokens; every other field is a number, a flag or null, or gns_layer, a list of them."""
     if not isinstance(row, dict):
         raise Fault(EXIT_INPUT, f"{where}: not a JSON object")
     for name in ("step", "tokens"):
         if not is_number(row.get(name)) or not math.isfinite(row[name]):
             raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
     for name, value in row.items():
-        items = value if isinstance(value, list) else [value]
-        if not all(item is None or isinstance(item, bool) or is_number(item) for item in items):
-            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
         if isinstance(value, list) != (name == "gns_layer"):
             raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
+        if not all(x is None or isinstance(x, (int, float)) for x in (value if isinstance(value, list) else [value])):
+            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
 
 
 def checked_rows(lines):
-    """Rows of metrics.jsonl. A line's tokens are never below those of a line before."""
+    """Rows of metrics.jsonl. Their tokens never go backwards."""
     tokens = 0
     for where, row in lines:
         check_row(row, where)
@@ -236,8 +219,53 @@ class Clock:
         return self.seconds
 
 
+def column(rows, name):
+    """A field of every row, NaN where a row has none."""
+    return [math.nan if row.get(name) is None else float(row[name]) for row in rows]
+
+
+class Run:
+    """Rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), each a line's fields with the `seconds`
+    of training until there; samples, and run.json as `info`."""
+
+    def __init__(self, path, begin=0):
+        """begin: tokens done before the first line, where an earlier part has a log of its own."""
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info = read_json(os.path.join(path, "run.json"))
+        metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
+        self.rows, self.val_rows, self.test_rows = [], [], []
+        clock, seconds = Clock(begin), {}
+        for row in checked_rows(read_lines(metrics)):
+            if "val_loss" in row or "hellaswag" in row:
+                row["seconds"] = seconds.get(row["step"], math.nan)
+                (self.val_rows if "val_loss" in row else self.test_rows).append(row)
+            else:
+                row["seconds"] = seconds[row["step"]] = clock.advance(row)
+                self.rows.append(row)
+        if not self.rows:
+            raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
+        self.samples = list(checked_samples(read_lines(samples))) if has_log(samples) else []
+
+    def column(self, name):
+        return column(self.rows, name)
+
+    def val_column(self, name):
+        return column(self.val_rows, name)
+
+    def parts(self):
+        return parts_of(os.path.join(self.path, "run.json"), self.info)
+
+    def has(self, name):
+        return any(map(math.isfinite, self.column(name)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Curves
+
+
 def smooth(tokens, values, span):
-    """Exponential average whose weight halves every `span` tokens, corrected for its start; NaN is passed by."""
+    """Exponential average whose weights halve every `span` tokens, bias-corrected; NaN is left out."""
     out, total, weight, before = [], 0.0, 0.0, 0
     for at, value in zip(tokens, values):
         decay = 2.0 ** (-(at - before) / span)
@@ -249,16 +277,13 @@ def smooth(tokens, values, span):
     return out
 
 
-SMOOTH_FRACTION = 0.01  # of the run's tokens
-
-
-def span_of(run):
-    """The half-life in tokens of a run's smoothed curves."""
-    return max(1.0, SMOOTH_FRACTION * run.rows[-1]["tokens"])
+def smooth_column(run, name):
+    """A field over the steps, smoothed with a half-life of 1% of the run's tokens."""
+    return smooth(run.column("tokens"), run.column(name), max(1.0, 0.01 * run.rows[-1]["tokens"]))
 
 
 def time_unit(seconds):
-    """(name, seconds in it) of the largest unit that the time has two of."""
+    """(name, seconds in it) of the largest unit of which the time has at least two."""
     for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return name, length
@@ -266,11 +291,8 @@ def time_unit(seconds):
 
 
 def loss_curve(run, kind):
-    """(rows, losses): the validation losses or the smoothed training losses, and the lines that they stand at."""
-    if kind == "val":
-        return run.val_rows, run.val_column("val_loss")
-    tokens = run.column("tokens")
-    return run.rows, smooth(tokens, run.column("loss"), span_of(run))
+    """(rows, losses): the validation losses, or the smoothed training losses, and their lines."""
+    return (run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
 
 
 def common_kind(runs):
@@ -289,11 +311,10 @@ def common_target(runs, kind):
     return max(best)
 
 
-def reach(run, kind, target, curve=None):
-    """{step, tokens, seconds} where the loss first is `target` or less, straight between lines; or None.
-    curve: loss_curve(run, kind), where it is at hand."""
+def reach(curve, target):
+    """{step, tokens, seconds} where a loss_curve first is `target` or less, linear between lines; or None."""
     last = None
-    for row, loss in zip(*(curve or loss_curve(run, kind))):
+    for row, loss in zip(*curve):
         if not math.isfinite(loss):
             continue
         here = {name: row[name] for name in ("step", "tokens", "seconds")}

@@ -7,7 +7,6 @@ to its checkpoint: everything is then written again, and TensorBoard drops the s
 Times are training time, counted from the run's start.
 """
 
-import argparse
 import calendar
 import glob
 import os
@@ -122,7 +121,7 @@ class EventFile:
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("--follow", action="store_true", help="wait for the runs, and write what they add until Ctrl-C")
     parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="to look with --follow (default: %(default)s)")

@@ -6,7 +6,6 @@ belong to it; samples a table. --offline writes what `wandb sync` uploads later;
 needs neither the package nor a network. A run that goes on can be uploaded again under the same --id.
 """
 
-import argparse
 import math
 import os
 import sys
@@ -70,7 +69,7 @@ def upload(wandb, run, args, config, history, samples):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
     parser.add_argument("--entity", help="user or team (default: wandb's)")
