@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Sourced by scripts: where the repository is, how they refuse, and how they say what they are for.
+# Sourced by scripts: the repository's root, errors, help, checkpoints, and tables of verdicts.
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
-[ . -ef "$root" ] && top='' || top=$root/ # what leads there from where the caller is
+[ . -ef "$root" ] && top='' || top=$root/ # the path to it from the caller's directory
 
 fail() { # CODE MESSAGE HINT
     echo "error: $2. $3" >&2
     exit "$1"
 }
 
-# The comment that a script begins with is what it says of itself.
+# Prints the comment that a script begins with.
 print_header() { # FILE
     sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
 }
 
-# Prints a run's newest checkpoint, where there is one. What one is called: archive_step_of in llmc/archive.c.
+# Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/archive.c.
 newest_checkpoint() { # RUN
     local path step newest=-1
     for path in "$1"/step_*; do
@@ -24,7 +24,9 @@ newest_checkpoint() { # RUN
     [ $newest = -1 ] || printf '%s/step_%08d\n' "${1%/}" $newest
 }
 
-# Of a script whose arguments are its stages: --help, or a word that is none of them, ends it.
+count_gpus() { nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU '; }
+
+# For scripts whose arguments are stages: exits on --help, and on an unknown stage.
 check_stages() { # "STAGE..." ARGUMENTS...
     local stages=$1 word
     shift
@@ -32,4 +34,18 @@ check_stages() { # "STAGE..." ARGUMENTS...
         [[ $word != --help && $word != -h ]] || { print_header "$0" && exit; }
         [[ " $stages " == *" $word "* ]] || fail 64 "no stage is called $word" "There are: $stages (--help says more)"
     done
+}
+
+# A table of verdicts, printed as it grows and again at the end.
+begin_table() { # DIRECTORY
+    mkdir -p "$1" || exit 74
+    table=$1/table.txt
+    : > "$table"
+}
+row() { printf '%-8s %-46s %s\n' "$1" "$2" "$3" | tee -a "$table"; } # VERDICT NAME TEXT
+show_table() { # fails where a row is FAIL
+    echo
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null
+    cat "$table"
+    ! grep -q '^FAIL' "$table"
 }
