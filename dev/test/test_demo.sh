@@ -77,7 +77,7 @@ any_path() { # that make may be given
         [ "$(make -s -C "$work/make" demo TEXT="$path" MAKE=true 2> "$work/log")" = "$path" ] || { cat "$work/log"; return 1; }
     done
     demo 0 "$work/it's a \"text\"" && demo 65 "$work/source" &&
-        grep -qF "error: TEXT=$work/source: no .txt, .md, .jsonl or .ndjson file in it. Of other files make one first: find" "$work/log" ||
+        grep -qF "error: TEXT=$work/source: no .txt, .md, .jsonl or .ndjson file in it. Make one text of other files: find" "$work/log" ||
         { cat "$work/log"; return 1; }
 }
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
