@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """One self-contained HTML page of one run or several: report.py RUN... [-o report.html]
 
-Loss against tokens, steps and time; what the other runs save to the loss that all of them reach; the noise scale with
-its error band over the batch, by layer and by type; learning rate, batch, gradient norm, throughput; samples along the
-way; the exact commands; the options.
+Loss against tokens, steps and time; what each run saves against the first to the loss that all reach; noise scale with
+error band and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands and options.
 """
 
 import html
@@ -16,7 +15,7 @@ sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, loss_curve,
                      missing_package, reach, run_main, smooth_column, time_unit, write_whole)
 
-MOST_RUNS = 10  # as many as there are colours
+MOST_RUNS = 10  # one colour each
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
@@ -33,7 +32,7 @@ pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em
 
 
 def table(head, rows, marked=()):
-    """The first column is text, the others are numbers; rows named in `marked` are highlighted."""
+    """The first column is text, the others are numbers; rows whose first cell is in `marked` are highlighted."""
     def cells(tag, row):
         return "".join(f'<{tag}{"" if i == 0 else " class=n"}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
     body = "".join(f'<tr{" class=differs" if row[0] in marked else ""}>{cells("td", row)}</tr>\n' for row in rows)
@@ -52,7 +51,7 @@ def show_time(seconds):
 
 
 def show_saved(before, now):
-    """Of the first run's, in per cent; minus where this run took more."""
+    """In per cent of the first run's; negative where this run took more."""
     known = math.isfinite(before) and math.isfinite(now) and before > 0
     return f"{100 * (1 - now / before):+.1f}%" if known else "-"
 
@@ -84,15 +83,15 @@ def savings_section(runs, kind, target):
                      show_time(at["seconds"]), saved[2]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
     return (f"<h2>Saved to equal loss</h2>\n<p class=note>To a {words} of {target:.4f}; saved against the first run "
-            f"({html.escape(runs[0].label)}), minus where a run took more.</p>\n"
+            f"({html.escape(runs[0].label)}), negative where a run took more.</p>\n"
             + table(["run", "tokens", "saved", "steps", "saved", "time", "saved"], rows))
 
 
-MOST_SAMPLES = 8  # of a run; those between are left out
+MOST_SAMPLES = 8  # of a run
 
 
 def chosen_samples(samples):
-    """Evenly over the run, the first and the last among them."""
+    """Evenly over the run, with the first and the last."""
     n = len(samples)
     return samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
 
@@ -103,7 +102,7 @@ def show_sample(sample):
     text = html.escape(text[len(prompt):] if said else text)
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
     if prompt.startswith("@"):
-        at += f", after {html.escape(prompt)}"  # a file, which is not repeated
+        at += f", after {html.escape(prompt)}"  # a file, which the text does not repeat
     return f"<p class=note>{at}</p><pre>{said}{text}</pre>\n"
 
 
@@ -118,17 +117,17 @@ def samples_section(runs):
 
 
 def part_options(part, first):
-    """What a part's options are, or what of them is another than before; runs of older builds do not say."""
+    """A part's options: all of the first part's, and those that a later part changed."""
     options = part.get("options")
-    if not isinstance(options, dict) or not options:
+    if not options:
         return ""
     words = ", ".join(f"{name} = {value if isinstance(value, str) else json.dumps(value)}"
                       for name, value in options.items())
-    return f"<p class=note>{'With' if first else 'From here on'} {html.escape(words)}.</p>\n"
+    return f"<p class=note>{'With' if first else 'Changed:'} {html.escape(words)}.</p>\n"
 
 
 def commands_section(runs):
-    """Every part of every run: where, when and how it was started, with which options."""
+    """Every part of every run: where, when, how and with which options it was started."""
     out = "<h2>Commands</h2>\n"
     for run in runs:
         parts = run.parts()
@@ -156,7 +155,7 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Everything in run.json but the commands, the options first; where the runs differ apart, above."""
+    """All of run.json except the commands, options first; above it the rows in which the runs differ."""
     flat = [flatten(run.info.get("options", {}))
             | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
             for run in runs]
@@ -166,7 +165,7 @@ def options_section(runs):
     head = ["option"] + [run.label for run in runs]
     out = "<h2>Options</h2>\n"
     if any(len(run.parts()) > 1 for run in runs):
-        out += "<p class=note>Those of a run's last part; what was another before is said with its commands.</p>\n"
+        out += "<p class=note>Of a run's last part; the commands above have what a part changed.</p>\n"
     if differ:
         out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
     return out + (f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
@@ -174,7 +173,7 @@ def options_section(runs):
 
 
 def headline(run):
-    """The model, the data and the machine in one line, as far as run.json tells."""
+    """The model, the data and the machine in one line."""
     model, data = run.info.get("model", {}), run.info.get("train_data", {})
     parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
              f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",
@@ -210,8 +209,7 @@ def page(runs, target, plots):
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, kind, target))
-        caption("Against the first run, at every loss that both reach; below 0 where a run took more. At the table's "
-                "loss it says the same.", plots.draw_savings(runs, kind), "Saved to equal loss")
+        caption("Against the first run, at every loss that both reach; below 0 where a run took more.", plots.draw_savings(runs, kind), "Saved to equal loss")
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
@@ -223,7 +221,7 @@ def page(runs, target, plots):
         figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))
     figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens a second: "
-           "smoothed, with single steps behind.", plots.draw_rates(runs))
+           "smoothed over single steps.", plots.draw_rates(runs))
     if any(run.samples for run in runs):
         sections.append(samples_section(runs))
     if any(run.parts() for run in runs):
@@ -234,7 +232,7 @@ def page(runs, target, plots):
 
 
 def label(runs):
-    """The directory's name, or its whole path where two have the same; and its place, which is its colour."""
+    """Sets each run's label (the directory's name, or the path where two have the same) and number (its colour)."""
     names = [run.name for run in runs]
     for number, run in enumerate(runs):
         run.label = run.name if names.count(run.name) == 1 else run.path
@@ -249,7 +247,7 @@ def main():
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
     if len(runs) > MOST_RUNS:
-        raise Fault(EXIT_USAGE, f"{len(runs)} runs; {MOST_RUNS} can be told apart")
+        raise Fault(EXIT_USAGE, f"{len(runs)} runs; at most {MOST_RUNS} have colours")
     for run in runs:
         if not run.has("loss"):
             raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")

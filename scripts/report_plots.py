@@ -1,4 +1,4 @@
-"""The figures of scripts/report.py, each as an <svg> element. Loaded only where there is something to draw."""
+"""The figures of scripts/report.py, each an <svg> element. Needs matplotlib."""
 
 import html
 import io
@@ -16,8 +16,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
 
 from run_log import column, loss_curve, reach, smooth_column, time_unit
 
-POINTS = 600  # of a curve at most: a page of a long run stays small
-# Okabe and Ito's colours, which colour-blind people tell apart, without the yellow that vanishes on white; then others.
+POINTS = 600  # of a curve at most: keeps the page of a long run small
+# Okabe and Ito's colours for colour-blind readers, without the yellow, which vanishes on white; then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 10,
@@ -44,7 +44,7 @@ def thin(*columns):
 
 
 def svg_of(figure, title):
-    """The figure as an <svg> element to stand in a page, without date and prologue: equal runs make equal pages."""
+    """The figure as an <svg> element, without date and prologue: equal runs make equal pages."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(figure)
@@ -54,8 +54,8 @@ def svg_of(figure, title):
 
 
 def loss_limits(runs):
-    """From the lowest loss up to the highest smoothed one after the first 5% of the tokens: the fall from the random
-    start would flatten all the rest."""
+    """From the lowest loss to the highest smoothed one after 5% of the tokens: the fall from the random start would
+    flatten the rest."""
     losses = []
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
@@ -67,7 +67,7 @@ def loss_limits(runs):
 
 
 def run_key(figure, runs, *more):
-    """One legend above all panels: the runs by colour, then what the kinds of line mean."""
+    """One legend above all panels: the runs by colour, then the kinds of line."""
     runs = [Line2D([], [], color=colour, lw=2.5, label=run.label) for run, colour in zip(runs, colours(runs))]
     handles = [*(runs if len(runs) > 1 else []), *more]
     if handles:
@@ -113,7 +113,7 @@ TARGETS = 60  # losses that the runs are compared at
 
 
 def draw_savings(runs, kind):
-    """What every run saves against the first, in per cent, at every loss that both reach."""
+    """What each run saves against the first, in per cent, at every loss that both reach."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 3.7), sharey=True)
     curves = [loss_curve(run, kind) for run in runs]
     losses = [[x for x in curve[1] if math.isfinite(x)] for curve in curves]
@@ -134,7 +134,7 @@ def draw_savings(runs, kind):
 
 
 def draw_tests(runs):
-    """Accuracy on HellaSwag, by the length-normalised likelihood of the endings (solid) and by the plain one."""
+    """Accuracy on HellaSwag by the length-normalised likelihood of the endings (solid) and by the plain one (dotted)."""
     figure, axes = plt.subplots(figsize=(9, 4))
     for run, colour in zip(runs, colours(runs)):
         for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
@@ -154,7 +154,7 @@ def gns_source(run):
 
 
 def batches_of(run):
-    """Tokens and batch of every step but the last, which may be a smaller rest."""
+    """Tokens and batch of every step but the last, which the horizon may cut short."""
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
@@ -170,8 +170,7 @@ def plain_log(axis):
 
 
 def band(axes, tokens, scale, se, **how):
-    """One standard error either way. One that reaches 0 has no place on a logarithmic axis: a twentieth of the scale
-    stands for it."""
+    """One standard error either way, but not below a twentieth of the scale: a logarithmic axis has no 0."""
     bottom = [max(x - e, x / 20) for x, e in zip(scale, se)]
     axes.fill_between(tokens, bottom, [x + e for x, e in zip(scale, se)], lw=0, **how)
 
@@ -182,7 +181,7 @@ def above_0(values):
 
 
 def draw_gns(runs):
-    """A panel a run: the scale, its band of one standard error, its 95% lower bound, the whole model's, the batch."""
+    """A panel for each run: the noise scale, its standard error and 95% lower bound, the whole model's, the batch."""
     shown = len(runs)
     figure, panels = plt.subplots(-(-shown // 2), min(2, shown), squeeze=False, sharey=True,
                                   figsize=(14 if shown > 1 else 11, 4.4 * -(-shown // 2) + 0.4))
@@ -223,7 +222,7 @@ def draw_gns(runs):
 
 
 def plot_bound(axes, at, lower, **how):
-    """Once the axis has its limits: a bound that is infinite, or above them, runs along the top."""
+    """Call once the axis has its limits: a bound above them, or infinite, runs along the top."""
     top = 0.97 * axes.get_ylim()[1]
     axes.plot(at, [min(x, top) for x in lower], lw=0.8, ls=":", **how)
 
@@ -236,7 +235,7 @@ def plot_whole_model(axes, run):
 
 
 def limit_gns(axes, scale, batch):
-    """Scales from the 1st to the 99th percentile, and the batch: single wild estimates would take up the plot."""
+    """Scales from the 1st to the 99th percentile, and the batch: a few wild estimates would fill the plot."""
     batch = [x for x in batch if x > 0]
     known = sorted(x for x in scale if math.isfinite(x)) or sorted(batch)
     if not known:
@@ -252,7 +251,7 @@ def sampled(run):
 
 
 def draw_layers(runs):
-    """Two panels a run with samples: by layer, and by type. The whole model's scale stands in both."""
+    """Two panels for each run with samples, by layer and by type, with the whole model's scale in both."""
     runs = [run for run in runs if sampled(run)]
     figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
     for (left, right), run in zip(panels, runs):
@@ -295,7 +294,7 @@ def plot_by_type(axes, rows, tokens):
 
 
 def draw_rates(runs):
-    """Learning rate and batch as they were; gradient norm and throughput also smoothed."""
+    """Learning rate and batch as they are; gradient norm and throughput also smoothed."""
     figure, panels = plt.subplots(1, 4, figsize=(14, 3.9))
     for axes, (name, title, unit) in zip(panels, (("lr", "learning rate", ""), ("batch", "batch", "rows"),
                                                   ("grad_norm", "gradient norm", ""),
@@ -316,7 +315,7 @@ def draw_rates(runs):
 
 
 def shape_rate(axes, name, values):
-    """Single wild steps leave the plot rather than flatten it."""
+    """Limits that a few wild steps do not stretch."""
     if name == "grad_norm" and values and min(values) > 0:
         plain_log(axes.yaxis)
         axes.set_ylim(0.5 * min(values), 2 * max(values))
@@ -332,5 +331,5 @@ def shape_rate(axes, name, values):
 
 
 def colours(runs):
-    """Of the runs as the page lists them: a run keeps its colour in figures that leave others out."""
+    """By a run's number on the page: it keeps its colour in figures that leave others out."""
     return [COLOURS[getattr(run, "number", i) % len(COLOURS)] for i, run in enumerate(runs)]

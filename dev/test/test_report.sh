@@ -68,7 +68,7 @@ assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
 assert "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>" in text and "Coloured" in text
-assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>From here on lr = 0.008.</p>" in text
+assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>Changed: lr = 0.008.</p>" in text
 assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
 assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # of twelve eight, evenly: these, and the last, above
