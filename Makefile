@@ -228,10 +228,10 @@ cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	$(MAKE) PRECISION=FP32 cuda-programs-one
 
 test-gpu: cuda-programs ## every test that needs a GPU, in both precisions
-	@scripts/gpu_check.sh tests
+	@dev/test/gpu_check.sh tests
 
 bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
-	@scripts/gpu_check.sh bench
+	@dev/test/gpu_check.sh bench
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The demo and the tests: the two commands of the README. Both install what is missing first, or say what to install.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts: the repository's root, errors, help, checkpoints, and tables of verdicts.
+# Sourced by scripts: the repository's root, errors, help, checkpoints, GPUs.
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
 [ . -ef "$root" ] && top='' || top=$root/ # the path to it from the caller's directory
 
@@ -25,27 +25,3 @@ newest_checkpoint() { # RUN
 }
 
 count_gpus() { nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU '; }
-
-# For scripts whose arguments are stages: exits on --help, and on an unknown stage.
-check_stages() { # "STAGE..." ARGUMENTS...
-    local stages=$1 word
-    shift
-    for word in "$@"; do
-        [[ $word != --help && $word != -h ]] || { print_header "$0" && exit; }
-        [[ " $stages " == *" $word "* ]] || fail 64 "no stage is called $word" "There are: $stages (--help says more)"
-    done
-}
-
-# A table of verdicts, printed as it grows and again at the end.
-begin_table() { # DIRECTORY
-    mkdir -p "$1" || exit 74
-    table=$1/table.txt
-    : > "$table"
-}
-row() { printf '%-8s %-46s %s\n' "$1" "$2" "$3" | tee -a "$table"; } # VERDICT NAME TEXT
-show_table() { # fails where a row is FAIL
-    echo
-    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null
-    cat "$table"
-    ! grep -q '^FAIL' "$table"
-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The commands of README.md and dev/docs that need a GPU and no network, as they stand there, on a small text:
 # dev/test/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs are asked to
-# stop, as their pages say one does, or given fewer tokens. Run by scripts/gpu_check.sh; with SMALL=1 a CPU can try it.
+# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh; with SMALL=1 a CPU can try it.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
 #     PYTHON  with numpy, scipy and matplotlib; for reading checkpoints with torch and transformers (python3)

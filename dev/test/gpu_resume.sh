@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run that is killed, and one that is asked to stop, go on to the same bits as one that was left alone; and
-# transformers reads what it saved: dev/test/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by scripts/gpu_check.sh (the CPU
+# transformers reads what it saved: dev/test/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by dev/test/gpu_check.sh (the CPU
 # trainer has closer tests, dev/test/test_resume.c and test_crash.c, and passes this one too).
 set -u
 . "$(dirname "$0")/../../scripts/common.sh"

@@ -331,7 +331,7 @@ from_elsewhere() {
 
 helps() { # with --help every script says what it does and takes, whatever else is missing
     local script
-    for script in scripts/run_gpt2_*.sh scripts/gpu_check.sh scripts/ranks_check.sh scripts/lm_eval.sh dev/bench/ramp_study.sh; do
+    for script in scripts/run_gpt2_*.sh dev/test/gpu_check.sh dev/test/ranks_check.sh scripts/lm_eval.sh dev/bench/ramp_study.sh; do
         (cd "$work" && env PATH="$work/bin" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
         grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--out' "$work/log" &&
             ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
@@ -341,7 +341,7 @@ helps() { # with --help every script says what it does and takes, whatever else 
 }
 wrong_words() { # are refused at once
     local script
-    for script in scripts/gpu_check.sh scripts/ranks_check.sh dev/bench/ramp_study.sh; do
+    for script in dev/test/gpu_check.sh dev/test/ranks_check.sh dev/bench/ramp_study.sh; do
         OUT=$work/none BUILD=$work/none timeout 20 bash "$script" bogus > "$work/log" 2>&1
         [ $? = 64 ] && grep -q '^error: .*bogus' "$work/log" && [ "$(wc -l < "$work/log")" = 1 ] && [ ! -e "$work/none" ] ||
             { echo "$script"; head -n 5 "$work/log"; return 1; }
@@ -351,7 +351,7 @@ machines_that_nobody_can_play() {
     local wrong
     for wrong in 'MACHINES=x' 'MACHINES=0' 'MACHINES=2 scaling' 'MACHINES=2 agree scaling'; do
         # shellcheck disable=SC2086
-        env OUT="$work/none" TRAINER=/bin/true RANKS=2 ${wrong%% *} timeout 20 bash scripts/ranks_check.sh \
+        env OUT="$work/none" TRAINER=/bin/true RANKS=2 ${wrong%% *} timeout 20 bash dev/test/ranks_check.sh \
             $(sed 's/[^ ]* *//' <<< "$wrong") > "$work/log" 2>&1
         [ $? = 64 ] && grep -qE '^error: (MACHINES=. is no number|scaling measures)' "$work/log" && [ ! -e "$work/none" ] ||
             { echo "$wrong"; head -n 5 "$work/log"; return 1; }

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one call: tests, sanitizers, benchmarks, a run beside the CPU trainer's and one beside
 # PyTorch's. Prints one table at the end; whole logs are in $OUT.
 #
-#     scripts/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [resume] [pages] [parity] [twin]  (default: tests bench)
+#     dev/test/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [resume] [pages] [parity] [twin]  (default: tests bench)
 #
 #     BUILD   where the programs are (build): $BUILD/cuda-BF16, $BUILD/cuda-FP32, $BUILD/cpu. If they are missing, it runs
 #             `make cuda-programs`; programs from another machine need no headers here.
@@ -12,7 +12,7 @@
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
 #     STEPS   of parity (200: 105 million tokens)
 set -u
-. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/stages.sh"
 check_stages "tests sanitize bench shakespeare resume pages parity twin" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70

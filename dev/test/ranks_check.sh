@@ -3,7 +3,7 @@
 # with another number; a run whose rank is killed or stopped ends; the speed of all together, and the memory that they
 # take. Prints one table at the end; whole logs are in $OUT.
 #
-#     scripts/ranks_check.sh [agree] [resume] [faults] [scaling] [memory]          (default: all)
+#     dev/test/ranks_check.sh [agree] [resume] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
@@ -16,7 +16,7 @@
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
 set -u
-. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/stages.sh"
 stages="agree resume faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
