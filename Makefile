@@ -31,14 +31,14 @@ MPI_LIBS := $(shell mpicc --showme:link 2> /dev/null || pkg-config --libs ompi 2
 endif
 ifneq ($(MPI_LIBS),)
 MPI_LIBS := -Wl,--as-needed $(MPI_LIBS)
-MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
+MPI_CFLAGS := $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
 endif
 VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)
 SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-ALL_CFLAGS := -std=c11 -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
+ALL_CFLAGS := -std=c11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
 ifneq ($(NATIVE),0)
 ALL_CFLAGS += -march=native
@@ -50,7 +50,8 @@ endif
 # A file of one line, written only when the line changes, so that what depends on it is made anew just then.
 write_if_new = @mkdir -p $(@D) && line='$(subst ','\'',$(1))' && { echo "$$line" | cmp -s - $@ || echo "$$line" > $@; }
 
-OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/cpu/*.c))
+# The library: plain C, compiled once, linked to either trainer. The mains are not in it.
+OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 # ----------------------------------------------------------------------------------------------------------------------
 # The CPU trainer and the data program
@@ -61,13 +62,13 @@ train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 	@ln -sf ../$< $@
 
-$(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIBRARY)
+$(BUILD)/train_gpt2: $(BUILD)/llmc/run/main_cpu.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Which commit this is, for --version and run.json: built anew when that changes.
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty=+ --abbrev=10 2> /dev/null))
-$(BUILD)/llmc/version.o: $(BUILD)/commit
-$(BUILD)/llmc/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(COMMIT))"')
+$(BUILD)/llmc/base/version.o: $(BUILD)/commit
+$(BUILD)/llmc/base/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(COMMIT))"')
 $(BUILD)/commit: FORCE
 	$(call write_if_new,$(COMMIT))
 
@@ -76,8 +77,8 @@ FLAGS := $(CC) $(ALL_CFLAGS)
 $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
 
-# Only these see MPI.
-$(BUILD)/llmc/comm.o $(BUILD)/llmc/cpu/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
+# Only these see the headers of MPI.
+$(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
 $(BUILD)/data/tokenize: $(patsubst %.c,$(BUILD)/%.o,$(wildcard data/*.c)) $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
@@ -99,34 +100,29 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 	$(CC) $(ALL_CFLAGS) -c -o $@ $<
 
 # PCRE2 is what the tests compare the tokenizer's own scanner with.
-$(BUILD)/dev/test/test_words: LDLIBS += -lpcre2-8
+$(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
-# The engine without its main, for tests.
-$(BUILD)/engine.o: train_gpt2.c $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -DGNS_NO_MAIN -c -o $@ $<
-
-$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
+# GNS_ENGINE: the engine of tests and benchmarks that run on either.
+$(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
-# Calls that these tests make fail (dev/test/faults.h).
-FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
-$(BUILD)/dev/test/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
-$(BUILD)/dev/test/test_best: LDFLAGS += $(FAULTS)
-$(BUILD)/dev/test/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,engine_begin_step gethostname manifest_verify)
-$(BUILD)/dev/test/test_data: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
-$(BUILD)/dev/test/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
+# Calls that these tests make fail (dev/test/run/faults.h).
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat aligned_alloc statvfs)
+$(BUILD)/dev/test/run/test_crash: LDFLAGS += $(FAULTS)
+$(BUILD)/dev/test/run/test_best: LDFLAGS += $(FAULTS)
+$(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,gethostname manifest_verify)
+$(BUILD)/dev/test/text/test_shards: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
+$(BUILD)/dev/test/base/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
+$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
-$(BUILD)/dev/test/test_memory: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,aligned_alloc engine_create)
-$(BUILD)/dev/test/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect,--wrap=engine_store,--wrap=open,--wrap=comm_send
+$(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=aligned_alloc
+$(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += -Wl,--wrap=open,--wrap=comm_send
 
 # Calls that this benchmark takes the time of.
 TIMED := write fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,$(TIMED))
-
-# The CPU engine has nothing to tune; this test has a fake in front of it that has.
-$(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The CUDA trainer
@@ -134,7 +130,7 @@ $(BUILD)/dev/test/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_
 PRECISION ?= BF16
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
-CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu)) $(patsubst %.c,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.c))
+CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/ranks/*.cu))
 ifeq ($(MPI_LIBS),)
 CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif
@@ -152,7 +148,7 @@ $(error compute capability $(TOO_OLD): the CUDA trainer needs 8.0 (A100) or newe
 endif
 endif
 # 90 has Hopper's own instructions, which the fast attention is made of, as 90a only.
-NVCC_FLAGS := -O3 -std=c++17 -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v \
+NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
 	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
 
@@ -161,7 +157,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 
 CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
-$(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
+$(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
 	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
 # With what nvcc compiles, and for which GPUs: anew when that changes. The C beside it also, and so linked with another
@@ -186,39 +182,25 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@grep -vE 'ptxas info *: [^(]|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
 	@$(SPILLS) $(@:.o=.ptxas) >&2 || { rm -f $@; exit 1; }
 
+# Tests and benchmarks of either engine.
 $(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
 
 # GPU tests and benchmarks.
-CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save) $(CUDA_BUILD)/dev/test/test_shards_cuda
+CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save) $(CUDA_BUILD)/dev/test/model/test_shard_cuda
 
 $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(TIMED))
 
 # The runtime, and the other ranks, that this test plays.
-$(CUDA_BUILD)/dev/test/test_device_cuda: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(addprefix cuda,GetDeviceCount \
+$(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(addprefix cuda,GetDeviceCount \
 	SetDevice GetDevice DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
 
-# A test of either engine.
-$(CUDA_BUILD)/dev/test/test_shards_cuda.o: dev/test/test_shards.c $(CUDA_BUILD)/cflags
+$(CUDA_BUILD)/dev/test/model/test_shard_cuda.o: dev/test/model/test_shard.c $(CUDA_BUILD)/cflags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
 
-$(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
-$(CUDA_BUILD)/engine.o: train_gpt2.cu $(CUDA_BUILD)/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
-
-# The CPU engine with its functions renamed, cpu_engine_create and so on, to be compared with.
-$(CUDA_BUILD)/cpu_engine.o: $(BUILD)/engine.o $(patsubst %.c,$(BUILD)/%.o,$(filter-out %/transport_mpi.c,$(wildcard llmc/cpu/*.c)))
-	@mkdir -p $(@D)
-	ld -r -o $@.all $^
-	nm -g --defined-only $@.all | awk '$$3 ~ /^engine_/ { print $$3 }' > $@.names
-	sed 's/.*/& cpu_&/' $@.names > $@.renames
-	objcopy --keep-global-symbols=$@.names $@.all
-	objcopy --redefine-syms=$@.renames $@.all $@
-
-$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/engine.o $(CUDA_BUILD)/cpu_engine.o $(CUDA_OBJECTS) $(LIBRARY)
+$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/train_gpt2.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
 	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
 cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
@@ -242,10 +224,12 @@ demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=
 	@scripts/demo.sh "$$TEXT"
 
 # Unit tests are programs; the rest are scripts that drive programs. The fuzzers always run under the sanitizers.
-UNIT := $(patsubst %.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
-HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out dev/test/test_%.c dev/test/fuzz_%.c,$(wildcard dev/test/*.c)))
-FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(wildcard dev/test/fuzz_*.c))
-SCRIPTS := $(wildcard dev/test/test_*.sh)
+UNIT_SOURCES := $(wildcard dev/test/*/test_*.c)
+FUZZ_SOURCES := $(wildcard dev/test/*/fuzz_*.c)
+UNIT := $(patsubst %.c,$(BUILD)/%,$(UNIT_SOURCES))
+HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNIT_SOURCES) $(FUZZ_SOURCES),$(wildcard $(patsubst %,dev/test/%/*.c,checkpoint cpu run ranks scripts model text gns plan))))
+FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
+SCRIPTS := $(wildcard dev/test/*/test_*.sh)
 PROGRAMS := $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 
 # What deps.sh installs decides how this is built (MPI or none), so the rest is a make of its own, which looks again.
@@ -265,14 +249,14 @@ test-programs: $(UNIT) $(HELPERS) $(PROGRAMS)
 test-long: ## the Shakespeare recipe with three seeds
 test-long-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
-	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/test_shakespeare.sh
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/scripts/test_shakespeare.sh
 
 test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
 test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
-	@GNS_BUILD=$(BUILD) dev/test/test_faults.sh $(or $(ROUNDS),20)
+	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh $(or $(ROUNDS),20)
 
-CRASH_TESTS := $(addprefix $(BUILD)/dev/test/,test_resume test_crash test_crash_ranks)
+CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
 
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
 test-crash-run:
@@ -294,8 +278,8 @@ fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer,
 	@command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }
 	@mkdir -p build
 	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/fuzz_checkpoint.c train_gpt2.c \
-		$(wildcard llmc/*.c llmc/cpu/*.c) $(LDLIBS)
+		-DGNS_LIBFUZZER -o build/fuzz_coverage dev/test/checkpoint/fuzz_checkpoint.c train_gpt2.c \
+		-Illmc $(filter-out llmc/run/main_% %/transport_mpi.c,$(wildcard llmc/*/*.c)) $(LDLIBS)
 	@for t in $(FUZZ_TARGETS); do echo "== $$t"; scratch=$$(mktemp -d -p $(firstword $(wildcard /dev/shm) build)); \
 		TMPDIR=$$(realpath $$scratch) GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) -max_len=65535 \
 			-timeout=60 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1; \

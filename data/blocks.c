@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "blocks.h"
-#include "../llmc/hash.h"
+#include "base/hash.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

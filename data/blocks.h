@@ -5,7 +5,7 @@
 #ifndef GNS_TOKENIZE_BLOCKS_H
 #define GNS_TOKENIZE_BLOCKS_H
 
-#include "../llmc/files.h"
+#include "base/files.h"
 #include "inputs.h"
 #include "settings.h"
 

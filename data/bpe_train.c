@@ -1,6 +1,6 @@
 #include "bpe_train.h"
-#include "../llmc/hash.h"
-#include "../llmc/tokenizer_impl.h"
+#include "base/hash.h"
+#include "text/tokenizer_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

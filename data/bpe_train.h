@@ -2,11 +2,11 @@
 // words of a text; then, again and again, make one token of the pair of adjacent tokens that occurs most often.
 //
 // Of pairs that occur equally often the one of the smaller tokens wins, and bytes are numbered as GPT-2's are, so the
-// result is a function of the text alone, and the same as the package tokenizers makes (dev/test/compare_tokenizers.py).
+// result is a function of the text alone, and the same as the package tokenizers makes (dev/test/data/compare_tokenizers.py).
 #ifndef GNS_BPE_TRAIN_H
 #define GNS_BPE_TRAIN_H
 
-#include "../llmc/tokenizer.h"
+#include "text/tokenizer.h"
 
 typedef struct BpeTrainer BpeTrainer;
 int bpe_create(BpeTrainer **out, Error *e);

@@ -2,7 +2,7 @@
 #ifndef GNS_TOKENIZE_COMPLAINTS_H
 #define GNS_TOKENIZE_COMPLAINTS_H
 
-#include "../llmc/common.h"
+#include "base/common.h"
 
 enum { LISTED_MAX = 20 }; // files that are named, of however many
 

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "inputs.h"
 
-#include "../llmc/files.h"
+#include "base/files.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 #ifndef GNS_INPUTS_H
 #define GNS_INPUTS_H
 
-#include "../llmc/common.h"
+#include "base/common.h"
 
 typedef struct {
     char *path;     // "-" is standard input

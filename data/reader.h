@@ -2,7 +2,7 @@
 #ifndef GNS_TOKENIZE_READER_H
 #define GNS_TOKENIZE_READER_H
 
-#include "../llmc/tokenizer.h"
+#include "text/tokenizer.h"
 #include "blocks.h"
 
 #include <signal.h>

@@ -1,8 +1,8 @@
 // One table says everything about the options.
 #define _POSIX_C_SOURCE 200809L
 #include "settings.h"
-#include "../llmc/data.h"
-#include "../llmc/tokenizer.h"
+#include "text/shards.h"
+#include "text/tokenizer.h"
 
 #include <errno.h>
 #include <inttypes.h>

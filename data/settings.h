@@ -2,7 +2,7 @@
 #ifndef GNS_TOKENIZE_SETTINGS_H
 #define GNS_TOKENIZE_SETTINGS_H
 
-#include "../llmc/common.h"
+#include "base/common.h"
 
 // What the options say: settings.c has the table of them, and --help prints it.
 typedef struct {

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "shards.h"
-#include "../llmc/hash.h"
-#include "../llmc/tokenizer_impl.h"
+#include "base/hash.h"
+#include "text/tokenizer_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>

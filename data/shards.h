@@ -2,8 +2,8 @@
 #ifndef GNS_TOKENIZE_SHARDS_H
 #define GNS_TOKENIZE_SHARDS_H
 
-#include "../llmc/data.h"
-#include "../llmc/tokenizer.h"
+#include "text/shards.h"
+#include "text/tokenizer.h"
 #include "blocks.h"
 
 #include <limits.h>

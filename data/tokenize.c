@@ -1,4 +1,4 @@
-// tokenize: text in, token shards out (llmc/data.h has their format).
+// tokenize: text in, token shards out (llmc/text/shards.h has their format).
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //     data/tokenize --train-bpe N --out DIR [options] INPUT...     learns a vocabulary instead (bpe_train.h)
@@ -10,8 +10,8 @@
 // Shards are written as PREFIX_train_000000.bin.partial, ... and get their names together, when all is done. Meanwhile
 // PREFIX.state says how far input and output are: the same command, given again after an interruption, goes on there.
 #define _POSIX_C_SOURCE 200809L
-#include "../llmc/files.h"
-#include "../llmc/tokenizer_impl.h"
+#include "base/files.h"
+#include "text/tokenizer_impl.h"
 #include "blocks.h"
 #include "bpe_train.h"
 #include "complaints.h"

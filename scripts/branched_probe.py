@@ -14,7 +14,8 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json, write_whole
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, open_output, read_json, remove_checkpoint,
+                     write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
@@ -53,7 +54,7 @@ class Origin:
 
 
 def step_of(name):
-    """The step of a checkpoint's name (archive_step_of in llmc/archive.c); None for another name."""
+    """The step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
     match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
     return int(match[1]) if match else None
 
@@ -67,13 +68,6 @@ def newest_checkpoint(path):
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
     return os.path.join(os.path.abspath(path), max(names, key=step_of))
-
-
-def link_or_copy(source, target):
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 class Branch:
@@ -114,8 +108,17 @@ class Branch:
         if os.path.exists(place):
             return
         try:
-            shutil.rmtree(place + ".partial", ignore_errors=True)
-            shutil.copytree(origin.checkpoint, place + ".partial", copy_function=link_or_copy)
+            if os.path.islink(place + ".partial"):
+                os.remove(place + ".partial")
+            os.makedirs(place + ".partial", exist_ok=True)
+            for name in os.listdir(origin.checkpoint):
+                target = os.path.join(place + ".partial", name)
+                if os.path.lexists(target):
+                    os.remove(target)
+                try:
+                    os.link(os.path.join(origin.checkpoint, name), target)
+                except OSError:
+                    shutil.copyfile(os.path.join(origin.checkpoint, name), target)
             os.rename(place + ".partial", place)
         except OSError as error:
             raise Fault(EXIT_WRITE, f"{self.out}: cannot copy {origin.checkpoint}: {error.strerror}") from None
@@ -123,7 +126,7 @@ class Branch:
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
         try:
-            with open(log, "ab") as file:
+            with open_output(log, "ab") as file:
                 code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:
@@ -133,12 +136,11 @@ class Branch:
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        with open(os.path.join(self.out, "done"), "w", encoding="utf-8") as file:
-            file.write("diverged\n" if code else "trained\n")
+        write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
         # Keep the numbers, remove the weights.
         for name in os.listdir(self.out):
-            if name.startswith("step_"):
-                shutil.rmtree(os.path.join(self.out, name))
+            if step_of(name) is not None:
+                remove_checkpoint(os.path.join(self.out, name))
 
     def read_loss(self, origin):
         with open(os.path.join(self.out, "done"), encoding="utf-8") as file:

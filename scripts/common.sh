@@ -13,7 +13,7 @@ print_header() { # FILE
     sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
 }
 
-# Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/archive.c.
+# Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/checkpoint/archive.c.
 newest_checkpoint() { # RUN
     local path step newest=-1
     for path in "$1"/step_*; do

@@ -1,21 +1,24 @@
 """The one reader of a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for
 each step, validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
 
-llmc/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
+llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
 1e308 there and inf here. Also here: how scripts fail, and the curves that several of them compute from a run.
 """
 
 import argparse
+import contextlib
 import gzip
 import json
 import math
 import os
 import shlex
+import stat
 import sys
 import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED = 1e308
+MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/manifest.h)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Scripts
@@ -65,17 +68,55 @@ def run_main(main):
         sys.exit(130)
 
 
+def open_output(path, mode):
+    """open() for a file to write. A link, a device or a FIFO of that name is a Fault."""
+
+    def opener(name, flags):
+        fault = Fault(EXIT_WRITE, f"{name}: not written: not a regular file; move it away, or choose another place")
+        if os.path.islink(name) or (os.path.exists(name) and not os.path.isfile(name)):
+            raise fault
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise fault
+        return fd
+
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
+
+
 def write_whole(path, text):
     """Writes the whole file, or none of it."""
     partial = path + ".tmp"
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        if os.path.lexists(path):
+            open_output(path, "ab").close()  # a Fault, or it may be replaced
+        with open_output(partial, "w") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:
-        if os.path.exists(partial):
+        if os.path.isfile(partial):
             os.remove(partial)
         raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+
+
+def remove_checkpoint(path):
+    """Removes the files that a checkpoint's manifest names, and its directory if that is then empty. A link is unlinked,
+    never entered."""
+    if os.path.islink(path):
+        os.remove(path)
+        return
+    if not os.path.isfile(os.path.join(path, MANIFEST)):
+        return  # not a checkpoint
+    names = [entry["name"] for entry in read_json(os.path.join(path, MANIFEST))["files"]]
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for name in names + [MANIFEST]:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(os.path.basename(name), dir_fd=directory)
+    finally:
+        os.close(directory)
+    with contextlib.suppress(OSError):  # not empty
+        os.rmdir(path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class EventFile:
         if self.writer:
             self.writer.close()
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
+            if os.path.islink(old) or not os.path.isfile(old):
+                continue
             if os.path.getsize(old) > 0:
                 os.truncate(old, 0)  # a live TensorBoard that finds its file removed never looks for the next one
             else:

@@ -3,8 +3,8 @@
 //
 // FLOPs are counted as usual: the half of the T x T matrix under the causal mask, 2 products forward and 5 backward
 // (whatever the kernels do), 2 FLOP a multiply-add. Correctness is test_attention_cuda's business.
-#include "../../llmc/cuda/attention_paths.cuh"
-#include "../test/hold.cuh"
+#include "cuda/attention_paths.cuh"
+#include "../test/cuda/hold.cuh"
 #include <algorithm>
 #include <stdlib.h>
 

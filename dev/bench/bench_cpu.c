@@ -6,11 +6,11 @@
 // fall on one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #define _POSIX_C_SOURCE 200809L
-#include "../../llmc/common.h"
-#include "../../llmc/cpu/attention.h"
-#include "../../llmc/cpu/calibrate.h"
-#include "../../llmc/cpu/matmul.h"
-#include "../../llmc/cpu/vector_math.h"
+#include "base/common.h"
+#include "cpu/attention.h"
+#include "cpu/calibrate.h"
+#include "cpu/matmul.h"
+#include "cpu/vector_math.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,11 +4,11 @@
 //
 //     bench_kernels [B [FAMILY]]      micro-batch at T = 1024 (default 64); layernorm, gelu, embedding, crossentropy
 //                                     or reduce alone
-#include "../../llmc/cuda/crossentropy.cuh"
-#include "../../llmc/cuda/embedding.cuh"
-#include "../../llmc/cuda/gelu.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
-#include "../../llmc/cuda/reduce.cuh"
+#include "cuda/crossentropy.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/reduce.cuh"
 
 #include <functional>
 #include <math.h>

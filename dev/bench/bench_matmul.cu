@@ -2,8 +2,8 @@
 // random places, run twice for equal bits, then timed. Share is of an 8192^3 product timed in the same run.
 //
 //     bench_matmul [channels (768) [rows (65536)]]
-#include "../../llmc/cuda/matmul.cuh"
-#include "../../llmc/rng.h"
+#include "cuda/matmul.cuh"
+#include "math/rng.h"
 
 #include <algorithm>
 #include <math.h>

@@ -55,7 +55,7 @@ class Programs:
     def logits(self, directory):
         """Tokens (rows, T) and the logits behind each (rows, T, V) as our engine computes them from a directory."""
         path = self.work / "logits.safetensors"
-        self.run("dev/test/print_logits", directory, path)
+        self.run("dev/test/scripts/print_logits", directory, path)
         with safe_open(path, "pt") as f:
             return f.get_tensor("tokens").long(), f.get_tensor("logits")
 

@@ -51,7 +51,7 @@ needs() { # STAGE FILE...: of DATA; false where one is missing
 tests() {
     local precision program
     for precision in BF16 FP32; do
-        for program in "$BUILD/cuda-$precision"/dev/test/test_*_cuda; do
+        for program in "$BUILD/cuda-$precision"/dev/test/cuda/test_*_cuda; do
             check "$(basename "$program")-$precision" 300 "$program"
         done
     done
@@ -63,7 +63,7 @@ tests() {
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
-        for program in "$bf16"/dev/test/test_*_cuda; do
+        for program in "$bf16"/dev/test/cuda/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
             *-test_shards_cuda | *-test_device_cuda) ;; # runs only the engine's kernels; runs none
@@ -94,7 +94,7 @@ speed() { # MODEL MICRO_BATCH SEQ_LEN ROUNDS WORD...
 
 val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d ' ' -f 2; }
 
-# The recipe of dev/test/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
+# The recipe of dev/test/scripts/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
 shakespeare() {
     local trainer precision
     needs shakespeare tinyshakespeare.txt || return
@@ -115,7 +115,7 @@ shakespeare() {
 # Kill, stop, resume, and a model that transformers loads.
 resume() {
     needs resume tinyshakespeare.txt || return
-    check resume 200 dev/test/gpu_resume.sh "$bf16/train_gpt2cu" "$tokenize" "$DATA/tinyshakespeare.txt"
+    check resume 200 dev/test/cuda/gpu_resume.sh "$bf16/train_gpt2cu" "$tokenize" "$DATA/tinyshakespeare.txt"
     show resume '^PASS|^SKIP|^valid'
 }
 
@@ -123,7 +123,7 @@ resume() {
 pages() {
     local verdict name why
     needs pages tinyshakespeare.txt gpt2 || return
-    check pages 180 env OUT="$OUT/pages" dev/test/gpu_pages.sh "$bf16/train_gpt2cu" "$tokenize" "$DATA"
+    check pages 180 env OUT="$OUT/pages" dev/test/cuda/gpu_pages.sh "$bf16/train_gpt2cu" "$tokenize" "$DATA"
     sed -nE 's#^(PASS|FAIL|SKIP) gpu_pages/#\1 #p' "$OUT/pages.log" |
         while read -r verdict name why; do row "$verdict" "pages-${name%:}" "$why"; done
 }

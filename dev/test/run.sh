@@ -7,7 +7,7 @@
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 where something failed.
 set -u
 export GNS_BUILD=$1
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/program.h says why
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/run/program.h says why
 unset MAKEFLAGS MFLAGS MAKELEVEL # a test that calls make asks for what it wants
 shift
 log=$GNS_BUILD/test.log

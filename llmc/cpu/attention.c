@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
-#include "attention.h"
-#include "tile.h"
+#include "cpu/attention.h"
+#include "cpu/tile.h"
 #include <assert.h>
 #include <math.h>
 #ifdef _OPENMP

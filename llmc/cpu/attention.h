@@ -8,7 +8,7 @@
 #ifndef GNS_CPU_ATTENTION_H
 #define GNS_CPU_ATTENTION_H
 
-#include "../common.h"
+#include "base/common.h"
 
 // Scratch of every thread, made once for sequences up to max_T and heads up to max_D.
 typedef struct Attention Attention;

@@ -1,8 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
-#include "calibrate.h"
+#include "cpu/calibrate.h"
 
-#include "../common.h"
-#include "vector_math.h"
+#include "base/common.h"
+#include "cpu/vector_math.h"
 
 #include <omp.h>
 

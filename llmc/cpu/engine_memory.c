@@ -1,7 +1,7 @@
 // The CPU engine's memory. The same layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "engine.h"
-#include "layers.h"
+#include "model/shard.h"
+#include "cpu/engine.h"
+#include "cpu/layers.h"
 
 #include <omp.h>
 #include <string.h>
@@ -103,7 +103,7 @@ int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
 }
 
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     const ModelConfig *m = &config->model->config;
     int threads = engine_thread_count(config);
     memset(plan, 0, sizeof *plan);

@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
-#include "matmul.h"
-#include "tile.h"
+#include "cpu/matmul.h"
+#include "cpu/tile.h"
 #include <assert.h>
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication", with A and B in each

@@ -9,7 +9,7 @@
 #ifndef GNS_CPU_MATMUL_H
 #define GNS_CPU_MATMUL_H
 
-#include "../common.h"
+#include "base/common.h"
 
 // Packing buffers, made once. A workspace serves one product at a time.
 typedef struct Matmul Matmul;

@@ -12,7 +12,7 @@
 #ifndef GNS_ATTENTION_CUH
 #define GNS_ATTENTION_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // Any T >= 1 and 1 <= D <= ATTENTION_HEAD_SIZE_MAX (sizes.h); D = 64 and 128 are fast. All pointers on the device, 16-byte aligned.
 // out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each (NH, D); C = NH * D.

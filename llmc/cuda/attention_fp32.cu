@@ -3,7 +3,7 @@
 // A block owns 32 rows (queries forward and for dQ, keys for dK and dV) and walks over tiles of 32 of the other side.
 // Of a 32 x 32 tile of scores a thread has rows 2y, 2y + 1 and columns x + 8j; of an accumulator (32, D) the same rows
 // and columns x + 8j. Eight neighbouring lanes share a row.
-#include "attention_paths.cuh"
+#include "cuda/attention_paths.cuh"
 #ifdef GNS_FP32
 
 enum { ROWS = 32, LANES = 8, THREADS = ROWS / 2 * LANES, SCORES = ROWS / LANES, SCORE_STRIDE = ROWS + 1 };

@@ -4,7 +4,7 @@
 // other side. A warp owns 16 rows, so that a row's softmax stays inside 4 lanes and the second product of each pair
 // takes its left operand from the registers in which the first one left it. dQ has its own kernel: 7 products instead
 // of 5, and in exchange no sum over blocks, hence no atomics and no order to enforce.
-#include "attention_paths.cuh"
+#include "cuda/attention_paths.cuh"
 #ifndef GNS_FP32
 
 typedef __nv_bfloat16 bf16;

@@ -2,7 +2,7 @@
 #ifndef GNS_ATTENTION_PATHS_CUH
 #define GNS_ATTENTION_PATHS_CUH
 
-#include "attention.cuh"
+#include "cuda/attention.cuh"
 #include <math.h>
 
 struct AttentionShape {

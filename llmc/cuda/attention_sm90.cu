@@ -7,7 +7,7 @@
 // the warpgroups in step: one is in its softmax while another multiplies, and one team works while the other begins or
 // ends a tile of queries. Inside a warpgroup, a tile's softmax runs while the last tile's probabilities are multiplied
 // with its values.
-#include "attention_sm90.cuh"
+#include "cuda/attention_sm90.cuh"
 #ifndef GNS_FP32
 
 // How the forward at head size D is laid out.

@@ -7,7 +7,7 @@
 #ifndef GNS_ATTENTION_SM90_CUH
 #define GNS_ATTENTION_SM90_CUH
 
-#include "attention_paths.cuh"
+#include "cuda/attention_paths.cuh"
 #ifndef GNS_FP32
 #    include <cuda.h>
 #    include <cudaTypedefs.h>

@@ -9,7 +9,7 @@
 // Both kernels: one block a multiprocessor, persistent; a feeder warp brings tiles through the copy engine to two
 // warpgroups of 64 rows each, which keep the tensor cores busy in turn. At D = 64 the next tile of own rows is brought
 // while this one is worked on; at D = 128 shared memory has no room for that.
-#include "attention_sm90.cuh"
+#include "cuda/attention_sm90.cuh"
 #include <type_traits>
 #ifndef GNS_FP32
 

@@ -2,7 +2,7 @@
 #ifndef GNS_CROSSENTROPY_CUH
 #define GNS_CROSSENTROPY_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // A chunk of R rows of the flat (B, T) positions, starting at position row0:
 //   losses[r]  = logsumexp(logits[r][0..V-1]) - logits[r][target]                  losses (R) fp32: pass losses + row0

@@ -2,7 +2,7 @@
 #ifndef GNS_CUDA_COMMON_CUH
 #define GNS_CUDA_COMMON_CUH
 
-#include "../common.h"
+#include "base/common.h"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -1,12 +1,4 @@
-#include "device.cuh"
-
-#include "../device_specs.h"
-
-double device_peak_flops(const Device *device) {
-    const DeviceSpec *spec = device_spec_find(device->name);
-    if (!spec) return 0;
-    return sizeof(real) == sizeof(float) ? spec->fp32_flops : spec->bf16_flops;
-}
+#include "cuda/device.cuh"
 
 __global__ static void probe_kernel() {}
 

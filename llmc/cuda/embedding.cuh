@@ -5,7 +5,7 @@
 #ifndef GNS_EMBEDDING_CUH
 #define GNS_EMBEDDING_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // out (B, T, C) = wte[token] + wpe[t]. wte (V, C), wpe (T or more, C).
 int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,

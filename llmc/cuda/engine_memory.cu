@@ -1,14 +1,14 @@
 // The CUDA engine's memory: one allocation, in which what lives at different times of a step shares its place. The same
 // layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "arena.h"
-#include "attention.cuh"
-#include "embedding.cuh"
-#include "engine.cuh"
-#include "gelu.cuh"
-#include "layernorm.cuh"
-#include "optimizer.cuh"
-#include "sizes.h"
+#include "model/shard.h"
+#include "model/arena.h"
+#include "cuda/attention.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/optimizer.cuh"
+#include "model/cuda_sizes.h"
 
 #include <string.h>
 
@@ -164,7 +164,7 @@ static void blocks_place(Engine *engine) {
     }
 }
 
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
     sketch.config = *config;
@@ -192,7 +192,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
             EngineConfig smaller = *config;
             smaller.micro_batch = B;
             smaller.recompute = (Recompute)r;
-            engine_plan_memory(&smaller, &plan);
+            cuda_plan_memory(&smaller, &plan);
             if (plan.total > available) continue;
             int n = snprintf(out, bytes, "--micro-batch %d", B);
             if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", recompute_names[r]);

@@ -2,8 +2,8 @@
 #ifndef GNS_GELU_CUH
 #define GNS_GELU_CUH
 
-#include "cuda_common.cuh"
-#include "reduce.cuh"
+#include "cuda/cuda_common.cuh"
+#include "cuda/reduce.cuh"
 
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);

@@ -1,7 +1,7 @@
 // hash: see hash.cuh.
-#include "hash.cuh"
+#include "cuda/hash.cuh"
 
-#include "../hash.h"
+#include "base/hash.h"
 
 enum { THREADS = 256, BLOCKS = 1024 };
 

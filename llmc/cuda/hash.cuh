@@ -2,7 +2,7 @@
 #ifndef GNS_CUDA_HASH_CUH
 #define GNS_CUDA_HASH_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // *sum (device) += the hash (../hash.h) of n elements, of which x[0] has the given place. The sum is one of integers,
 // so the order in which blocks add to it changes nothing.

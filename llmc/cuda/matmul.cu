@@ -1,4 +1,4 @@
-#include "matmul.cuh"
+#include "cuda/matmul.cuh"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,8 +7,8 @@
 #ifndef GNS_MATMUL_CUH
 #define GNS_MATMUL_CUH
 
-#include "cuda_common.cuh"
-#include "sizes.h"
+#include "cuda/cuda_common.cuh"
+#include "model/cuda_sizes.h"
 
 #include <cublasLt.h>
 

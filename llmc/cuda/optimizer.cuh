@@ -3,10 +3,10 @@
 #ifndef GNS_OPTIMIZER_CUH
 #define GNS_OPTIMIZER_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
-#include "../adamw.h"
-#include "../model.h"
+#include "math/adamw.h"
+#include "model/model.h"
 
 enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of it (model.h)
 

@@ -8,7 +8,7 @@
 #ifndef GNS_REDUCE_CUH
 #define GNS_REDUCE_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // Where one column gradient goes. sum == NULL: the whole set is not wanted.
 typedef struct {

@@ -3,7 +3,7 @@
 #ifndef GNS_VEC_CUH
 #define GNS_VEC_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 enum { WARP = 32, VEC = 8 };
 

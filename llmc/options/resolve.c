@@ -1,0 +1,181 @@
+// What follows from the options together: options_resolve.
+#include "options/table.h"
+
+#include "model/model.h"
+
+#include <string.h>
+
+static bool given(const Options *o, OptionId id) { return o->given[id] != 0; }
+
+// The command line wins, also where it and the file say things that exclude each other: then it is as if the file had
+// not said its own.
+static void let_file_give_way(Options *o) {
+    static const struct {
+        OptionId typed, file;
+    } rivals[] = {
+        {OPTION_steps, OPTION_train_tokens},    {OPTION_train_tokens, OPTION_steps},
+        {OPTION_sample_only, OPTION_eval_only}, {OPTION_eval_only, OPTION_sample_only},
+        {OPTION_sample_only, OPTION_check},     {OPTION_eval_only, OPTION_check},
+        {OPTION_check, OPTION_sample_only},     {OPTION_check, OPTION_eval_only},
+        {OPTION_model, OPTION_layers},          {OPTION_model, OPTION_heads},
+        {OPTION_model, OPTION_channels},        {OPTION_model, OPTION_vocab_size},
+    };
+    ModelConfig ignored;
+    for (size_t i = 0; i < sizeof rivals / sizeof *rivals; i++) {
+        bool typed = o->given[rivals[i].typed] & OPTION_GIVEN_COMMAND_LINE;
+        if (!typed || o->given[rivals[i].file] != OPTION_GIVEN_CONFIG) continue;
+        if (rivals[i].typed == OPTION_model && model_preset(&ignored, o->model))
+            continue; // a shape that the others change
+        option_reset(o, rivals[i].file);
+    }
+}
+
+static int resolve_model(const Options *o, Error *e) {
+    if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
+    ModelConfig ignored;
+    if ((o->sample_only || o->eval_only) && model_preset(&ignored, o->model))
+        return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
+                    "--%s-only of the preset " SAID ", which is not trained", o->sample_only ? "sample" : "eval",
+                    o->model);
+    return 0;
+}
+
+static int resolve_micro_batch(const Options *o, Error *e) {
+    if (o->micro_batch * o->seq_len <= MICRO_BATCH_TOKENS_MAX) return 0;
+    FAIL(e, ERR_USAGE, NULL, "--micro-batch %lld x --seq-len %lld is %lld tokens, and %d are possible",
+         (long long)o->micro_batch, (long long)o->seq_len, (long long)(o->micro_batch * o->seq_len),
+         MICRO_BATCH_TOKENS_MAX);
+    return error_hint(e, "use --micro-batch %lld or less", (long long)(MICRO_BATCH_TOKENS_MAX / o->seq_len));
+}
+
+static int resolve_batch(Options *o, Error *e) {
+    if (o->batch_tokens % o->seq_len != 0) {
+        FAIL(e, ERR_USAGE, NULL, "--batch-tokens %lld is not a multiple of --seq-len %lld", (long long)o->batch_tokens,
+             (long long)o->seq_len);
+        int64_t below = o->batch_tokens / o->seq_len * o->seq_len;
+        return error_hint(e, "use %lld", (long long)(below ? below : o->seq_len));
+    }
+    bool ramp = o->run.ramp_mode != RAMP_FIXED;
+    int64_t one_micro_batch = o->micro_batch;
+    int64_t unsaid = ramp && o->batch_min ? o->batch_min : one_micro_batch;
+    o->run.batch_ref_rows = o->batch_tokens ? o->batch_tokens / o->seq_len : unsaid;
+    o->run.batch_min_rows = ramp && o->batch_min ? o->batch_min : o->run.batch_ref_rows;
+    o->run.batch_max_rows = ramp && o->batch_max ? o->batch_max : o->run.batch_ref_rows;
+    return 0;
+}
+
+static int resolve_ramp(Options *o, Error *e) {
+    TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
+    if (o->run.ramp_mode == RAMP_FIXED) return 0;
+    if (given(o, OPTION_steps))
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not say how long a run with --ramp " SAID " is",
+                    o->ramp);
+    if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
+        return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
+                    o->batch_min ? "max" : "min");
+    if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
+        return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,
+                    (long long)o->batch_max);
+    return 0;
+}
+
+// What llm.c's flags count in steps or micro-batches is tokens here, and what they count in validations is steps.
+static int resolve_aliases(Options *o, Error *e) {
+    const int64_t one[] = {[ALIAS_STEPS] = o->run.batch_ref_rows * o->seq_len,
+                           [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
+                           [ALIAS_VALIDATIONS] = o->val_every};
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        if (o->alias_unit[id] == ALIAS_AS_IS) continue;
+        const OptionRow *row = &option_rows[id];
+        int64_t *count = option_field(o, (OptionId)id);
+        if (__builtin_mul_overflow(*count, one[o->alias_unit[id]], count) ||
+            !option_range_contains(row, (double)*count))
+            return FAIL(e, ERR_USAGE, "use a smaller number", "%s comes to too many %s", row->alias, row->unit);
+        o->alias_unit[id] = ALIAS_AS_IS;
+    }
+    return 0;
+}
+
+static int resolve_horizon(Options *o, Error *e) {
+    o->run.horizon_tokens = 0;
+    if (o->steps && o->train_tokens)
+        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens both say how long the run is");
+    if (!o->steps && !o->train_tokens) {
+        if (!options_train(o)) return 0;
+        return FAIL(e, ERR_USAGE, "give --train-tokens or --steps", "nothing says how long the run is");
+    }
+    int64_t tokens = o->train_tokens;
+    if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
+        return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld comes to too many tokens", (long long)o->steps);
+    o->run.horizon_tokens = tokens / o->seq_len * o->seq_len;
+    if (!o->run.horizon_tokens)
+        return FAIL(e, ERR_USAGE, "train on one row at least", "--train-tokens %lld is less than --seq-len %lld",
+                    (long long)tokens, (long long)o->seq_len);
+    return 0;
+}
+
+static int resolve_gns(Options *o, Error *e) {
+    const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
+    bool ramp = o->run.ramp_mode == RAMP_GNS;
+    bool ratio_open = ramp && o->gns_ratio == 0;
+    if (o->gns == GNS_OFF && ramp)
+        return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
+    if (ratio_open && o->gns == GNS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
+        return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
+                    "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
+    int64_t unsaid = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : unsaid;
+    const double horizon_share = 0.005; // of the run, where --gns-half-life says nothing
+    o->run.gns_half_life_tokens =
+        o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
+    return 0;
+}
+
+static int resolve_evaluation(const Options *o, Error *e) {
+    bool hellaswag = given(o, OPTION_hellaswag);
+    if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
+    if ((o->eval_only || o->sample_only) && (*o->check || (o->eval_only && o->sample_only)))
+        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s both say what to do",
+                    o->eval_only ? "eval-only" : "sample-only", *o->check ? "check" : "sample-only");
+    if (!o->eval_only) return 0;
+    if (!*o->val && !hellaswag)
+        return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
+    return 0;
+}
+
+bool options_train(const Options *o) {
+    return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
+}
+
+static int resolve_ranks(const Options *o, Error *e) {
+    if (o->reduce == REDUCE_STEP || o->zero == ZERO_2) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
+                "--reduce micro-step is only useful with --zero 2, not with --zero %d", o->zero);
+}
+
+// "runs/a/" is "runs/a": what lies beside it, and what it is called, is told from the path.
+static void drop_slashes_behind(char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') path[--n] = 0;
+}
+
+int options_resolve(Options *o, Error *e) {
+    drop_slashes_behind(o->out);
+    drop_slashes_behind(o->model);
+    let_file_give_way(o);
+    TRY(resolve_model(o, e));
+    TRY(resolve_ramp(o, e));
+    TRY(resolve_micro_batch(o, e));
+    TRY(resolve_batch(o, e));
+    TRY(resolve_aliases(o, e));
+    TRY(options_check_needs(o, e));
+    TRY(resolve_horizon(o, e));
+    TRY(resolve_gns(o, e));
+    TRY(resolve_evaluation(o, e));
+    TRY(resolve_ranks(o, e));
+    if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
+    if (!*o->train && options_train(o))
+        return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
+    if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
+    return 0;
+}
