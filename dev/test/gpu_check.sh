@@ -51,7 +51,7 @@ needs() { # STAGE FILE...: of DATA; false where one is missing
 tests() {
     local precision program
     for precision in BF16 FP32; do
-        for program in "$BUILD/cuda-$precision"/dev/test/cuda/test_*_cuda; do
+        for program in "$BUILD/cuda-$precision"/dev/test/*/test_*_cuda; do
             check "$(basename "$program")-$precision" 300 "$program"
         done
     done
@@ -63,10 +63,10 @@ tests() {
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
-        for program in "$bf16"/dev/test/cuda/test_*_cuda; do
+        for program in "$bf16"/dev/test/*/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
-            *-test_shards_cuda | *-test_device_cuda) ;; # runs only the engine's kernels; runs none
+            *-test_shard_cuda | *-test_device_cuda) ;; # runs only the engine's kernels; runs none
             initcheck-test_engine*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;
             esac
@@ -191,7 +191,7 @@ twin() {
     wait
 }
 
-[ -x "$bf16/dev/test/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1
+[ -x "$bf16/dev/test/cuda/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1
 [ $# -gt 0 ] || set -- tests bench
 for stage in "$@"; do $stage; done
 show_table

@@ -70,7 +70,7 @@ a_text_that_is_too_short() { # costs the run that is there nothing
 }
 any_path() { # that make may be given
     mkdir -p "$work/it's a \"text\"" "$work/source" "$work/make/scripts" && cp "$work/text" "$work/it's a \"text\"/b.md"
-    cp "$root/Makefile" "$work/make" && printf '#!/bin/sh\n[ $# = 1 ] && printf "%%s\\n" "$1"\n' > "$work/make/scripts/demo.sh"
+    cp "$root/Makefile" "$work/make" && mkdir "$work/make/dev" && cp -r "$root/dev/make" "$work/make/dev" && printf '#!/bin/sh\n[ $# = 1 ] && printf "%%s\\n" "$1"\n' > "$work/make/scripts/demo.sh"
     printf '#!/bin/sh\n' | tee "$work/make/scripts/deps.sh" > "$work/make/train_gpt2" && chmod +x "$work"/make/scripts/*.sh
     local path
     for path in "$work/it's a \"text\"" "" "a;b & c"; do
