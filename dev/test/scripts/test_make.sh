@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make clean` takes and what it leaves, first builds on a machine that MPI or a library is yet to be installed on,
-# and builds for GPUs of all sorts: in directories made up for it.
+# What `make clean` removes and keeps, first builds on a machine without MPI or a library, and builds for several GPUs: in
+# made-up directories.
 set -u
 . "$(dirname "$0")/../checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
@@ -29,7 +29,7 @@ returns 0 make clean
 check "an empty build is said to be kept" [ "$(grep -c kept "$work/log")" = 0 ]
 end clean
 
-# What a target needs is looked for again when deps.sh has installed it. There is no MPI before it.
+# A target looks again for MPI after deps.sh has installed it.
 begin
 mkdir -p "$work"/first/{bin,scripts,llmc/base,dev/test/base}
 cd "$work/first" || exit 70
@@ -46,7 +46,7 @@ check "built without MPI: $(ls -d build/*)" [ -e build/cpu-san/dev/test/base/fuz
 cd "$root" || exit 70
 end first_time_without_mpi
 
-# A library's header that is not there is one line.
+# A missing header of a library is an error of one line.
 begin
 mkdir -p "$work"/bare/{bin,none}
 cd "$work/bare" || exit 70
@@ -63,7 +63,7 @@ returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
-# An nvcc that writes down what it is asked for, and says of what it compiles what the file `report` does.
+# An nvcc that logs its arguments, and prints the file `report` for what it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
 with_make
@@ -76,7 +76,7 @@ build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_
 compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
 
-# What was compiled for another GPU, or with other flags, is compiled anew, and only that.
+# Other GPUs or flags recompile what depends on them, and only that.
 begin
 returns 0 build_gpu CUDA_ARCH=90a
 check "first: $(compiled)" [ "$(compiled)" = "kernel.cu sm_90a train_gpt2.cu" ]
@@ -100,7 +100,7 @@ for native in 1 0 1 0; do
 done
 end other_flags
 
-# The GPUs that nvidia-smi tells of.
+# The GPUs that nvidia-smi lists.
 begin
 finds() { # COMPUTE_CAPABILITIES ARCHITECTURES
     gpus "$1"
@@ -124,7 +124,7 @@ gpus 9.0
 too_old 7.0 CUDA_ARCH="70 90a"
 end gpus_found
 
-# Registers that spill fail a build for the GPUs that kernels are tuned for; for others they are told of.
+# Register spills fail a build for GPUs that kernels are tuned for; for others they are warnings.
 begin
 gpus 9.0
 for arch in 80 90a 120 86; do
