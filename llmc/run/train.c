@@ -295,7 +295,6 @@ static int train_loop(Run *r, Error *e) {
             TRY(validate(r, &metrics, e));
         if (r->data.hellaswag && (last || is_due(r->position.at.step, o->hellaswag_every)))
             TRY(test_hellaswag(r, &metrics, e));
-        if (is_first(&r->setup)) TRY(metrics_end_step(r->output.metrics, e));
         if (is_due(r->position.at.step, o->compare_every)) TRY(compare_ranks(&r->setup, &r->position, e));
         if (is_first(&r->setup))
             progress_step(&r->output.progress, &metrics, &r->position.noise, mode, last || r->position.at.step == 1);

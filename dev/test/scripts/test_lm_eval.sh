@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: what it asks of lm-evaluation-harness, by a stand-in that writes its arguments down, and what it
-# says where something is missing. Where the harness itself is installed (LM_EVAL, build/venv or PATH), its accuracy on
-# made-up questions must be that of --eval-only. Uses $GNS_BUILD (dev/test/run.sh sets it).
+# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors. If the
+# harness is installed (LM_EVAL, build/venv or PATH), its accuracy on made-up questions must be that of --eval-only. Uses
+# $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 harness=$(command -v "${LM_EVAL:-}" "$root/build/venv/bin/lm_eval" lm_eval | head -n 1)
