@@ -3,7 +3,7 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import json, os, random, re, resource, struct, subprocess, sys, tempfile, threading, time
+import json, os, random, resource, struct, subprocess, sys, tempfile, threading, time
 
 FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preload", "file_fault.c")
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
@@ -295,14 +295,14 @@ def test_all_bad_files_at_once():
     for i in range(30):
         write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
     write("texts/30.jsonl", '{"text": "good"}\n{"n": bad}\n{"n": worse}\n')
-    for args in ((*BYTES,), (*BYTES, "--threads", 1), ("--train-bpe", 300, "--out", "x")):
+    for args in ((*BYTES,), (*BYTES, "--threads", 1)):
         error = run(*args, "texts", expect=65)
         lines = [line for line in error.splitlines() if line.startswith("texts/")]
         check(len(lines) == 11, f"{len(lines)} files named: {error}")
         check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
         check("texts/30.jsonl line 2: is not JSON" in error and "line 3" not in error, error)
         check("error: 11 of 31 files cannot be taken; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
-        check(not shards("out") and not leftovers() and not os.path.exists("x"), "something is left")
+        check(not shards("out") and not leftovers(), "something is left")
     for i in range(40):
         write(f"texts/{i:02d}.txt", b"\xff")
     error = run(*BYTES, "texts", expect=65)
@@ -333,9 +333,8 @@ def test_bad_input_is_not_waited_for():
             pass
         check(not shards("out") and not leftovers(), f"left {leftovers()}")
 
-    learning = ("--train-bpe", 300, "--out", "x")
     bpe = ("--tokenizer", make_bpe(), "--out", "out")
-    for args in (BYTES, bpe, learning, (*BYTES, "--separator", "||", "--threads", 1)):
+    for args in (BYTES, bpe, (*BYTES, "--separator", "||", "--threads", 1)):
         refuse_open(b"abc\xffdef\n", ["standard input line 1: byte 0xff at offset 3 "], *args)
     refuse_open(b"not json\n" + b'{"text": "good"}\n' * 200000, ["standard input line 1: is not a JSON object"], *BYTES, "--format", "jsonl")
     write("bad.txt", b"\xff\n")
@@ -343,7 +342,7 @@ def test_bad_input_is_not_waited_for():
     with open("long.txt", "wb") as f:
         f.write(b"\xfe\n")
         f.truncate(1 << 40)  # of which the disk keeps nothing
-    for args in (BYTES, (*BYTES, "--threads", 1), learning):
+    for args in (BYTES, (*BYTES, "--threads", 1)):
         refuse_open(b"", ["bad.txt line 1"], *args, files=("bad.txt", "-"))
         refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *args, files=("bad.txt", "-", "long.txt", "next.txt"))
 
@@ -406,7 +405,6 @@ def test_other_kinds():
             write(name, raw)
             refuse(f"{name}: is {text}", *BYTES, name)
             check(hint.replace("a.txt", name) in run(*BYTES, name, expect=65), f"no {hint}")
-            refuse(f"{name}: is {text}", "--train-bpe", 300, "--out", "x", name)
     run(*BYTES, "--invalid", "bytes", "a.txt")
     check(read_bytes("out", "train") == b"\xfe\xff\0a", "--invalid bytes")
     clean()
@@ -524,61 +522,6 @@ def test_documents_of_bpe():
     check(read_split("out", "train") == read_split("two", "train"), "cutting a text into blocks changes its tokens")
 
 
-def learn(text, size):
-    """Sennrich's algorithm as it is told: recount every pair after every merge. Only for letters, digits and spaces."""
-    letters = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
-    names = letters + [chr(256 + i) for i in range(256 - len(letters))]  # the order of GPT-2's alphabet
-    number = {name: i for i, name in enumerate(names)}
-    words = {}
-    for word in re.findall(r" ?[a-z]+| ?[0-9]+|\s+(?!\S)|\s+", text):
-        word = tuple("\u0120" if c == " " else "\u010a" if c == "\n" else c for c in word)
-        words[word] = words.get(word, 0) + 1
-    merges = []
-    while len(number) + 1 < size:
-        pairs = {}
-        for word, count in words.items():
-            for pair in zip(word, word[1:]):
-                pairs[pair] = pairs.get(pair, 0) + count
-        best = min(pairs, key=lambda p: (-pairs[p], number[p[0]], number[p[1]]), default=None)
-        if best is None or pairs[best] < 2:
-            break
-        merges.append(best)
-        number.setdefault("".join(best), len(number))
-        merged = {}
-        for word, count in words.items():
-            out, i = [], 0
-            while i < len(word):
-                joins = word[i:i + 2] == best
-                out.append("".join(best) if joins else word[i])
-                i += 2 if joins else 1
-            merged[tuple(out)] = merged.get(tuple(out), 0) + count
-        words = merged
-    return [" ".join(pair) for pair in merges], number
-
-
-def test_train_bpe():
-    for letters, size in (("ab", 300), ("abc", 330), ("abcdefgh", 400), ("a", 270)):
-        text = "".join(rng.choices(letters + "  1\n", k=4000))
-        write("a.txt", text)
-        run("--train-bpe", size, "--out", "learnt", "--force", "a.txt", program=len(TOKENIZE) - 1)
-        merges, number = learn(text, size)
-        got = open("learnt/merges.txt").read().splitlines()[1:]
-        check(got == merges, f"{letters}: {len(got)} merges, want {len(merges)}; " +
-              next((f"number {i}: {a}, want {b}" for i, (a, b) in enumerate(zip(got, merges)) if a != b), ""))
-        check(json.load(open("learnt/vocab.json")) == {**number, "<|endoftext|>": len(number)}, f"{letters}: vocabulary")
-        clean()
-        run("--tokenizer", "learnt", "--out", "out", "a.txt")
-        check(len(read_split("out", "train")) < len(text) * 0.9, "the vocabulary saves nothing")
-    clean()
-    run("--train-bpe", 300, "--out", "learnt", "a.txt", expect=64)
-    refuse("contradict", "--train-bpe", 300, *BYTES, "a.txt", code=64)
-    refuse("--train-bpe 256", "--train-bpe", 256, "--out", "x", "a.txt", code=64)
-    refuse("absent.txt", "--train-bpe", 300, "--out", "x", "absent.txt")
-    write("bad.txt", b"ok\n\xff")
-    refuse("bad.txt line 2", "--train-bpe", 300, "--out", "x", "bad.txt")
-    check(not os.path.exists("x"), "something is left")
-
-
 def test_bad_input():
     write("a.txt", "some text\n")
     write("empty.txt", "")
@@ -654,7 +597,7 @@ def interrupt(args, text, fifo=None, into_fifo=b""):
         p.kill()
         code = "none in 10 s"
     check(code == 75, f"interrupted: exit code {code}")
-    check(b"run the same command again" in p.stderr.read(), "no word of how to go on")
+    check(b"run the same command again" in p.stderr.read(), "no hint how to resume")
     check(not shards("out"), "a shard has its name before all is done")
     (fifo or p.stdin).close()
 
@@ -673,7 +616,7 @@ def test_resume():
             partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
             open(partial[-1], "ab").write(b"garbage")
         error = run(*args, stdin=text)
-        check("going on after" in error, "began from nothing")
+        check("resuming after" in error, "began from nothing")
         check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
         check(not leftovers(), f"left {leftovers()}")
     clean()
@@ -706,7 +649,7 @@ def test_other_input():
     check(contents(leftovers()) == before, "a stop on the way changed what there is")
     with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
         done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
-    check(done.returncode == 0 and b"going on after" in done.stderr, f"the same input: {done.stderr}")
+    check(done.returncode == 0 and b"resuming after" in done.stderr, f"the same input: {done.stderr}")
     check(contents(shards("out")) == want and not leftovers(), "a refused input shows in the output")
 
 
@@ -735,46 +678,32 @@ def test_other_first_pipe():
     check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
 
 
-def test_state_of_earlier_version():
-    """Version 1 had no digest of what came through pipes, and did not say that only names were to be given: of files it
-    is gone on from, of pipes it is not. What cannot be read is not said to be another command's."""
+def test_unfit_state():
+    """A state that is damaged, or that another command left, is not used: the run starts over and says why."""
     compile_fault()
-    text = random_text(3500).encode().ljust(3500, b".")[:3500]
+    text = random_text(3500).encode()
     write("a.txt", text)
-    cut, per_shard = 2300, 1000
-    for name, stdin, why in (("a.txt", None, None), ("-", text, "was written by another version")):
-        clean()
-        args = [*BYTES, "--shard-tokens", per_shard, "--invalid", "bytes", "--format", "text", name]
-        run_with_fault(args, stdin, name="out_train_000000.bin", at=1)
-        fields = open("out.state").read().split()
-        check(fields[2] == "3", f"a state of version {fields[2]}")
-        lines = text[:cut].count(b"\n") + 1
-        v1 = f"gns tokenize 1 {fields[3]} 0 {cut} {lines} 0 {cut} 1 0 2 {cut - 2 * per_shard} {cut} {text[cut - 1]} 1 0 0 0 0 0\n"
-        write("out.state", v1.encode())
-        os.unlink("out_train_000003.bin.partial")
-        with open("out_train_000002.bin.partial", "r+b") as shard:
-            shard.truncate(1024 + 2 * (cut - 2 * per_shard))
-            shard.write(b"\0" * 4)  # tokens, should the header be believed
-        error = run(*args, stdin=stdin)
-        check((f"out.state {why}: starting over" if why else "going on after 0.0 MB") in error, f"{name}: says {error}")
-        check("another command" not in error, f"{name}: says {error}")
-        check(read_bytes("out", "train") == text and not leftovers(), f"{name}: not the text")
-    args[-1] = "a.txt"
-    clean()
+    args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
     run_with_fault(args, name="out_train_000000.bin", at=1)
     whole = open("out.state", "rb").read()
-    fields = whole.split()
-    write("out.state", whole.replace(b"tokenize 3", b"tokenize 2").rsplit(b" ", 1)[0] + b"\n")  # which counted nothing left out
-    check("going on after" in run(*args), "a state of version 2")
-    check(read_bytes("out", "train") == text and not leftovers(), "version 2: not the text")
-    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:60], "is damaged"), (whole[:-3], "is damaged"),
-                       (whole.replace(b"tokenize 3", b"tokenize 4"), "was written by another version"),
-                       (whole.replace(fields[3], b"1234"), "is of another command or other inputs")):
+    check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
+    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
+                       (changed_at(whole, 0), "is of another command or other inputs")):
         clean()
         write("out.state", state)
-        error = run(*args)
-        check(f"out.state {why}: starting over" in error, f"{state}: says {error}")
-        check(read_bytes("out", "train") == text and not leftovers(), f"{state}: not the text")
+        check(f"out.state {why}" in run(*args), f"{len(state)} bytes: not said that it {why}")
+        check(read_bytes("out", "train") == text and not leftovers(), f"{len(state)} bytes: not the text")
+    for other in (("--field", "body"), ("--separator", "x"), ("--shard-tokens", 999), ("--val-fraction", 0.5), ("--max-bytes", 3400),
+                  ("--invalid", "skip"), ("--split", "train"), ("--tokenizer", make_bpe()), ("--format", "text")):
+        changed = {**dict(zip(args[:-1:2], args[1::2])), other[0]: other[1]}
+        changed = [*[word for option in changed.items() for word in option], "a.txt"]
+        clean()
+        run(*changed)
+        want = contents(shards("out"))
+        clean()
+        run_with_fault(args, name="out_train_000000.bin", at=1)
+        check("out.state is of another command" in run(*changed), f"{other}: not said")
+        check(contents(shards("out")) == want and not leftovers(), f"{other}: the state of another command was used")
 
 
 def compile_fault():
