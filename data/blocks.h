@@ -35,7 +35,6 @@ typedef struct {
     TextPiece *pieces; // found by the reader; in jsonl by the worker
     int piece_count, piece_capacity;
     int left_out; // lines of jsonl that are not UTF-8 (--invalid skip)
-    bool done;    // by the worker
     int code;     // of the worker
     Error error;
 } TextBlock;

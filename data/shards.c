@@ -112,7 +112,9 @@ Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs 
     return w;
 }
 
-static void state_path(const Writer *w, char out[PATH_MAX]) { snprintf(out, PATH_MAX, "%s.state", w->o->out); }
+static void state_path(const Writer *w, const char *suffix, char out[PATH_MAX]) {
+    snprintf(out, PATH_MAX, "%s.state%s", w->o->out, suffix);
+}
 
 int state_save(Writer *w, Error *e) {
     char path[PATH_MAX];
@@ -120,23 +122,18 @@ int state_save(Writer *w, Error *e) {
         if (w->shard[i]) TRY(shard_writer_sync(w->shard[i], e));
         w->state.split[i].in_shard = w->shard[i] ? shard_writer_count(w->shard[i]) : 0;
     }
-    state_path(w, path);
+    state_path(w, "", path);
     TRY(file_replace(path, &w->state, sizeof w->state, e));
+    w->saved = true;
     parent_sync(path);
     return 0;
 }
 
-bool state_exists(const Writer *w) {
-    char path[PATH_MAX];
-    state_path(w, path);
-    return file_exists(path);
-}
-
 void state_remove(const Writer *w) {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s.state.partial", w->o->out); // of a save that broke off
+    state_path(w, ".partial", path); // of a save that broke off
     unlink(path);
-    state_path(w, path);
+    state_path(w, "", path);
     unlink(path);
 }
 
@@ -145,16 +142,17 @@ bool state_read(Writer *w, const char **unfit) {
     size_t bytes;
     Error ignored;
     State state = {0};
+    state_path(w, "", path);
     *unfit = NULL;
-    if (!state_exists(w)) return false;
-    state_path(w, path);
+    if (!file_exists(path)) return false;
     if (file_read(path, sizeof state, &data, &bytes, &ignored) == 0 && bytes == sizeof state)
         memcpy(&state, data, bytes);
     else *unfit = "is damaged, or of another version";
     memory_free(data);
     if (!*unfit && state.fingerprint != w->state.fingerprint) *unfit = "is of another command or other inputs";
-    if (!*unfit) w->state = state;
-    return !*unfit;
+    if (*unfit) return false;
+    w->state = state;
+    return w->saved = true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ typedef struct {
     int eot; // -1: bytes
     State state;
     ShardWriter *shard[SPLITS]; // unfinished, or NULL
+    bool saved;                 // a state of this run is on disk
 } Writer;
 
 // A writer at the beginning, with the fingerprint of its run.
@@ -50,7 +51,6 @@ int writer_publish(Writer *w, Error *e);
 void writer_close(Writer *w);                // keeps unfinished shards
 void writer_remove_partial(const Writer *w); // of both splits
 int state_save(Writer *w, Error *e);         // syncs the shards first
-bool state_exists(const Writer *w);
 void state_remove(const Writer *w);
 
 // Reads the state of an interrupted run into w->state. False where there is none, and where it does not fit this run: *unfit

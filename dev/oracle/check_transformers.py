@@ -53,7 +53,7 @@ class Programs:
         return done.stdout
 
     def learn_vocabulary(self, size, directory):
-        script = Path(__file__).resolve().parents[2] / "data/train_bpe.py"
+        script = Path(__file__).resolve().parents[2] / "scripts/train_bpe.py"
         command = [sys.executable, script, "--vocab-size", str(size), "--out", directory, "corpus.txt"]
         subprocess.run(command, cwd=self.work, capture_output=True, check=True)
 

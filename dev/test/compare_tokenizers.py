@@ -126,7 +126,7 @@ def added():
 
 
 def train():
-    """data/train_bpe.py: the merges are those of one pass over the whole text, and its files are a tokenizer."""
+    """scripts/train_bpe.py: the merges are those of one pass over the whole text, and its files are a tokenizer."""
     start, size, wrong = time.monotonic(), 1500, 0
     text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -137,7 +137,7 @@ def train():
     want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
 
     def learn(*args, code=0):
-        done = subprocess.run([sys.executable, "data/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "scripts/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
         one_line = done.stderr == "" if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         if done.returncode != code or not one_line:
             print(f"  train_bpe.py {args}: exit code {done.returncode}, want {code}: {done.stderr}")
