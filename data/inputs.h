@@ -8,7 +8,7 @@ typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // else text
     bool pipe;      // standard input, a pipe or a device: of unknown length
-    bool left_out;  // not UTF-8 (--invalid skip)
+    bool left_out;  // not read (on): not UTF-8
     uint64_t bytes; // 0 for a pipe
     int64_t time;   // last change, ns
 } Input;

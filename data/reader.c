@@ -19,7 +19,7 @@ static bool reader_signalled(Reader *r) {
     return r->stopped;
 }
 
-// Whether the rest of the input is of no use.
+// Whether the rest of the input is not read.
 static bool reader_is_done_with(const Reader *r, const Input *input) {
     return input->left_out || (input->pipe && atomic_load(r->refused));
 }
@@ -39,11 +39,9 @@ static int reader_read(const Reader *r, char *out, size_t bytes, size_t *got, Er
     ssize_t n;
     do n = read(r->fd, out, bytes);
     while (n < 0 && errno == EINTR);
-    if (n < 0)
-        return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(reader_input(r)),
-                    strerror(errno));
-    *got = (size_t)n;
-    return 0;
+    *got = n < 0 ? 0 : (size_t)n;
+    if (n >= 0) return 0;
+    return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(reader_input(r)), strerror(errno));
 }
 
 static int reader_reserve(Reader *r, size_t bytes, Error *e) {
@@ -78,7 +76,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     const Input *input = reader_input(r);
     bool checks = reader_checks(r->o, input);
     TRY(reader_reserve(r, want, e));
-    for (size_t checked = 0, got = 1; r->have < want && !r->ended && !r->invalid;) {
+    for (size_t checked = 0, got; r->have < want && !r->ended && !r->invalid;) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
         if (input->pipe && room && !reader_wait(r)) return 0;
         TRY(reader_read(r, r->buffer + r->have, room, &got, e));
@@ -98,12 +96,13 @@ static int reader_set_tail(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     r->tail = UINT64_MAX;
     if (!input_has_tail(r->o, input)) return 0;
-    unsigned char next[3] = {0}; // a character begins within three bytes
+    char next[3]; // a character begins within three bytes
+    size_t got;
     uint64_t bytes = reader_limit(r, r->place.taken - r->place.offset, input->bytes);
     r->tail = (uint64_t)((double)bytes * (1 - r->o->val_fraction));
-    ssize_t n = pread(r->fd, next, sizeof next, (off_t)r->tail);
-    if (n < 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
-    for (int i = 0; i < n && (next[i] & 0xC0) == 0x80; i++) r->tail++;
+    lseek(r->fd, (off_t)r->tail, SEEK_SET);
+    TRY(reader_read(r, next, sizeof next, &got, e));
+    for (size_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
     return 0;
 }
 
@@ -116,8 +115,7 @@ static int reader_open(Reader *r, Error *e) {
     r->ended = false;
     r->have = 0;
     TRY(reader_set_tail(r, e));
-    if (!input->pipe && lseek(r->fd, (off_t)r->place.offset, SEEK_SET) < 0)
-        return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
+    if (!input->pipe) lseek(r->fd, (off_t)r->place.offset, SEEK_SET);
     return 0;
 }
 
@@ -126,26 +124,20 @@ static void reader_close(Reader *r) {
     r->fd = -1;
 }
 
-// To the next input. `bytes` of this one count as taken: those that --max-bytes cut off, or those passed over.
-static void reader_advance(Reader *r, uint64_t bytes) {
+// To the next input. What the buffer holds (--max-bytes cut it off) counts as taken.
+static void reader_advance(Reader *r) {
     reader_close(r);
-    uint64_t taken = r->place.taken + bytes;
+    uint64_t taken = r->place.taken + r->have;
     r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
     r->have = 0;
     r->invalid = false;
     if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
 }
 
-void reader_pass_over(Reader *r, int file) {
-    if (r->place.file != file || r->fd < 0) return;
-    uint64_t bytes = r->inputs->all[file].bytes;
-    reader_advance(r, bytes > r->place.offset ? bytes - r->place.offset : 0);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // After an interruption
 
-// Reads past so many bytes of a pipe, or to its end.
+// Skips this many bytes of a pipe, or all of it.
 static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
     char skipped[1 << 16];
     for (size_t got = 1; got && bytes > 0 && reader_wait(r); bytes -= got) {
@@ -271,7 +263,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         }
         *got = bytes > 0;
         if (*got) return reader_take(r, b, bytes, e);
-        reader_advance(r, r->have);
+        reader_advance(r);
     }
     return 0;
 }

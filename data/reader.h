@@ -37,11 +37,8 @@ void reader_free(Reader *r);
 // cannot be read or, resumed, differs from the interrupted one.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
-// Leaves a file that cannot be taken, if it is the current one.
-void reader_pass_over(Reader *r, int file);
-
-// --invalid skip: marks the text files that are not UTF-8 throughout, and those that check_kind refuses. Before anything is
-// encoded, since the beginning of a document cannot be taken back. A signal ends it early.
+// --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_kind refuses. Comes first:
+// the beginning of a document cannot be taken back. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
 
 #endif

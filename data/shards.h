@@ -6,7 +6,7 @@
 // 3. Its fingerprint covers the options, the vocabulary and the inputs: another command starts over. The text of pipes is
 //    read again and compared by digest (reader.c).
 // 4. Before the first shard gets its name, the state says `publishing`; it is removed after the last. In between the same
-//    command gives the remaining names, and any other is refused, since the first shard exists.
+//    command gives the remaining names; any other is refused, once a shard has its name.
 #ifndef GNS_TOKENIZE_SHARDS_H
 #define GNS_TOKENIZE_SHARDS_H
 

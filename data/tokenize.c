@@ -30,8 +30,9 @@ typedef struct {
     Tokenizer *tokenizer;
     Reader reader;
     Writer writer;
-    TextBlock *blocks;                     // (block_count), a ring
-    Encoder **encoders;                    // (threads)
+    TextBlock *blocks;  // (block_count), a ring
+    Encoder **encoders; // (thread_count)
+    uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
     atomic_bool refused;                   // some input cannot be taken: no block is encoded or written from here on
     double start, shown, saved;            // seconds: of the run, the last line of progress, the last save of the state
@@ -120,7 +121,7 @@ static int run_write_oldest(Run *run, Error *e) {
     }
     if (b->code) {
         add_complaint(run, b->start.file, &b->error);
-        reader_pass_over(&run->reader, b->start.file);
+        run->inputs.all[b->start.file].left_out = true; // its rest
     }
     if (!b->input->jsonl && b->start.offset == 0 && byte_order_mark(b->text, b->bytes) && !run->marked++)
         run->first_marked = b->input;
@@ -246,9 +247,10 @@ static int run_prepare_output(Run *run, Error *e) {
     }
     run->start_bytes = r->place.taken;
     run->saved = clock_seconds();
+    run->thread_count = o->threads + 1; // and this one, which may wait for a pipe
     run->block_count = BLOCKS_PER_THREAD * o->threads;
     TRY(memory_alloc_zero((void **)&run->blocks, run->block_count * sizeof *run->blocks, "blocks", e));
-    return memory_alloc_zero((void **)&run->encoders, o->threads * sizeof *run->encoders, "encoders", e);
+    return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
 }
 
 // Removes the state after success, and all files after bad input, unless this is not the input that was interrupted. After
@@ -276,7 +278,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY_GOTO(run_prepare_input(&run, argv, inputs, e));
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;
-#pragma omp parallel num_threads((int)run.options.threads)
+#pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single
     code = run_blocks(&run, e);
     TRY_GOTO(code);
@@ -285,7 +287,7 @@ done:
     writer_close(&run.writer);
     if (started) run_clean_up(&run, code);
     for (uint64_t i = 0; run.blocks && i < run.block_count; i++) block_free(&run.blocks[i]);
-    for (uint64_t i = 0; run.encoders && i < run.options.threads; i++) encoder_destroy(run.encoders[i]);
+    for (uint64_t i = 0; run.encoders && i < run.thread_count; i++) encoder_destroy(run.encoders[i]);
     memory_free(run.blocks);
     memory_free(run.encoders);
     reader_free(&run.reader);

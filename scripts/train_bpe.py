@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR INPUT...
 
-An INPUT is a text file, a .jsonl file or a directory of these. Writes vocab.json, merges.txt and tokenizer_config.json,
-which data/tokenize and the trainer (--tokenizer DIR) and transformers read. The last token is <|endoftext|>.
+An INPUT is a text file or a .jsonl file. Writes vocab.json, merges.txt and tokenizer_config.json, which data/tokenize and
+the trainer (--tokenizer DIR) and transformers read. The last token is <|endoftext|>.
 """
-import glob
 import json
 import os
 import sys
@@ -20,28 +19,15 @@ except ImportError as error:
 
 EOT = "<|endoftext|>"
 BYTES, TOKENS_MAX = 256, 65536
-JSONL = (".jsonl", ".ndjson")
 PIECE = 1 << 20  # characters
-
-
-def json_text(line, field):
-    text = json.loads(line)[field]
-    if not isinstance(text, str):
-        raise TypeError(f"{text} is no text")
-    return text
 
 
 def texts(path, field):
     """The texts of a jsonl file; of a text file, pieces that end with a line."""
-    if os.path.isdir(path):
-        for inner in sorted(glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)):
-            if inner.endswith((".txt", ".md", *JSONL)) and os.path.isfile(inner):
-                yield from texts(inner, field)
-        return
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            if path.endswith(JSONL):
-                yield from (json_text(line, field) for line in file if line.strip())
+            if path.endswith((".jsonl", ".ndjson")):
+                yield from ("" + json.loads(line)[field] for line in file if line.strip())
             else:
                 while piece := file.read(PIECE):
                     yield piece + file.readline()

@@ -109,7 +109,7 @@ def long_words():
 
 
 def added():
-    """A tokenizer.json with tokens added behind the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
+    """A tokenizer.json with tokens added after the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
     start, t = time.monotonic(), hugging_face()
     token = tokenizers.AddedToken
     t.add_special_tokens([token("<|endoftext|>", special=True), "<|user|>", "<|assistant|>"])
@@ -145,13 +145,12 @@ def train():
 
     with tempfile.TemporaryDirectory() as d:
         source, lines = f"{d}/source.txt", text.splitlines(keepends=True)
-        os.mkdir(f"{d}/texts")
         open(source, "w", newline="").write(text)
-        open(f"{d}/texts/a.txt", "w", newline="").writelines(lines[:5000])
-        open(f"{d}/texts/b.jsonl", "w").write(json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
+        open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
+        open(f"{d}/b.jsonl", "w").write(json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
         open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
         open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
-        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/texts")
+        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
         for out in ("whole", "parts"):
             merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
             vocabulary = json.load(open(f"{d}/{out}/vocab.json"))
@@ -171,7 +170,7 @@ def train():
 
 
 def corpus(megabytes, directories):
-    """Texts of together so many bytes, from files drawn at random; none of them twice, none of it repeated."""
+    """Texts of this size together, from files drawn at random, no text twice."""
     suffixes = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".pl", ".pm", ".py", ".pyi", ".rst", ".txt")
     paths = [os.path.join(where, name) for directory in directories for where, _, names in os.walk(directory)
              for name in names if name.endswith(suffixes)]
@@ -195,7 +194,7 @@ def corpus(megabytes, directories):
 
 
 def speed(megabytes, directories, reference):
-    """The same text, the same run, best of three. Ours reads a file and writes a shard; theirs stay in memory."""
+    """The same text, the same run, best of three. Ours reads a file and writes a shard; tiktoken stays in memory."""
     packages = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]]
     texts, size = corpus(megabytes, [DATA, "/usr/include", *packages, *directories])
     pieces = [t[i:i + 20000] for t in texts for i in range(0, len(t), 20000)]

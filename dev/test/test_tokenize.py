@@ -205,7 +205,7 @@ def test_separator():
 
 
 def test_separator_between_blocks():
-    """A separator where a block of 1 MiB would end: before, in and behind it, with newlines around or none."""
+    """A separator where a block of 1 MiB would end: before, in and after it, with and without newlines."""
     separator, block = "=== END ===", 1 << 20
     for newline in ("\n", ""):
         for place in range(block - 2 * len(separator) - 4, block + 3, 1):
@@ -290,7 +290,7 @@ def test_invalid_utf8():
 
 
 def test_all_bad_files_at_once():
-    """Every file that cannot be taken is named in one go, each once, up to 20 of them, and nothing is written."""
+    """One run names every file that cannot be taken, each once, at most 20, and writes nothing."""
     os.makedirs("texts")
     for i in range(30):
         write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
@@ -311,7 +311,7 @@ def test_all_bad_files_at_once():
 
 
 def test_bad_input_is_not_waited_for():
-    """What is wrong is told at once: not when the rest of a pipe or of a long file has been read."""
+    """A fault is reported at once, before the rest of a pipe or of a long file is read."""
     def refuse_open(text, names, *args, files=("-",)):
         p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
@@ -391,14 +391,14 @@ def test_invalid_skip_resumed():
     lines = b"".join(b'{"text": "caf\xe9"}\n' if i % 1000 == 0 else b'{"text": "some text"}\n' for i in range(100000))
     args = (*BYTES, "--invalid", "skip", "--format", "jsonl", "-")
     interrupt(args, lines)
-    check(leftovers() != [], "nothing is left to go on from")
+    check(leftovers() != [], "no state to resume from")
     said = summary(*args, input=lines)
     check("left out: 100 lines of jsonl" in said, said)
     check(read_bytes("out", "train") == b"\n".join([b"some text"] * 99900), "another text")
 
 
 def test_other_kinds():
-    """Compressed files and UTF-16 are called by their names; a byte order mark is text, but in jsonl."""
+    """Errors name gzip, zstd and UTF-16; a byte order mark is text, except in jsonl."""
     for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat a.txt | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat a.txt | "),
                             ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
         for name in ("a.txt", "a.jsonl"):
@@ -495,7 +495,7 @@ def make_bpe():
 
 
 def test_documents_of_bpe():
-    """Every document begins with <|endoftext|>, and decoding the rest is the text; blocks do not show."""
+    """Every document begins with <|endoftext|>, and the rest decodes to the text; blocks leave no trace."""
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
     back = {vocab[b]: b for b in range(256)}
@@ -580,8 +580,8 @@ def contents(files):
 
 
 def interrupt(args, text, fifo=None, into_fifo=b""):
-    """Starts on a pipe, gives it part of the text, and stops it with SIGTERM. With a fifo, the text is all that stdin
-    has, and it is the fifo that breaks off."""
+    """Starts on a pipe, writes part of the text, and sends SIGTERM. With a fifo, stdin gets all of its text, and the fifo
+    breaks off."""
     p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
     p.stdin.flush()
@@ -612,7 +612,7 @@ def test_resume():
         clean()
         for part in range(1, parts + 1):
             interrupt(args, text[: len(text) * part // (parts + 1)])
-        for split in ("train", "val"):  # what a crash may have written behind the last save
+        for split in ("train", "val"):  # what a crash may have written after the last save
             partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
             open(partial[-1], "ab").write(b"garbage")
         error = run(*args, stdin=text)
@@ -630,7 +630,7 @@ def changed_at(text, place):
 
 
 def test_other_input():
-    """After an interruption, a pipe that brings something else is refused, and what there is stays as it is."""
+    """After an interruption, a pipe with other text is refused, and no file changes."""
     text = b"".join(b"%d bottles of beer\n" % i for i in range(250000))  # 5.6 MB
     args = [*BYTES, "--shard-tokens", 1000003, "-"]
     write("whole.txt", text)
@@ -645,7 +645,7 @@ def test_other_input():
         error = run(*args, stdin=other, expect=65)
         check("standard input: " in error and "give the same input again" in error, f"says {error}")
         check(contents(leftovers()) == before and not shards("out"), "another input changed what there is")
-    interrupt(args, text[:100000])  # stopped before it has come to where it was
+    interrupt(args, text[:100000])  # stopped before it reaches the old place
     check(contents(leftovers()) == before, "a stop on the way changed what there is")
     with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
         done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
@@ -654,12 +654,12 @@ def test_other_input():
 
 
 def test_other_first_pipe():
-    """Of two pipes the first was read to its end, and is another, longer or shorter one now."""
+    """The first of two pipes was read to its end; now its text is different, longer or shorter."""
     first, second = random_text(100000).encode(), random_text(2000000).encode()
     args = [*BYTES, "--format", "text", "-", "fifo"]
     os.mkfifo("fifo")
 
-    def go_on(stdin, expect):
+    def resume(stdin, expect):
         def feed():
             try:
                 with open("fifo", "wb", buffering=0) as fifo:
@@ -672,9 +672,9 @@ def test_other_first_pipe():
     interrupt(args, first, "fifo", second[:1900000])
     before = contents(leftovers())
     for other in (changed_at(first, 5), first + b"x", first[:-1], b""):
-        error = go_on(other, 65)
+        error = resume(other, 65)
         check("give the same input again" in error and contents(leftovers()) == before, f"says {error}")
-    go_on(first, 0)
+    resume(first, 0)
     check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
 
 
@@ -717,7 +717,7 @@ def run_with_fault(args, stdin=None, **fault):
 
 
 def test_unfinished_publishing():
-    """The shards cannot all get their names: the same command does the rest, and another input is not taken for it."""
+    """Not all renames succeed: the same command does the rest, and refuses another input."""
     compile_fault()
     text = random_text(30000).encode()
     args = [*BYTES, "--shard-tokens", 2001, "--val-fraction", 0.3, "--separator", ".,", "--format", "text", "-"]
@@ -748,7 +748,7 @@ def test_unfinished_publishing():
 
 
 def test_fault_at_every_call():
-    """Whichever rename, unlink or fsync a run dies in or fails at: the same command makes the bytes it would have made."""
+    """Killed at, or EIO from, any rename, unlink or fsync: the same command then gives the same bytes."""
     compile_fault()
     write("a.txt", random_text(3000))
     old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]
