@@ -29,7 +29,7 @@ $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethost
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,write fsync pread fcntl)
 $(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat open openat unlink unlinkat)
-$(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,aligned_alloc)
+$(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
 # Calls that this benchmark times.

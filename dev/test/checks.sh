@@ -69,6 +69,12 @@ find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 w
     return 1
 }
 
+learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package tokenizers
+    local python
+    python=$(find_python tokenizers) || skip "no Python package tokenizers" || return
+    "$python" "$root/scripts/train_bpe.py" --vocab-size "$1" --out "$2" "$3"
+}
+
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
 mpi_here() { # all ranks are on this machine and share its cores
     export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader

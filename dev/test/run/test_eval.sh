@@ -125,8 +125,8 @@ writes_nothing() {
     (cd alone && find . | sort) | diff before - && return $code
 }
 a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where it is taken then
-    "$tokenize" --train-bpe 300 --out vocabulary text.txt > bpe.log 2>&1 &&
-        "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt >> bpe.log 2>&1 || { cat bpe.log; return 1; }
+    learn_vocabulary 300 vocabulary text.txt || return
+    "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"
     small="$scratch --vocab-size 300" run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }

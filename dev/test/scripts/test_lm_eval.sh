@@ -22,7 +22,8 @@ echo 0 > code.txt
 script() { PATH=$work/bin:$PATH clone/scripts/lm_eval.sh "$@"; }
 
 cat "$root"/llmc/*/*.h > text.txt
-"$tokenize" --train-bpe 400 --out vocabulary text.txt > log 2>&1 &&
+find_python tokenizers > /dev/null || skip_suite "no Python package tokenizers"
+learn_vocabulary 400 vocabulary text.txt > log 2>&1 &&
     "$tokenize" --tokenizer vocabulary --out words text.txt >> log 2>&1 || { cat log; exit 1; }
 shape="--train words_train_*.bin --vocab-size 400 --layers 1 --heads 2 --channels 32 --seq-len 32 --threads 1"
 # shellcheck disable=SC2086
