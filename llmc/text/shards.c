@@ -148,7 +148,9 @@ static int shards_find(Dataset *data, const char *pattern, Error *e) {
     int failure = literal ? 0 : glob(pattern, GLOB_NOSORT, NULL, &found);
     if (failure == GLOB_NOMATCH)
         code = FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
-    else if (failure) code = FAIL(e, ERR_INPUT, "check its permissions and free memory", "%s: cannot list", pattern);
+    else if (failure)
+        code = FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
+                    pattern);
     if (code) goto done;
     int count = literal ? 1 : (int)found.gl_pathc;
     if (!literal) qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names); // whatever the locale
