@@ -31,14 +31,14 @@ MPI_LIBS := $(shell mpicc --showme:link 2> /dev/null || pkg-config --libs ompi 2
 endif
 ifneq ($(MPI_LIBS),)
 MPI_LIBS := -Wl,--as-needed $(MPI_LIBS)
-MPI_CFLAGS := -DGNS_MPI $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
+MPI_CFLAGS := $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
 endif
 VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)
 SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-ALL_CFLAGS := -std=c11 -Illmc -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
+ALL_CFLAGS := -std=c11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
 ifneq ($(NATIVE),0)
 ALL_CFLAGS += -march=native
@@ -50,7 +50,8 @@ endif
 # A file of one line, written only when the line changes, so that what depends on it is made anew just then.
 write_if_new = @mkdir -p $(@D) && line='$(subst ','\'',$(1))' && { echo "$$line" | cmp -s - $@ || echo "$$line" > $@; }
 
-OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cuda/%,$(wildcard llmc/*/*.c)))
+# The library: plain C, compiled once, linked to either trainer. The mains are not in it.
+OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 # ----------------------------------------------------------------------------------------------------------------------
 # The CPU trainer and the data program
@@ -61,7 +62,7 @@ train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 	@ln -sf ../$< $@
 
-$(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIBRARY)
+$(BUILD)/train_gpt2: $(BUILD)/llmc/run/main_cpu.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Which commit this is, for --version and run.json: built anew when that changes.
@@ -76,7 +77,7 @@ FLAGS := $(CC) $(ALL_CFLAGS)
 $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
 
-# Only these see MPI.
+# Only these see the headers of MPI.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
 $(BUILD)/data/tokenize: $(patsubst %.c,$(BUILD)/%.o,$(wildcard data/*.c)) $(LIBRARY)
@@ -101,32 +102,27 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 # PCRE2 is what the tests compare the tokenizer's own scanner with.
 $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
-# The engine without its main, for tests.
-$(BUILD)/engine.o: train_gpt2.c $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -DGNS_NO_MAIN -c -o $@ $<
-
-$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/engine.o $(LIBRARY)
+# GNS_ENGINE: the engine of tests and benchmarks that run on either.
+$(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Calls that these tests make fail (dev/test/run/faults.h).
-FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
-$(BUILD)/dev/test/run/test_crash: LDFLAGS += $(FAULTS) -Wl,--wrap=engine_store
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat aligned_alloc statvfs)
+$(BUILD)/dev/test/run/test_crash: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_best: LDFLAGS += $(FAULTS)
-$(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,engine_begin_step gethostname manifest_verify)
+$(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
+$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
-$(BUILD)/dev/test/model/test_memory: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,aligned_alloc engine_create)
-$(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += -Wl,--wrap=engine_collect,--wrap=engine_store,--wrap=open,--wrap=comm_send
+$(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=aligned_alloc
+$(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += -Wl,--wrap=open,--wrap=comm_send
 
 # Calls that this benchmark takes the time of.
 TIMED := write fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,$(TIMED))
-
-# The CPU engine has nothing to tune; this test has a fake in front of it that has.
-$(BUILD)/dev/test/run/test_tuning: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,engine_tune engine_tuning engine_set_tuning)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The CUDA trainer
@@ -152,7 +148,7 @@ $(error compute capability $(TOO_OLD): the CUDA trainer needs 8.0 (A100) or newe
 endif
 endif
 # 90 has Hopper's own instructions, which the fast attention is made of, as 90a only.
-NVCC_FLAGS := -O3 -std=c++17 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v \
+NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
 	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
 
@@ -161,7 +157,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 
 CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
-$(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
+$(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
 	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
 # With what nvcc compiles, and for which GPUs: anew when that changes. The C beside it also, and so linked with another
@@ -186,9 +182,10 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@grep -vE 'ptxas info *: [^(]|bytes stack frame|^$$' $(@:.o=.ptxas) >&2 || true
 	@$(SPILLS) $(@:.o=.ptxas) >&2 || { rm -f $@; exit 1; }
 
+# Tests and benchmarks of either engine.
 $(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
 
 # GPU tests and benchmarks.
 CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/dev/bench/,bench_engine bench_save) $(CUDA_BUILD)/dev/test/model/test_shard_cuda
@@ -199,26 +196,11 @@ $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(
 $(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(addprefix -Xlinker --wrap=,$(addprefix cuda,GetDeviceCount \
 	SetDevice GetDevice DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
 
-# A test of either engine.
 $(CUDA_BUILD)/dev/test/model/test_shard_cuda.o: dev/test/model/test_shard.c $(CUDA_BUILD)/cflags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
 
-$(CUDA_BUILD)/engine.o: NVCC_FLAGS += -DGNS_NO_MAIN
-$(CUDA_BUILD)/engine.o: train_gpt2.cu $(CUDA_BUILD)/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
-
-# The CPU engine with its functions renamed, cpu_engine_create and so on, to be compared with.
-$(CUDA_BUILD)/cpu_engine.o: $(BUILD)/engine.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/cpu/*.c))
-	@mkdir -p $(@D)
-	ld -r -o $@.all $^
-	nm -g --defined-only $@.all | awk '$$3 ~ /^engine_/ { print $$3 }' > $@.names
-	sed 's/.*/& cpu_&/' $@.names > $@.renames
-	objcopy --keep-global-symbols=$@.names $@.all
-	objcopy --redefine-syms=$@.renames $@.all $@
-
-$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/engine.o $(CUDA_BUILD)/cpu_engine.o $(CUDA_OBJECTS) $(LIBRARY)
+$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/train_gpt2.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY)
 	$(NVCC) -o $@ $^ $(CUDA_LINK)
 
 cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
@@ -296,8 +278,8 @@ fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer,
 	@command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }
 	@mkdir -p build
 	clang -std=c11 -O1 -g -fopenmp -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		-DGNS_LIBFUZZER -DGNS_NO_MAIN -o build/fuzz_coverage dev/test/checkpoint/fuzz_checkpoint.c train_gpt2.c \
-		-Illmc $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.c)) $(LDLIBS)
+		-DGNS_LIBFUZZER -o build/fuzz_coverage dev/test/checkpoint/fuzz_checkpoint.c train_gpt2.c \
+		-Illmc $(filter-out llmc/run/main_% %/transport_mpi.c,$(wildcard llmc/*/*.c)) $(LDLIBS)
 	@for t in $(FUZZ_TARGETS); do echo "== $$t"; scratch=$$(mktemp -d -p $(firstword $(wildcard /dev/shm) build)); \
 		TMPDIR=$$(realpath $$scratch) GNS_FUZZ_TARGET=$$t build/fuzz_coverage -max_total_time=$(FUZZ_SECONDS) -max_len=65535 \
 			-timeout=60 -artifact_prefix=$(CURDIR)/build/ -print_final_stats=1 corpus > build/fuzz_coverage.log 2>&1; \

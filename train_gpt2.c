@@ -17,7 +17,6 @@
 #include "cpu/matmul.h"
 #include "cpu/vector_math.h"
 #include "model/shard.h"
-#include "run/program.h"
 
 #include <assert.h>
 #include <math.h>
@@ -30,25 +29,32 @@
 // Life
 
 // CPUs are in no table: what the cores reach depends on clock, width and neighbours, so it is measured.
-void engine_device(const EngineConfig *config, EngineDevice *device) {
+static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     const double seconds = 0.05; // for each of the two
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
         .value_bytes = sizeof(float),
         .head_bytes = ENGINE_HEAD_BYTES,
-        .flops = calibrate_flops(threads, seconds),
-        .bandwidth = calibrate_copy(threads, seconds),
+        .flops = measure ? calibrate_flops(threads, seconds) : 0,
+        .bandwidth = measure ? calibrate_copy(threads, seconds) : 0,
         .memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE),
     };
     snprintf(device->name, sizeof device->name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
 }
 
-int engine_check(const EngineConfig *config, Error *e) {
+static int cpu_check(const EngineConfig *config, Error *e) {
     (void)config, (void)e; // there are kernels for any model there may be
     return 0;
 }
 
-int engine_create(Engine **out, const EngineConfig *config, Error *e) {
+static void cpu_destroy(Engine *engine) {
+    attention_free(engine->attention_scratch);
+    matmul_free(engine->matmul);
+    engine_memory_free(engine);
+    memory_free(engine);
+}
+
+static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     int code = 0;
     assert(config->seq_len <= m->context && config->micro_batch > 0);
@@ -63,33 +69,19 @@ int engine_create(Engine **out, const EngineConfig *config, Error *e) {
                               (size_t)(m->channels / m->heads), e));
 done:
     if (code) {
-        engine_destroy(engine);
+        cpu_destroy(engine);
         *out = NULL;
     }
     return code;
 }
 
-void engine_destroy(Engine *engine) {
-    if (!engine) return;
-    attention_free(engine->attention_scratch);
-    matmul_free(engine->matmul);
-    engine_memory_free(engine);
-    memory_free(engine);
-}
-
-void engine_describe(const Engine *engine, char *out, size_t bytes) {
+static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
     snprintf(out, bytes, "CPU, fp32, %d thread%s, vectors of %d bits", engine->threads, engine->threads == 1 ? "" : "s",
              32 * VEC);
 }
 
-// CPUs are not in any table: what a core reaches depends on its clock and width (make bench measures it).
-double engine_peak_flops(const Engine *engine) {
-    (void)engine;
-    return 0;
-}
-
 // Pages, the second number of /proc/self/statm (proc(5)).
-size_t engine_memory_in_use(const Engine *engine) {
+static size_t cpu_memory_in_use(const Engine *engine) {
     (void)engine;
     long long pages = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -100,17 +92,17 @@ size_t engine_memory_in_use(const Engine *engine) {
 }
 
 // There is one algorithm, our own.
-int engine_tune(Engine *engine, Error *e) {
+static int cpu_tune(Engine *engine, Error *e) {
     (void)engine;
     return FAIL(e, ERR_USAGE, "leave it out", "--tune is for GPUs: on the CPU a matrix product has one algorithm");
 }
 
-const char *engine_tuning(const Engine *engine) {
+static const char *cpu_tuning(const Engine *engine) {
     (void)engine;
     return "";
 }
 
-int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
     (void)engine;
     if (!*tuning) return 0;
     return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is the CPU",
@@ -350,7 +342,7 @@ static int backward(Engine *engine, const uint16_t *tokens, int B, int T, GnsMod
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-int engine_begin_step(Engine *engine, Error *e) {
+static int cpu_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     size_t tensors = (size_t)model->tensor_count;
     (void)e;
@@ -362,9 +354,9 @@ int engine_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
+static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     int T = engine->config.seq_len;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
@@ -385,7 +377,7 @@ int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mod
     return 0;
 }
 
-int engine_result(Engine *engine, StepResult *result, Error *e) {
+static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     (void)e;
     size_t n = (size_t)engine->config.model->tensor_count;
     result->loss_sum = engine->loss_sum;
@@ -398,7 +390,7 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without training
 
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
+static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     size_t rows = (size_t)n * (size_t)T;
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, tokens, n, T);
@@ -417,7 +409,7 @@ static int tokens_seen(const Engine *engine, const uint16_t *tokens, int n) {
     return i;
 }
 
-int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     assert(n > 0 && n <= engine->config.seq_len);
     TRY(forward(engine, tokens, (size_t)n, 1, n, tokens_seen(engine, tokens, n), e));
     memcpy(engine->seen, tokens, sizeof *tokens * (size_t)n);
@@ -427,9 +419,36 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
     return 0;
 }
 
-#ifndef GNS_NO_MAIN
-int main(int argc, char **argv) {
-    program_spin_briefly(argv);
-    return program_main(argc, argv);
-}
-#endif
+// The engine, as main (llmc/run/main_cpu.c) hands it to the program.
+const EngineApi cpu_engine = {
+    .plan_memory = cpu_plan_memory,
+    .device = cpu_device,
+    .check = cpu_check,
+    .create = cpu_create,
+    .destroy = cpu_destroy,
+    .describe = cpu_describe,
+    .memory_in_use = cpu_memory_in_use,
+    .tune = cpu_tune,
+    .tuning = cpu_tuning,
+    .set_tuning = cpu_set_tuning,
+    .load = cpu_load,
+    .store = cpu_store,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .hash = cpu_hash,
+    .begin_step = cpu_begin_step,
+    .micro_step = cpu_micro_step,
+    .norms = cpu_norms,
+    .update = cpu_update,
+    .result = cpu_result,
+    .eval = cpu_eval,
+    .logits = cpu_logits,
+    .watch = cpu_watch,
+    .watch_weights = cpu_watch_weights,
+    .collect = cpu_collect,
+    .clear = cpu_clear,
+    .rank_norms = cpu_rank_norms,
+    .buffer = cpu_buffer,
+    .weight_bytes = cpu_weight_bytes,
+    .stream = cpu_stream,
+};

@@ -17,8 +17,7 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
-#include "cuda/sizes.h"
-#include "run/program.h"
+#include "model/cuda_sizes.h"
 #include "model/shard.h"
 
 #include <assert.h>
@@ -56,13 +55,13 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 // Everything else has kernels for any model there may be.
-int engine_check(const EngineConfig *config, Error *e) {
+static int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
 }
 
 static int engine_open(Engine *engine, Error *e) {
-    TRY(engine_check(&engine->config, e));
+    TRY(cuda_check(&engine->config, e));
     TRY(device_open(&engine->device, e));
     TRY(memory_alloc_zero((void **)&engine->block, engine->config.model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
@@ -78,20 +77,7 @@ static int engine_open(Engine *engine, Error *e) {
     return 0;
 }
 
-int engine_create(Engine **out, const EngineConfig *config, Error *e) {
-    assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
-    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
-    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
-    (*out)->config = *config;
-    int code = engine_open(*out, e);
-    if (!code) return 0;
-    engine_destroy(*out);
-    *out = NULL;
-    return code;
-}
-
-void engine_destroy(Engine *engine) {
-    if (!engine) return;
+static void cuda_destroy(Engine *engine) {
     if (engine->stream) cudaStreamSynchronize(engine->stream);
     if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
@@ -109,18 +95,30 @@ void engine_destroy(Engine *engine) {
     memory_free(engine);
 }
 
-void engine_describe(const Engine *engine, char *out, size_t bytes) {
+static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
+    assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
+    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
+    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
+    (*out)->config = *config;
+    int code = engine_open(*out, e);
+    if (!code) return 0;
+    cuda_destroy(*out);
+    *out = NULL;
+    return code;
+}
+
+static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const Device *d = &engine->device;
     snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
              d->multiprocessors, (double)d->memory_bytes / (1 << 30));
 }
 
-size_t engine_memory_in_use(const Engine *) {
+static size_t cuda_memory_in_use(const Engine *) {
     size_t available, all;
     return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
 }
 
-void engine_device(const EngineConfig *, EngineDevice *out) {
+static void cuda_device(const EngineConfig *, bool, EngineDevice *out) { // its speeds are in a table
     Device device;
     Error none_here;
     memset(out, 0, sizeof *out);
@@ -130,8 +128,6 @@ void engine_device(const EngineConfig *, EngineDevice *out) {
     snprintf(out->name, sizeof out->name, "%s", device.name);
     out->memory_bytes = (double)device.memory_bytes;
 }
-
-double engine_peak_flops(const Engine *engine) { return device_peak_flops(&engine->device); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
     return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
@@ -427,7 +423,7 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
 static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels;
     EmbeddingOrder order;
-    if (engine->first) TRY(engine_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
+    if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
     TRY(embedding_sort(&order, engine->tokens, false, B, T, engine->sorted, engine->stream, e));
     TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, B, T, C, engine->scratch,
                            engine->stream, e));
@@ -455,7 +451,7 @@ static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-int engine_begin_step(Engine *engine, Error *e) {
+static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
@@ -464,9 +460,9 @@ int engine_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
+static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     int T = engine->config.seq_len;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
@@ -489,13 +485,13 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const size_t stride = 7919; // a prime
     for (size_t i = 0; i < (size_t)c->micro_batch * (c->seq_len + 1); i++)
         tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
-    TRY(engine_begin_step(engine, e));
-    for (int i = 0; i < 2; i++) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
-    if (c->gns == GNS_EXACT) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
-    return engine_begin_step(engine, e);
+    TRY(cuda_begin_step(engine, e));
+    for (int i = 0; i < 2; i++) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
+    if (c->gns == GNS_EXACT) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
+    return cuda_begin_step(engine, e);
 }
 
-int engine_tune(Engine *engine, Error *e) {
+static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
@@ -507,12 +503,12 @@ int engine_tune(Engine *engine, Error *e) {
 }
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what the matrix products chose");
-const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
-int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+static const char *cuda_tuning(const Engine *engine) { return engine->matmul->choices; }
+static int cuda_set_tuning(Engine *engine, const char *tuning, Error *e) {
     return matmul_choices_load(engine->matmul, tuning, e);
 }
 
-int engine_result(Engine *engine, StepResult *result, Error *e) {
+static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
     double *stats = engine->stats_host;
     TRY(engine_send_stats(engine, e));
@@ -530,7 +526,7 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without training
 
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
+static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Model *model = engine->config.model;
     int chunk = engine_head_examples(&engine->config);
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
@@ -550,7 +546,7 @@ int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *los
 
 // What follows a token does not change its logits (the model is causal), so n is rounded up to a whole tile: text that
 // grows a token at a time needs few matmul plans.
-int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const size_t tile = 64;
     int T = (int)size_min(round_up(n, tile), engine->config.seq_len);
     assert(n > 0 && n <= engine->config.seq_len);
@@ -565,9 +561,36 @@ int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, 
     return 0;
 }
 
-#ifndef GNS_NO_MAIN
-int main(int argc, char **argv) {
-    program_spin_briefly(argv);
-    return program_main(argc, argv);
-}
-#endif
+// The engine, as main (llmc/run/main_cuda.c) hands it to the program.
+const EngineApi cuda_engine = {
+    .plan_memory = cuda_plan_memory,
+    .device = cuda_device,
+    .check = cuda_check,
+    .create = cuda_create,
+    .destroy = cuda_destroy,
+    .describe = cuda_describe,
+    .memory_in_use = cuda_memory_in_use,
+    .tune = cuda_tune,
+    .tuning = cuda_tuning,
+    .set_tuning = cuda_set_tuning,
+    .load = cuda_load,
+    .store = cuda_store,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .hash = cuda_hash,
+    .begin_step = cuda_begin_step,
+    .micro_step = cuda_micro_step,
+    .norms = cuda_norms,
+    .update = cuda_update,
+    .result = cuda_result,
+    .eval = cuda_eval,
+    .logits = cuda_logits,
+    .watch = cuda_watch,
+    .watch_weights = cuda_watch_weights,
+    .collect = cuda_collect,
+    .clear = cuda_clear,
+    .rank_norms = cuda_rank_norms,
+    .buffer = cuda_buffer,
+    .weight_bytes = cuda_weight_bytes,
+    .stream = cuda_stream,
+};

@@ -23,6 +23,7 @@ typedef struct {
 enum { ENGINE_LAYOUTS = 5 }; // separate pieces of memory
 
 struct Engine {
+    const EngineApi *api;
     EngineConfig config;
     int threads;
     float *param;               // flat, in the layout of the tensor table
@@ -52,6 +53,23 @@ struct Engine {
     Attention *attention_scratch;
     void *memory[ENGINE_LAYOUTS];
 };
+
+// Functions of EngineApi beside those of train_gpt2.c (engine_memory.c, engine_state.c).
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan);
+int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
+int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+void cpu_pin(Engine *engine, void *memory, size_t bytes);
+void cpu_unpin(Engine *engine, void *memory);
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
+int cpu_norms(Engine *engine, Range range, Error *e);
+int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
+int cpu_collect(Engine *engine, Range range, bool first, Error *e);
+int cpu_clear(Engine *engine, Range range, Error *e);
+int cpu_rank_norms(Engine *engine, Range range, Error *e);
+void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);
+size_t cpu_weight_bytes(const Engine *engine);
+void *cpu_stream(Engine *engine);
 
 int engine_thread_count(const EngineConfig *config); // where it is 0: of all cores
 

@@ -103,7 +103,7 @@ int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
 }
 
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     const ModelConfig *m = &config->model->config;
     int threads = engine_thread_count(config);
     memset(plan, 0, sizeof *plan);

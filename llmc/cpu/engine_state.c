@@ -19,7 +19,7 @@ static bool is_whole(const Engine *engine, StateKind kind) {
     return kind == STATE_PARAM || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
@@ -30,11 +30,11 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     return 0;
 }
 
-void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : (WeightsWatch){NULL, NULL, NULL};
 }
 
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
@@ -44,13 +44,13 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
     return 0;
 }
 
-void engine_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
-void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
+void cpu_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
+void cpu_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-int engine_clear(Engine *engine, Range range, Error *e) {
+int cpu_clear(Engine *engine, Range range, Error *e) {
     (void)e;
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
     size_t n = range_length(range);
@@ -59,7 +59,7 @@ int engine_clear(Engine *engine, Range range, Error *e) {
     return 0;
 }
 
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     (void)e;
     float *sum = engine->grad_sum + shard_place(&engine->config, range);
     const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
@@ -84,14 +84,14 @@ static void norms(const Model *model, const float *grad, Range range, double *sq
     }
 }
 
-int engine_norms(Engine *engine, Range range, Error *e) {
+int cpu_norms(Engine *engine, Range range, Error *e) {
     (void)e;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     norms(engine->config.model, sum, range, engine->grad_sq, false);
     return 0;
 }
 
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
+int cpu_rank_norms(Engine *engine, Range range, Error *e) {
     (void)e;
     const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
     norms(engine->config.model, own, range, engine->rank_sq, true);
@@ -125,7 +125,7 @@ static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
     }
 }
 
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
@@ -142,7 +142,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->param + element;
@@ -152,17 +152,17 @@ void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     return NULL;
 }
 
-size_t engine_weight_bytes(const Engine *engine) {
+size_t cpu_weight_bytes(const Engine *engine) {
     (void)engine;
     return sizeof(float);
 }
 
-void *engine_stream(Engine *engine) {
+void *cpu_stream(Engine *engine) {
     (void)engine;
     return NULL;
 }
 
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t sum = 0;
     TRY(watch_await(&engine->weights_watch, range, e));
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)

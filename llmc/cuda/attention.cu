@@ -1,6 +1,6 @@
 // attention: checks the shape, picks the path, and the row statistics that every backward starts from.
 #include "cuda/attention_paths.cuh"
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
 
 // Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };

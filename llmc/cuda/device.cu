@@ -1,13 +1,5 @@
 #include "cuda/device.cuh"
 
-#include "plan/devices.h"
-
-double device_peak_flops(const Device *device) {
-    const DeviceSpec *spec = device_spec_find(device->name);
-    if (!spec) return 0;
-    return sizeof(real) == sizeof(float) ? spec->fp32_flops : spec->bf16_flops;
-}
-
 __global__ static void probe_kernel() {}
 
 static const char *const hint_no_gpu = "the CPU trainer, train_gpt2, needs no GPU";

@@ -1,4 +1,4 @@
-// device: which GPU this is, whether it will do, and what its makers say it can do.
+// device: which GPU this is, whether it will do, and what it is called.
 #ifndef GNS_DEVICE_CUH
 #define GNS_DEVICE_CUH
 
@@ -21,8 +21,5 @@ int device_take(int ordinal, Error *e);
 // Looks at the current device. The same errors, in one clear line, and ERR_NO_GPU where it is too old for this program,
 // or where the program holds no code for it.
 int device_open(Device *device, Error *e);
-
-// Peak of dense matrix products in the build's precision (fp32 sums), FLOP/s; 0 for a device not in the table.
-double device_peak_flops(const Device *device);
 
 #endif

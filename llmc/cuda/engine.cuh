@@ -26,6 +26,7 @@ typedef struct {
 enum { TOKEN_SLOTS = 2 }; // micro-steps whose tokens may be on their way to the device at once
 
 struct Engine {
+    const EngineApi *api;
     EngineConfig config;
     Device device;
     cudaStream_t stream;
@@ -34,10 +35,10 @@ struct Engine {
     Matmul *matmul;
     void *memory; // the one device allocation, cut up by the arena
 
-    real *weight;                // what the kernels read: flat, in the layout of the tensor table
-    float *param;                // master weights: of the owned ranges (llmc/model/shard.h); where weight is fp32, the same
-    float *grad;                 // of the running micro-step, or since the step began: see shard_grad_place
-    float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
+    real *weight;    // what the kernels read: flat, in the layout of the tensor table
+    float *param;    // master weights: of the owned ranges (llmc/model/shard.h); where weight is fp32, the same
+    float *grad;     // of the running micro-step, or since the step began: see shard_grad_place
+    float *grad_sum; // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
     uint8_t *decay;              // optimizer_decay_map
     ReduceSegment *segment;      // (tensors) where each lies, for norms
@@ -108,5 +109,22 @@ int engine_memory_take(Engine *engine, Error *e);
 
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
+
+// Functions of EngineApi beside those of train_gpt2.cu (engine_memory.cu, engine_state.cu).
+void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan);
+int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
+int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+void cuda_pin(Engine *engine, void *memory, size_t bytes);
+void cuda_unpin(Engine *engine, void *memory);
+int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
+int cuda_norms(Engine *engine, Range range, Error *e);
+int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
+int cuda_collect(Engine *engine, Range range, bool first, Error *e);
+int cuda_clear(Engine *engine, Range range, Error *e);
+int cuda_rank_norms(Engine *engine, Range range, Error *e);
+void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);
+size_t cuda_weight_bytes(const Engine *engine);
+void *cuda_stream(Engine *engine);
 
 #endif

@@ -8,7 +8,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/optimizer.cuh"
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
 
 #include <string.h>
 
@@ -164,7 +164,7 @@ static void blocks_place(Engine *engine) {
     }
 }
 
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
     sketch.config = *config;
@@ -192,7 +192,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
             EngineConfig smaller = *config;
             smaller.micro_batch = B;
             smaller.recompute = (Recompute)r;
-            engine_plan_memory(&smaller, &plan);
+            cuda_plan_memory(&smaller, &plan);
             if (plan.total > available) continue;
             int n = snprintf(out, bytes, "--micro-batch %d", B);
             if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", recompute_names[r]);

@@ -77,12 +77,12 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     return kind == STATE_PARAM && weights_rounded() ? load_rounded(engine, range, values, e) : 0;
 }
 
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
-void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
@@ -109,20 +109,20 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
     return 0;
 }
 
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
     TRY(order_store(engine, kind, range, e));
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }
 
-void engine_pin(Engine *engine, void *memory, size_t bytes) {
+void cuda_pin(Engine *engine, void *memory, size_t bytes) {
     if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread's
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
         (void)cudaGetLastError(); // copies are slower then
 }
 
-void engine_unpin(Engine *engine, void *memory) {
+void cuda_unpin(Engine *engine, void *memory) {
     (void)engine;
     if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
 }
@@ -130,13 +130,13 @@ void engine_unpin(Engine *engine, void *memory) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-int engine_clear(Engine *engine, Range range, Error *e) {
+int cuda_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
     CUDA_TRY(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
     return 0;
 }
 
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
     const EngineConfig *c = &engine->config;
     assert(c->shard_grads);
     return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
@@ -176,14 +176,14 @@ static int norms(Engine *engine, const float *grad, Range range, Tensors in, dou
                           engine->stream, e);
 }
 
-int engine_norms(Engine *engine, Range range, Error *e) {
+int cuda_norms(Engine *engine, Range range, Error *e) {
     Tensors in = tensors_in(engine->config.model, range);
     engine->stats_sent = engine->scaled = false;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     return norms(engine, sum, range, in, stats_grad_sq(engine->stats), e);
 }
 
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
+int cuda_rank_norms(Engine *engine, Range range, Error *e) {
     const Model *model = engine->config.model;
     Tensors in = tensors_in(model, range);
     double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
@@ -205,7 +205,7 @@ int engine_send_stats(Engine *engine, Error *e) {
     return 0;
 }
 
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
     if (!engine->scaled)
@@ -230,7 +230,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->weight + element;
@@ -242,11 +242,11 @@ void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     return NULL;
 }
 
-size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
+size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }
 
-void *engine_stream(Engine *engine) { return engine->stream; }
+void *cuda_stream(Engine *engine) { return engine->stream; }
 
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
              *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
     size_t n = range_length(range), all = engine->config.model->flat_count;

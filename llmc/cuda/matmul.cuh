@@ -8,7 +8,7 @@
 #define GNS_MATMUL_CUH
 
 #include "cuda/cuda_common.cuh"
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
 
 #include <cublasLt.h>
 

@@ -84,3 +84,9 @@ void device_spec_names(char *out, size_t bytes) {
     for (int i = 0; i < ROWS && used < bytes; i++)
         used += (size_t)snprintf(out + used, bytes - used, "%s%s", i ? ", " : "", rows[i].name);
 }
+
+double device_peak_flops(const EngineDevice *device) {
+    const DeviceSpec *spec = device_spec_find(device->name);
+    if (!spec) return 0;
+    return device->value_bytes < sizeof(float) ? spec->bf16_flops : spec->fp32_flops;
+}

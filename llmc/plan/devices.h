@@ -3,11 +3,7 @@
 #ifndef GNS_DEVICE_SPECS_H
 #define GNS_DEVICE_SPECS_H
 
-#include "base/common.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "model/engine.h"
 
 typedef struct {
     const char *name;      // part of the name by which the driver knows it
@@ -27,7 +23,7 @@ const DeviceSpec *device_spec_find(const char *name);
 // The names, for messages: "GB200, B200, ...".
 void device_spec_names(char *out, size_t bytes);
 
-#ifdef __cplusplus
-}
-#endif
+// Peak of dense matrix products in the engine's precision (fp32 sums), FLOP/s; 0 for a device not in the table.
+double device_peak_flops(const EngineDevice *device);
+
 #endif

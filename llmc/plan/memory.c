@@ -1,7 +1,7 @@
 // What of a plan concerns memory.
 #include "plan/plan.h"
 
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
 #include "model/shard.h"
 #include "ranks/transport.h"
 
@@ -89,7 +89,7 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     shape.micro_batch = micro_batch;
     if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
-    else engine_plan_memory(&shape, memory);
+    else plan->engine->plan_memory(&shape, memory);
     add_libraries(plan, memory);
 }
 

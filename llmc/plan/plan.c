@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "plan/plan.h"
 
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
 #include "ranks/parallel.h"
 
 #include <math.h>

@@ -51,6 +51,7 @@ double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of on
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte
 
 typedef struct {
+    const EngineApi *engine;
     const Model *model;
     EngineConfig shape;
     PlanDevice device;

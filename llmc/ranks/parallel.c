@@ -20,7 +20,7 @@ int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
 
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
     size_t buckets = (size_t)model_bucket_count(model);
-    *p = (Parallel){.comm = comm, .model = model, .config = *config};
+    *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
     if (comm->ranks == 1) return 0;
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
@@ -34,7 +34,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 
 void parallel_destroy(Parallel *p) {
     shared_memory_destroy(&p->copy);
-    transport_destroy(p->transport);
+    if (p->transport) p->api->destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
     *p = (Parallel){0};
@@ -50,7 +50,7 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
-    return transport_create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
+    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
-        TRY(transport_wait_for(p->transport, p->work[last], e));
+        TRY(p->api->wait_for(p->transport, p->work[last], e));
         TRY(engine_collect(p->engine, p->owned[last], p->first, e));
     }
     return 0;
@@ -90,8 +90,8 @@ static int bucket_final(void *context, Range range, Error *e) {
     int i = --p->unreduced;
     assert(i == model_bucket_at(p->model, range.begin));
     if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
-    TRY(transport_reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
-    p->work[i] = transport_started(p->transport);
+    TRY(p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
+    p->work[i] = p->api->started(p->transport);
     return 0;
 }
 
@@ -134,10 +134,10 @@ int parallel_norms(Parallel *p, Error *e) {
     assert(p->unreduced == 0);
     for (int i = p->buckets - 1; i >= 0; i--) { // while the reduction of those before it goes on
         TRY(collect_from(p, i, e));
-        TRY(transport_wait_for(p->transport, p->work[i], e));
+        TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_norms(p->engine, p->owned[i], e));
     }
-    return transport_sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
+    return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ int parallel_norms(Parallel *p, Error *e) {
 static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
     Range bucket = model_bucket(p->model, i);
     void *values = engine_buffer(p->engine, buffer, bucket.begin);
-    TRY(transport_all_gather(p->transport, values, element_bytes, bucket, e));
-    p->work[i] = transport_started(p->transport);
+    TRY(p->api->all_gather(p->transport, values, element_bytes, bucket, e));
+    p->work[i] = p->api->started(p->transport);
     return 0;
 }
 
@@ -155,7 +155,7 @@ static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes,
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
     for (int i = 0; i < p->buckets; i++) TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
     for (int i = 0; i < p->buckets; i++) {
-        TRY(transport_wait_for(p->transport, p->work[i], e));
+        TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
     }
     return 0;
@@ -170,7 +170,7 @@ int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->bucke
 
 int parallel_come_to_rest(Parallel *p, Error *e) {
     if (!p->transport) return 0;
-    TRY(transport_finish(p->transport, e));
+    TRY(p->api->finish(p->transport, e));
     return comm_barrier(p->comm, e);
 }
 
@@ -187,7 +187,7 @@ static int await_weights(void *context, Range range, Error *e) {
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
     TRY(send_until(p, last + 1, e));
-    TRY(transport_wait_for(p->transport, p->work[last], e));
+    TRY(p->api->wait_for(p->transport, p->work[last], e));
     p->arrived = last + 1;
     return 0;
 }

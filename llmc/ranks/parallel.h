@@ -37,6 +37,7 @@ typedef struct {
     ReduceCadence reduce;
     int micro_batch;   // rows of a micro-step, at most
     int64_t batch_max; // rows of a step over all ranks, at most
+    const TransportApi *transport;
 } ParallelConfig;
 
 typedef struct {
@@ -44,9 +45,10 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     bool shard_grads;
-    int buckets;          // 0: one rank
-    Range *owned;         // (buckets) this rank's parts, in ascending order
-    Engine *engine;       // from parallel_start on
+    int buckets;    // 0: one rank
+    Range *owned;   // (buckets) this rank's parts, in ascending order
+    Engine *engine; // from parallel_start on
+    const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // of this step
     bool first;           // micro-step under way or the last one: the first of its step

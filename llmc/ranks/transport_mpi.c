@@ -1,18 +1,12 @@
+// transport between CPU ranks: nonblocking MPI.
 #include "ranks/transport.h"
 
 #include <assert.h>
 #include <limits.h>
 #include <string.h>
 
-int transport_device(Comm *comm, Error *e) {
-    (void)comm, (void)e; // the CPU is everybody's
-    return 0;
-}
-
-#ifdef GNS_MPI
-
-#    include "base/float16.h"
-#    include "ranks/mpi_check.h"
+#include "base/float16.h"
+#include "ranks/mpi_check.h"
 
 // One reduction or gathering under way.
 typedef struct {
@@ -45,7 +39,7 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
     (void)stream; // host memory comes and goes with each work
     if (largest > INT_MAX) {
         comm_settle(comm);
@@ -67,17 +61,6 @@ static void pending_free(Pending *p) {
     memory_free(p->sent);
     memory_free(p->received);
     memory_free(p->counts);
-}
-
-// The communicator ends with MPI. So does what is under way where one rank failed; where all end together, MPI would go on
-// with it while they say goodbye, in memory that is gone by then.
-void transport_destroy(Transport *t) {
-    Error ignored;
-    if (!t) return;
-    if (t->comm->settled) (void)transport_wait(t, &ignored);
-    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
-    memory_free(t->pending);
-    memory_free(t);
 }
 
 // A place in the list of what is under way, with the bucket's parts.
@@ -107,7 +90,7 @@ static Range own_part(const Transport *t, Range bucket) {
     return transport_part(bucket, t->comm->rank, t->comm->ranks);
 }
 
-int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     Range part = own_part(t, bucket);
     size_t all = range_length(bucket);
     Pending *p;
@@ -127,7 +110,7 @@ int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e
     return 0;
 }
 
-int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
     assert(element_bytes == sizeof(float)), (void)element_bytes; // all that the CPU engine has
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
@@ -137,7 +120,7 @@ int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range
     return 0;
 }
 
-int transport_sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
+static int sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
 
 static void put_in_place(const Transport *t, const Pending *p) {
     if (!p->own) return;
@@ -146,9 +129,9 @@ static void put_in_place(const Transport *t, const Pending *p) {
         for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to_f32(((const uint16_t *)p->received)[i]);
 }
 
-int64_t transport_started(const Transport *t) { return t->ended + t->pending_count; }
+static int64_t started(const Transport *t) { return t->ended + t->pending_count; }
 
-int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
+static int wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     for (; t->pending_done < t->pending_count && t->ended + t->pending_done < transfers; t->pending_done++) {
         Pending *p = &t->pending[t->pending_done];
@@ -162,46 +145,25 @@ int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
     return 0;
 }
 
-int transport_finish(Transport *t, Error *e) { return transport_wait(t, e); }
+static int finish(Transport *t, Error *e) { return wait_for(t, started(t), e); }
 
-#else // one process: the sum over the ranks is what it has
-
-int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
-    (void)comm, (void)wire, (void)largest, (void)stream, (void)e;
-    *out = NULL;
-    return 0;
+// The communicator ends with MPI. So does what is under way where one rank failed; where all end together, MPI would go on
+// with it while they say goodbye, in memory that is gone by then.
+static void destroy(Transport *t) {
+    Error ignored;
+    if (t->comm->settled) (void)finish(t, &ignored);
+    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
+    memory_free(t->pending);
+    memory_free(t);
 }
 
-void transport_destroy(Transport *t) { (void)t; }
-
-int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
-    (void)t, (void)values, (void)bucket, (void)e;
-    return 0;
-}
-
-int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
-    (void)t, (void)values, (void)element_bytes, (void)bucket, (void)e;
-    return 0;
-}
-
-int transport_sum(Transport *t, double *values, int count, Error *e) {
-    (void)t, (void)values, (void)count, (void)e;
-    return 0;
-}
-
-int64_t transport_started(const Transport *t) {
-    (void)t;
-    return 0;
-}
-
-int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
-    (void)t, (void)transfers, (void)e;
-    return 0;
-}
-
-int transport_finish(Transport *t, Error *e) {
-    (void)t, (void)e;
-    return 0;
-}
-
-#endif
+const TransportApi mpi_transport = {
+    .create = create,
+    .destroy = destroy,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .sum = sum,
+    .started = started,
+    .wait_for = wait_for,
+    .finish = finish,
+};

@@ -1,5 +1,4 @@
 // transport between GPUs: NCCL, on a stream of its own so that it overlaps with the engine's. NCCL is set up over MPI.
-// This file takes the place of cpu/transport_mpi.c in the CUDA trainer.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 
@@ -88,7 +87,7 @@ static int check_apart(Comm *comm, Error *e) {
     return comm_agree(comm, code, e);
 }
 
-int transport_device(Comm *comm, Error *e) {
+static int choose_device(Comm *comm, Error *e) {
     if (comm->ranks == 1) return 0;
     TRY(comm_agree(comm, take_device(comm, e), e));
     return check_apart(comm, e);
@@ -133,7 +132,7 @@ static int reserve_rounded(Transport *t, Error *e) {
     return 0;
 }
 
-int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: the transfer goes first where both have work, since it needs few multiprocessors
@@ -149,8 +148,7 @@ int transport_create(Transport **out, Comm *comm, WireType wire, size_t largest,
     return start_nccl(t, e);
 }
 
-void transport_destroy(Transport *t) {
-    if (!t) return;
+static void destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
     watchdog_wait(t->comm->watchdog, "end of NCCL"); // after an error perhaps this rank's alone
     if (t->nccl) ncclCommAbort(t->nccl);             // waits for nobody: after an error the others may be gone
@@ -180,15 +178,15 @@ static int work_started(Transport *t, Error *e) {
     return 0;
 }
 
-int64_t transport_started(const Transport *t) { return t->started; }
+static int64_t started(const Transport *t) { return t->started; }
 
-int transport_wait_for(Transport *t, int64_t transfers, Error *e) {
+static int wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     if (transfers > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(transfers - 1) % MARKS], 0), e);
     return 0;
 }
 
-int transport_finish(Transport *t, Error *e) {
+static int finish(Transport *t, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaStreamSynchronize(t->stream), e);
     return 0;
@@ -208,7 +206,7 @@ static Parts parts_of(const Comm *comm, Range bucket) {
     return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
 }
 
-static int reduce_scatter(Transport *t, void *values, size_t bytes, ncclDataType_t type, Parts parts, Error *e) {
+static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Parts parts, Error *e) {
     int last = t->comm->ranks - 1;
     char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)(last + 1) * bytes;
     NCCL_TRY(ncclGroupStart(), t, e);
@@ -241,22 +239,22 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts 
     assert(all <= t->largest);
     round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
     CUDA_LAUNCHED(e);
-    TRY(reduce_scatter(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
+    TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
     size_t own = range_length(mine);
     widen_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
     CUDA_LAUNCHED(e);
     return 0;
 }
 
-int transport_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     Parts parts = parts_of(t->comm, bucket);
     TRY(after_engine(t, e));
     if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, parts, e));
-    else TRY(reduce_scatter(t, values, sizeof(float), ncclFloat32, parts, e));
+    else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, parts, e));
     return work_started(t, e);
 }
 
-int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
     int last = t->comm->ranks - 1;
     Parts parts = parts_of(t->comm, bucket);
     const char *own = (const char *)values + parts.begin * element_bytes;
@@ -271,9 +269,21 @@ int transport_all_gather(Transport *t, void *values, size_t element_bytes, Range
     return work_started(t, e);
 }
 
-int transport_sum(Transport *t, double *values, int count, Error *e) {
+static int sum(Transport *t, double *values, int count, Error *e) {
     TRY(after_engine(t, e));
     NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
     TRY(work_started(t, e));
-    return transport_wait(t, e);
+    return wait_for(t, t->started, e);
 }
+
+const TransportApi nccl_transport = {
+    .device = choose_device,
+    .create = create,
+    .destroy = destroy,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .sum = sum,
+    .started = started,
+    .wait_for = wait_for,
+    .finish = finish,
+};

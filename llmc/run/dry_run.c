@@ -28,12 +28,13 @@ static int plan_of(Run *r, Plan *plan, Error *e) {
     const Options *o = &r->options;
     int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
     EngineDevice here;
-    engine_device(&r->shape, &here);
+    r->api->device(&r->shape, true, &here);
     if (o->tune && !o->device[0] && here.flops > 0) // a CPU, where the run would be refused
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and this is a plan for %s", here.name);
     TRY(plan_ownership(r, ranks, e));
     *plan = (Plan){
+        .engine = r->api,
         .model = &r->model,
         .shape = r->shape,
         .estimate_memory = o->device[0] && here.flops > 0,

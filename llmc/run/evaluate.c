@@ -140,7 +140,7 @@ static int setup_evaluation(Run *r, Error *e) {
 }
 
 int evaluate_model(Run *r, Error *e) {
-    TRY(transport_device(r->comm, e));
+    TRY(setup_device(r, e));
     TRY(comm_agree(r->comm, setup_evaluation(r, e), e));
     TRY(setup_same_data(r, e));
     comm_phase(r->comm, PHASE_STEP, 0);

@@ -59,7 +59,7 @@ static int run_training(Run *r, Error *e) {
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (is_complete(r)) return say_complete(r);
-    TRY(transport_device(r->comm, e));
+    TRY(setup_device(r, e));
     TRY(comm_agree(r->comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
@@ -136,13 +136,15 @@ static bool output_is_file(void) {
     return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-int program_main(int argc, char **argv) {
+int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
     bool nobody_listens = false; // should writing to standard output fail
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
     if (!code) {
+        r->api = engine;
+        r->transport = transport;
         r->comm = &comm;
         r->argc = argc;
         r->argv = argv;

@@ -129,7 +129,7 @@ static int same_checkpoint(Run *r, Error *e) {
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // where there is none
     TRY(path_join(path, sizeof path, r->saved, MANIFEST_NAME, e));
-    (void)file_digest(path, NULL, &manifest, &(Error){0});
+    (void)file_digest(path, DIGEST_ALL, NULL, &manifest, &(Error){0});
     return comm_same(r->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }

@@ -32,6 +32,8 @@ typedef struct {
 } Newest;
 
 typedef struct {
+    const EngineApi *api;
+    const TransportApi *transport; // NULL: a build for one process
     Comm *comm;
     int argc; // the command line
     char **argv;
@@ -42,6 +44,7 @@ typedef struct {
     EngineConfig shape;
     Parallel parallel;
     Engine *engine;
+    double peak_flops;    // of one rank's device, FLOP/s; 0: unknown
     char *prompt_file;    // text of the file that --prompt names; NULL: it is the prompt itself
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     Dataset *train, *val; // val may be NULL
@@ -105,7 +108,9 @@ int setup_buffers(Run *r, Error *e); // these, and what training needs: the load
 // What rank comm->rank of comm->ranks keeps, as far as the ramp's largest batch allows: into r->shape.
 int setup_shards(Run *r, Comm *comm, Error *e);
 
-// This, then the engine, on the device that transport_device has chosen, with the weights of r->saved if there is one.
+int setup_device(Run *r, Error *e); // chooses this rank's device. All ranks must call this
+
+// This, then the engine, on that device, with the weights of r->saved if there is one.
 int setup_engine(Run *r, Error *e);
 
 int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take: r->at.tuning. All ranks must call this

@@ -77,7 +77,7 @@ static void put_this_part(FILE *f, const Run *r) {
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->at.step + 1, r->comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", NULL, &program, &(Error){0}) == 0)
+    if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
         put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     put_part_options(f, r);
@@ -149,7 +149,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
             c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
             model_flops_per_token(&r->model, r->shape.seq_len));
-    double peak = engine_peak_flops(r->engine);
+    double peak = r->peak_flops;
     if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // of one rank's device
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->train);

@@ -7,7 +7,7 @@
 
 // How the step's line comes by it.
 static void say_mfu(const Run *r) {
-    double peak = engine_peak_flops(r->engine);
+    double peak = r->peak_flops;
     printf("MFU     ");
     if (peak > 0) printf("share of %.4g TFLOP/s, ", 1e-12 * peak);
     else printf("unknown, as the device's peak is; ");
@@ -144,7 +144,7 @@ void say_setup(const Run *r) {
     MemoryPlan plan;
     const ModelConfig *c = &r->model.config;
     engine_describe(r->engine, engine, sizeof engine);
-    engine_plan_memory(&r->shape, &plan);
+    r->api->plan_memory(&r->shape, &plan);
     printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
            1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
     say_weights(r);

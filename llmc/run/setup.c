@@ -2,7 +2,8 @@
 #include "run/run.h"
 
 #include "checkpoint/checkpoint.h"
-#include "cuda/sizes.h"
+#include "model/cuda_sizes.h"
+#include "plan/devices.h"
 #include "base/files.h"
 #include "base/hash.h"
 
@@ -86,7 +87,7 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
 static int check_computable(const Run *r, Error *e) {
     const ModelConfig *m = &r->model.config;
     if (r->options.dry_run && r->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
-    return engine_check(&r->shape, e);
+    return r->api->check(&r->shape, e);
 }
 
 // What cannot be computed is the fault of the options, or of the files that the shape comes from.
@@ -198,6 +199,7 @@ int setup_shards(Run *r, Comm *comm, Error *e) {
         .reduce = o->reduce,
         .micro_batch = r->shape.micro_batch,
         .batch_max = r->ramp.replay ? ramp_largest(&r->ramp) : o->run.batch_max_rows,
+        .transport = r->transport,
     };
     TRY(parallel_create(&r->parallel, comm, &r->model, &config, e));
     parallel_shard(&r->parallel, &r->shape);
@@ -206,9 +208,16 @@ int setup_shards(Run *r, Comm *comm, Error *e) {
     return 0;
 }
 
+int setup_device(Run *r, Error *e) {
+    return r->comm->ranks > 1 && r->transport->device ? r->transport->device(r->comm, e) : 0;
+}
+
 int setup_engine(Run *r, Error *e) {
+    EngineDevice device;
     TRY(setup_shards(r, r->comm, e));
-    TRY(engine_create(&r->engine, &r->shape, e));
+    TRY(engine_create(r->api, &r->engine, &r->shape, e));
+    r->api->device(&r->shape, false, &device);
+    r->peak_flops = device_peak_flops(&device);
     if (r->saved[0]) {
         TRY(checkpoint_load_model(r->saved, &r->model, range_to_engine, r->engine, e));
         return checkpoint_load_optimizer(r->saved, &r->model, r->shape.owned, r->shape.owned_count, moment1_to_engine,
@@ -282,7 +291,7 @@ static int hash_data(Run *r, Error *e) {
         shard_list_destroy(&val);
     }
     if (!r->hellaswag) return 0;
-    TRY(file_digest_sampled(r->options.hellaswag, &questions, e));
+    TRY(file_digest(r->options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
     r->data_hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
     return 0;
 }
@@ -417,7 +426,7 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr,
                 "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
-    TRY(archive_tidy(out, e));
+    TRY(archive_tidy(out, stderr, e));
     TRY(archive_set_aside_after(out, r->at.step, stderr, e));
     return metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, e);
 }

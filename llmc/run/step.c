@@ -104,7 +104,7 @@ static int observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool m
 }
 
 static StepMetrics step_metrics(const Run *r, int64_t B, double lr, double seconds) {
-    double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = engine_peak_flops(r->engine) * r->comm->ranks;
+    double tok_per_s = (double)(B * r->shape.seq_len) / seconds, peak = r->peak_flops * r->comm->ranks;
     return (StepMetrics){
         .step = r->at.step,
         .tokens = r->at.tokens,

@@ -350,12 +350,6 @@ static int read_files(Reader *r, const char *directory, const char *const form[2
     return tokenizer_index_merges(t, e);
 }
 
-static bool holds(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
-}
-
 // The form of a directory's files, or NULL. A vocabulary without its merges counts if there is no other: the error then
 // names the missing file.
 static const char *const *find_form(const char *directory) {
@@ -363,7 +357,8 @@ static const char *const *find_form(const char *directory) {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
     for (int complete = 1; complete >= 0; complete--)
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-            if (holds(directory, forms[i][0]) && (!complete || holds(directory, forms[i][1]))) return forms[i];
+            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
+                return forms[i];
     return NULL;
 }
 

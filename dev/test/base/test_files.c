@@ -5,6 +5,7 @@
 #include "base/files.h"
 #include "math/rng.h"
 #include "../test.h"
+#include "../tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -129,8 +130,8 @@ static void check_file(const char *path, size_t bytes, const FileDigest *digest)
     Error e = {0};
     check_contents(path, bytes);
     CHECK(digest_equal(digest, &want), "%zu bytes: digest %s, want %s", bytes, digest->hash, want.hash);
-    CHECK_OK(file_digest(path, NULL, &read, &e), &e);
-    CHECK_OK(file_digest_disk(path, &pulse, &from_disk, &e), &e);
+    CHECK_OK(file_digest(path, DIGEST_ALL, NULL, &read, &e), &e);
+    CHECK_OK(file_digest(path, DIGEST_DISK, &pulse, &from_disk, &e), &e);
     CHECK(beats == (bytes + STAGE - 1) / STAGE, "%zu bytes: %zu beats", bytes, beats); // who waits is told every 4 MiB
     CHECK(digest_equal(&read, &want), "%zu bytes: read as %s, want %s", bytes, read.hash, want.hash);
     CHECK(digest_equal(&from_disk, &want), "%zu bytes: on the disk %s, want %s", bytes, from_disk.hash, want.hash);
@@ -198,9 +199,9 @@ static void test_past_the_page_cache(void) {
     CHECK_OK(save_in_pieces("file", bytes, MIB, &digest, &e), &e);
     CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
     CHECK(pages_in_cache("file", 2 * STAGE, bytes) == 6, "the tail is not where this test looks");
-    CHECK_OK(file_digest_disk("file", NULL, &digest, &e), &e);
+    CHECK_OK(file_digest("file", DIGEST_DISK, NULL, &digest, &e), &e);
     CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
-    CHECK_OK(file_digest("file", NULL, &digest, &e), &e);
+    CHECK_OK(file_digest("file", DIGEST_ALL, NULL, &digest, &e), &e);
     CHECK(pages_in_cache("file", 0, 2 * STAGE) == 2 * STAGE / PAGE, "file_digest left nothing in the cache");
 }
 
@@ -237,8 +238,9 @@ static void test_calls_that_fail(void) {
         plan_fault(PREAD, FAILS, n, EIO);
         char want[40];
         snprintf(want, sizeof want, "read failed at byte %ld:", (n - 1) * STAGE);
-        CHECK_ERROR(n % 2 ? file_digest("file", NULL, &digest, &e) : file_digest_disk("file", NULL, &digest, &e), &e,
-                    ERR_INPUT, want);
+        CHECK_ERROR(n % 2 ? file_digest("file", DIGEST_ALL, NULL, &digest, &e)
+                          : file_digest("file", DIGEST_DISK, NULL, &digest, &e),
+                    &e, ERR_INPUT, want);
     }
 }
 
@@ -286,7 +288,6 @@ static void test_parent(void) {
 int main(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
     char scratch[4096];
-    Error e;
     snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
     if (!mkdtemp(scratch) || chdir(scratch) != 0) return 1;
     seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL);
@@ -302,6 +303,6 @@ int main(void) {
     RUN(test_replace);
     RUN(test_parent);
     free(data);
-    if (chdir("/") == 0) directory_remove(scratch, &e);
+    if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

@@ -48,7 +48,7 @@ static void check_engine(const Model *model, uint32_t *bits, int threads) {
     Engine *engine;
     Error e = {0};
     uint64_t hash, part;
-    CHECK_OK(engine_create(&engine, &config, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
     CHECK_OK(engine_load(engine, STATE_PARAM, all, (float *)bits, &e), &e);
     CHECK_OK(engine_hash(engine, all, &hash, &e), &e);
     CHECK(hash == sum_of(bits, 0, all.end), "%d threads: the hash of all", threads);

@@ -236,8 +236,8 @@ enum { TARGETS = sizeof targets / sizeof *targets };
 // Does a message say where? Of what is sound in itself, and does not fit the rest or is not all there is, it says what.
 static bool says_where(const char *message) {
     static const char *const whole[] = {
-        "this run was begun with ", "train_data differs",       ": no tensor ",           "the optimizer's files hold ",
-        "too few for one window",   "and it was written with ", "the manifest lists it, "};
+        "this run was begun with ", "train_data differs", ": no tensor ", "too few for one window",
+        "missing, but listed in ",  "but written with ",  "but was "};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         if (strstr(message, whole[i])) return true;
     return test_says_byte(message);

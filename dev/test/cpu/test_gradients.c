@@ -39,7 +39,7 @@ static int setup_create(Setup *s, ModelConfig shape, int seq_len, int rows, uint
     memcpy(s->moved, s->params, s->model.flat_count * sizeof(float));
     for (size_t i = 0; i < s->model.flat_count; i++) s->grad[i] = NAN;
     EngineConfig config = {.model = &s->model, .micro_batch = rows, .seq_len = seq_len, .threads = 1};
-    TRY(engine_create(&s->engine, &config, e));
+    TRY(engine_create(&cpu_engine, &s->engine, &config, e));
     TRY(engine_load(s->engine, STATE_PARAM, all_of(&s->model), s->params, e));
     TRY(small_batch(s->engine, s->tokens, rows, seq_len, rows, GNS_OFF, e));
     return engine_store(s->engine, STATE_GRAD, all_of(&s->model), s->grad, e);

@@ -21,7 +21,7 @@ static void setup_create(Setup *s, ModelConfig shape, int seq_len, int micro_bat
     CHECK_OK(memory_alloc((void **)&s->param, bytes, "parameters", &e), &e);
     CHECK_OK(memory_alloc((void **)&s->grad, bytes, "gradients", &e), &e);
     EngineConfig config = {.model = &s->model, .micro_batch = micro_batch, .seq_len = seq_len, .threads = 2};
-    CHECK_OK(engine_create(&s->engine, &config, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &s->engine, &config, &e), &e);
     small_params(&s->model, 1, s->param);
     CHECK_OK(engine_load(s->engine, STATE_PARAM, all_of(&s->model), s->param, &e), &e);
 }

@@ -38,7 +38,7 @@ typedef struct {
 static Engine *engine_with(const EngineConfig *config, const float *params) {
     Engine *engine = NULL;
     Error e = {0};
-    CHECK_OK(engine_create(&engine, config, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &engine, config, &e), &e);
     CHECK_OK(engine_load(engine, STATE_PARAM, (Range){0, config->model->flat_count}, params, &e), &e);
     return engine;
 }

@@ -60,7 +60,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     MemoryPlan plan;
     Engine *engine = engine_of(&gpu, w, w->c->micro_batch, recompute);
     if (!engine) return NULL;
-    engine_plan_memory(&engine->config, &plan);
+    cuda_engine.plan_memory(&engine->config, &plan);
     cudaMemcpy(decay.data(), engine->decay, decay.size(), cudaMemcpyDeviceToHost);
     cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(ReduceSegment), cudaMemcpyDeviceToHost);
     cudaMemset(engine->memory, byte, plan.total);
@@ -126,8 +126,8 @@ static void test_inference(void) {
         if (a && b) {
             CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
             check_same_inference(&w, a, b, "inference");
-            engine_plan_memory(&a->config, &training);
-            engine_plan_memory(&config, &plan);
+            cuda_engine.plan_memory(&a->config, &training);
+            cuda_engine.plan_memory(&config, &plan);
             CHECK(plan.total < training.total, "%s: takes %zu bytes, training %zu", w.c->name, plan.total,
                   training.total);
         }
@@ -424,7 +424,7 @@ static size_t planned(const Model *model, int micro_batch, Recompute recompute) 
     config.micro_batch = micro_batch;
     config.seq_len = 1024;
     config.recompute = recompute;
-    engine_plan_memory(&config, &plan);
+    cuda_engine.plan_memory(&config, &plan);
     size_t sum = 0;
     for (int i = 0; i < plan.count; i++) sum += plan.item[i].bytes;
     CHECK(sum == plan.total, "parts %zu, total %zu", sum, plan.total);
@@ -449,7 +449,7 @@ static void test_memory(void) {
     huge.model = &model;
     huge.micro_batch = 4096;
     huge.seq_len = 1024;
-    CHECK_ERROR(engine_create(&engine, &huge, &e), &e, ERR_MEMORY, "--micro-batch 4096");
+    CHECK_ERROR(engine_create(&cuda_engine, &engine, &huge, &e), &e, ERR_MEMORY, "--micro-batch 4096");
     CHECK(engine == NULL, "no engine");
     CHECK(strstr(e.hint, "--micro-batch ") && strstr(e.hint, "would fit"), "hint: %s", e.hint);
     printf("  %s. %s\n", e.what, e.hint);

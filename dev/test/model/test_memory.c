@@ -69,7 +69,7 @@ static size_t of_backward(int shape, const Model *model) {
 static size_t planned(const EngineConfig *config, const char *what) {
     MemoryPlan plan;
     size_t bytes = 0, sum = 0;
-    engine_plan_memory(config, &plan);
+    cpu_engine.plan_memory(config, &plan);
     for (int i = 0; i < plan.count; i++) {
         sum += plan.item[i].bytes;
         if (strcmp(plan.item[i].what, what) == 0) bytes += plan.item[i].bytes;
@@ -80,7 +80,7 @@ static size_t planned(const EngineConfig *config, const char *what) {
 
 static size_t planned_in_all(const EngineConfig *config) {
     MemoryPlan plan;
-    engine_plan_memory(config, &plan);
+    cpu_engine.plan_memory(config, &plan);
     return plan.total;
 }
 
@@ -165,9 +165,6 @@ static bool is_taken(size_t bytes) {
     return false;
 }
 
-int __real_engine_create(Engine **out, const EngineConfig *config, Error *e);
-int __wrap_engine_create(Engine **out, const EngineConfig *config, Error *e);
-
 // Every line of the plan in one piece, but the workspaces, which are five; beside them the engine itself, and a line of
 // 64 bytes for each layout that is empty. So the sum is the plan's to what rounding those up adds.
 static void check_taken(const EngineConfig *config, const char *what) {
@@ -176,9 +173,9 @@ static void check_taken(const EngineConfig *config, const char *what) {
     Error e = {0};
     size_t sum = 0;
     taken.on = true, taken.count = 0;
-    CHECK_OK(__real_engine_create(&engine, config, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &engine, config, &e), &e);
     taken.on = false;
-    engine_plan_memory(config, &plan);
+    cpu_engine.plan_memory(config, &plan);
     for (int i = 0; i < taken.count; i++) sum += taken.bytes[i];
     for (int i = 0; i < plan.count - 1; i++)
         CHECK(is_taken(plan.item[i].bytes), "%s: no piece of the %zu bytes of %s", what, plan.item[i].bytes,
@@ -206,9 +203,9 @@ static void test_taken_as_planned(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What the program asks for. Its engines say so in the log.
 
-int __wrap_engine_create(Engine **out, const EngineConfig *config, Error *e) {
+static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
     printf("an engine of %zu bytes\n", planned_in_all(config));
-    return __real_engine_create(out, config, e);
+    return cpu_engine.create(out, config, e);
 }
 
 #define SHAPE                                                                                                          \
@@ -248,6 +245,7 @@ static void test_asked_for(void) {
 
 int main(void) {
     trainer_setup();
+    trainer.engine.create = create_and_tell;
     RUN(test_training_plan);
     RUN(test_inference_plan);
     RUN(test_taken_as_planned);

@@ -69,7 +69,7 @@ static void rank_open(World *w, int r, bool shard_grads, Recompute recompute) {
     rank->config.owned = rank->owned;
     rank->config.owned_count = buckets;
     rank->config.shard_grads = shard_grads;
-    CHECK_OK(engine_create(&rank->engine, &rank->config, &e), &e);
+    CHECK_OK(engine_create(&GNS_ENGINE, &rank->engine, &rank->config, &e), &e);
     CHECK_OK(engine_load(rank->engine, STATE_PARAM, all_of(w), w->param, &e), &e);
 }
 
@@ -87,7 +87,7 @@ static void world_open(World *w, const ModelConfig *shape, bool shard_grads, Rec
     small_params(&w->model, seed, w->param);
     small_tokens(shape->vocab, seed, tokens, w->tokens);
     EngineConfig config = config_of(w);
-    CHECK_OK(engine_create(&w->whole, &config, &e), &e);
+    CHECK_OK(engine_create(&GNS_ENGINE, &w->whole, &config, &e), &e);
     CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->param, &e), &e);
     for (int r = 0; r < RANKS; r++) rank_open(w, r, shard_grads, recompute);
 }
@@ -406,10 +406,10 @@ static void test_memory_plan(void) {
     MemoryPlan whole, owned, sharded;
     world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
     EngineConfig c = config_of(&w), share = w.rank[0].config;
-    engine_plan_memory(&c, &whole);
-    engine_plan_memory(&share, &sharded);
+    GNS_ENGINE.plan_memory(&c, &whole);
+    GNS_ENGINE.plan_memory(&share, &sharded);
     share.shard_grads = false;
-    engine_plan_memory(&share, &owned);
+    GNS_ENGINE.plan_memory(&share, &owned);
     Range embeddings = model_bucket(&w.model, 0), block = model_bucket(&w.model, w.model.config.layers);
     double elements = 0, kept = (double)(embeddings.end + 2 * range_length(block));
     for (int i = 0; i < share.owned_count; i++) elements += (double)(share.owned[i].end - share.owned[i].begin);
@@ -428,7 +428,7 @@ int main(int argc, char **argv) {
     if (model_create(&w.model, &shapes[0], &e)) return 1;
     w.T = shapes[0].context;
     EngineConfig config = config_of(&w);
-    int code = engine_create(&engine, &config, &e);
+    int code = engine_create(&GNS_ENGINE, &engine, &config, &e);
     if (code) error_print(&e, 0, 1);
     if (code == ERR_NO_GPU) return ERR_SKIPPED;
     engine_destroy(engine);

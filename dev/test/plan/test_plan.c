@@ -60,7 +60,7 @@ static void make_model(Model *model, const char *preset, int vocab, int seq_len)
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     Error e;
     EngineDevice cpu = {.value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
-    Plan p = {.model = model, .ranks = 1, .wire = 4, .estimate_memory = true};
+    Plan p = {.engine = &cpu_engine, .model = model, .ranks = 1, .wire = 4, .estimate_memory = true};
     p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
     CHECK_OK(plan_device(&p.device, device, &cpu, 0, &e), &e);
     return p;
@@ -604,7 +604,7 @@ static void test_cpu_is_measured(void) {
     make_model(&model, "d2", 256, 64);
     EngineConfig shape = {.model = &model, .micro_batch = 1, .seq_len = 64, .threads = 1};
     double start = clock_seconds();
-    engine_device(&shape, &here);
+    cpu_engine.device(&shape, true, &here);
     CHECK(clock_seconds() - start < 5, "a moment");
     CHECK(here.flops > 1e8 && here.flops < 1e13, "%g FLOP/s", here.flops);
     CHECK(here.bandwidth > 1e7 && here.bandwidth < 1e13, "%g B/s", here.bandwidth);

@@ -29,18 +29,18 @@ enum { LAYERS = 3, SEQ_LEN = 8, VOCAB = 50 };
 
 static int64_t step_rows(const State *s) { return 2 * s->comm.ranks + 1; } // one for rank 0 alone
 
-// Calls of engine_collect by bucket, and how many of them take over instead of adding. See the Makefile: --wrap.
+// Calls of the engine's collect by bucket, and how many of them take over instead of adding.
 static struct {
     const Model *model;
     int calls[LAYERS + 1], first[LAYERS + 1];
 } collects;
-int __real_engine_collect(Engine *engine, Range range, bool first, Error *e);
-int __wrap_engine_collect(Engine *engine, Range range, bool first, Error *e);
-int __wrap_engine_collect(Engine *engine, Range range, bool first, Error *e) {
+static EngineApi watched; // the CPU engine, with these two in front
+
+static int count_and_collect(Engine *engine, Range range, bool first, Error *e) {
     int bucket = model_bucket_at(collects.model, range.begin);
     collects.calls[bucket]++;
     collects.first[bucket] += first;
-    return __real_engine_collect(engine, range, first, e);
+    return cpu_engine.collect(engine, range, first, e);
 }
 
 // A rank that does not find what another process has, and what it sends. See the Makefile: --wrap.
@@ -49,11 +49,9 @@ static struct {
     size_t sent; // bytes of state
     int fails;   // this call of engine_store from now on
 } rank;
-int __real_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
-int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
-int __wrap_engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+static int fail_or_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     if (rank.fails && --rank.fails == 0) return FAIL(e, ERR_MEMORY, NULL, "the test's own");
-    return __real_engine_store(engine, kind, range, values, e);
+    return cpu_engine.store(engine, kind, range, values, e);
 }
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
@@ -94,7 +92,7 @@ static int setup(State *s, Error *e) {
     collects.model = &s->model;
     TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
     parallel_shard(&s->parallel, &config);
-    TRY(engine_create(&s->engine, &config, e));
+    TRY(engine_create(&watched, &s->engine, &config, e));
     TRY(memory_alloc((void **)&s->want, sizeof(float) * s->model.flat_count, "test", e));
     TRY(memory_alloc((void **)&s->got, sizeof(float) * s->model.flat_count, "test", e));
     size_t tokens = (size_t)step_rows(s) * (SEQ_LEN + 1);
@@ -158,7 +156,7 @@ static int whole_step(State *s, Error *e) {
     Engine *whole;
     Range all = {0, s->model.flat_count};
     EngineConfig config = {.model = &s->model, .micro_batch = (int)step_rows(s), .seq_len = SEQ_LEN, .threads = 1};
-    TRY(engine_create(&whole, &config, e));
+    TRY(engine_create(&watched, &whole, &config, e));
     int code = engine_load(whole, STATE_PARAM, all, s->want, e);
     if (!code) code = small_batch(whole, s->tokens, config.micro_batch, SEQ_LEN, config.micro_batch, GNS_OFF, e);
     if (!code) code = engine_store(whole, STATE_GRAD, all, s->want, e);
@@ -220,6 +218,9 @@ static int check_sent(State *s, Error *e) {
 
 int main(int argc, char **argv) {
     static State s;
+    watched = cpu_engine;
+    watched.collect = count_and_collect;
+    watched.store = fail_or_store;
     s.wire = argc > 1 && strcmp(argv[1], "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
     const char *who = argc > 2 ? argv[2] : "together";
     Error e = {0};

@@ -83,7 +83,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
     small_tokens(c->config.vocab, seed, count, d->tokens);
     small_params(&d->model, seed, d->before);
     EngineConfig config = {.model = &d->model, .micro_batch = c->micro_batch, .seq_len = c->seq_len, .gns = GNS_EXACT};
-    TRY(engine_create(&d->engine, &config, e));
+    TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
 }
 

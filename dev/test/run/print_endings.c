@@ -32,7 +32,7 @@ static int probe_open(Probe *p, char **argv, int T, int micro_batch, Error *e) {
     TRY(model_create(&p->model, &config, e));
     EngineConfig shape = {
         .model = &p->model, .micro_batch = micro_batch, .seq_len = T, .threads = 1, .inference = true};
-    TRY(engine_create(&p->engine, &shape, e));
+    TRY(engine_create(&cpu_engine, &p->engine, &shape, e));
     TRY(checkpoint_load_model(argv[1], &p->model, params_to_engine, p->engine, e));
     if (strcmp(argv[3], "-") != 0) TRY(tokenizer_load(&p->tokenizer, argv[3], e));
     TRY(hellaswag_open(&p->questions, argv[2], p->tokenizer, config.vocab, T, e));

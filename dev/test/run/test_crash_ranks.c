@@ -11,14 +11,12 @@
 
 enum { RANKS = FAULT_RANKS };
 
-int __real_engine_begin_step(Engine *engine, Error *e);
-int __wrap_engine_begin_step(Engine *engine, Error *e);
-int __wrap_engine_begin_step(Engine *engine, Error *e) {
+static int disturbed_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->slow_step_us) sleep_us(faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step)
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1 << 12; // no update rounds it away
-    return __real_engine_begin_step(engine, e);
+    return cpu_engine.begin_step(engine, e);
 }
 
 int __real_gethostname(char *name, size_t bytes);
@@ -326,7 +324,9 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
         faults_join();
         if (faults->apart) setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1", 1);
-        return program_main(argc - 2, argv + 2);
+        EngineApi engine = cpu_engine;
+        engine.begin_step = disturbed_step;
+        return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();
     faults_setup();

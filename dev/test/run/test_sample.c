@@ -124,7 +124,7 @@ static void world_create(World *w, bool bytes) {
     if (bytes) CHECK_OK(tokenizer_create_bytes(&w->tokenizer, &e), &e);
     else make_gpt2_order(&w->tokenizer, w->byte);
     w->shape = (EngineConfig){.model = &w->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
-    CHECK_OK(engine_create(&w->engine, &w->shape, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &w->engine, &w->shape, &e), &e);
     CHECK_OK(memory_alloc((void **)&params, w->model.flat_count * sizeof *params, "parameters", &e), &e);
     small_params(&w->model, seed, params);
     CHECK_OK(engine_load(w->engine, STATE_PARAM, (Range){0, w->model.flat_count}, params, &e), &e);

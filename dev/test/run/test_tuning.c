@@ -1,5 +1,5 @@
 // --tune: what is tuned is written down and taken up again, by every rank, and a choice that does not fit is said. The
-// engine's part is played by a fake that stands in front of the CPU engine (the Makefile wraps the three functions): a
+// engine's part is played by the CPU engine with three functions of its own: a
 // machine, and a tuning that holds on it alone. What tuning does to matrix products is for a GPU to show.
 #define _POSIX_C_SOURCE 200809L
 #include "model/engine.h"
@@ -13,15 +13,8 @@
 static const char *machine; // NULL: the CPU engine itself
 static char tuning[TUNING_BYTES];
 
-int __real_engine_tune(Engine *engine, Error *e);
-const char *__real_engine_tuning(const Engine *engine);
-int __real_engine_set_tuning(Engine *engine, const char *text, Error *e);
-int __wrap_engine_tune(Engine *engine, Error *e);
-const char *__wrap_engine_tuning(const Engine *engine);
-int __wrap_engine_set_tuning(Engine *engine, const char *text, Error *e);
-
-int __wrap_engine_tune(Engine *engine, Error *e) {
-    if (!machine) return __real_engine_tune(engine, e);
+static int fake_tune(Engine *engine, Error *e) {
+    if (!machine) return cpu_engine.tune(engine, e);
     if (!*tuning) {
         snprintf(tuning, sizeof tuning, "%s: 8,8,8,0000,0,0,16=1f.0.%d", machine, (int)getpid());
         printf("timed %s\n", tuning);
@@ -29,10 +22,10 @@ int __wrap_engine_tune(Engine *engine, Error *e) {
     return 0;
 }
 
-const char *__wrap_engine_tuning(const Engine *engine) { return machine ? tuning : __real_engine_tuning(engine); }
+static const char *fake_tuning(const Engine *engine) { return machine ? tuning : cpu_engine.tuning(engine); }
 
-int __wrap_engine_set_tuning(Engine *engine, const char *text, Error *e) {
-    if (!machine) return __real_engine_set_tuning(engine, text, e);
+static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
+    if (!machine) return cpu_engine.set_tuning(engine, text, e);
     bool fits = !*text || (strncmp(text, machine, strlen(machine)) == 0 && text[strlen(machine)] == ':');
     snprintf(tuning, sizeof tuning, "%s", fits ? text : "");
     printf("%s of %s took [%s]\n", fits ? "engine" : "wrong engine", machine, tuning);
@@ -154,10 +147,14 @@ static void test_ranks(void) {
 }
 
 int main(int argc, char **argv) {
+    trainer.engine = cpu_engine;
+    trainer.engine.tune = fake_tune;
+    trainer.engine.tuning = fake_tuning;
+    trainer.engine.set_tuning = fake_set_tuning;
     if (argc > 1) { // one of the ranks
         const char *rank = getenv("OMPI_COMM_WORLD_RANK");
         machine = getenv(rank && *rank == '1' ? "GNS_TEST_MACHINE_1" : "GNS_TEST_MACHINE");
-        return program_main(argc - 1, argv + 1);
+        return program_main(argc - 1, argv + 1, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0) return 1;

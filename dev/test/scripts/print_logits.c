@@ -30,7 +30,7 @@ static int probe_load(Probe *p, const char *path, Error *e) {
     TRY(model_create(&p->model, &config, e));
     EngineConfig shape = {
         .model = &p->model, .micro_batch = 1, .seq_len = config.context, .threads = 1, .inference = true};
-    TRY(engine_create(&p->engine, &shape, e));
+    TRY(engine_create(&cpu_engine, &p->engine, &shape, e));
     return checkpoint_load_model(path, &p->model, params_to_engine, p->engine, e);
 }
 

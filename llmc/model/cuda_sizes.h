@@ -1,4 +1,4 @@
-// sizes: what the CUDA engine takes of a device whatever the model, and the models that it takes. Plain C: plans for a
+// cuda_sizes: what the CUDA engine takes of a device whatever the model, and the models that it takes. Plain C: plans for a
 // GPU are made without it too.
 #ifndef GNS_CUDA_SIZES_H
 #define GNS_CUDA_SIZES_H
