@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "checkpoint/llmc_bin.h"
 #include "checkpoint/safetensors.h"
+#include "math/layernorm.h"
 
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -46,7 +47,7 @@ static const struct {
 } config_fixed[] = {
     {"model_type", "gpt2", 0},
     {"activation_function", "gelu_new", 0}, // the tanh form
-    {"layer_norm_epsilon", NULL, 1e-5},
+    {"layer_norm_epsilon", NULL, LAYERNORM_EPSILON},
     {"scale_attn_weights", NULL, 1},
     {"scale_attn_by_inverse_layer_idx", NULL, 0},
     {"add_cross_attention", NULL, 0},
@@ -130,10 +131,10 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
         text, sizeof text,
         "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
         "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n  \"initializer_range\": 0.02,\n"
+        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n  \"initializer_range\": 0.02,\n"
         "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
         "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
-        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, bos, eos);
+        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
     TRY(file_save(path, text, (size_t)bytes, &digest, e));
     manifest_add(manifest, "config.json", digest);
     return 0;

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -285,30 +286,34 @@ static int write_failed(const ShardWriter *w, Error *e) {
     return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot write: %s", w->path, strerror(errno));
 }
 
-<<<<<<< HEAD
 // Opens the partial file and goes to the end of its first `count` tokens.
-static int writer_create(ShardWriter **out, const char *path, const char *mode, uint64_t count, Error *e) {
+static int writer_create(ShardWriter **out, const char *path, int flags, uint64_t count, Error *e) {
     ShardWriter *w;
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
     TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
     partial_path(w->path, path);
     w->count = count;
-    w->file = fopen(w->path, mode);
-    if (w->file && fseeko(w->file, (off_t)(SHARD_HEADER_BYTES + 2 * count), SEEK_SET) == 0) {
-        *out = w;
-        return 0;
+    int fd = -1, code = file_open_output(w->path, O_WRONLY | flags, &fd, e);
+    if (!code) {
+        if (lseek(fd, (off_t)(SHARD_HEADER_BYTES + 2 * count), SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
+        if (w->file) {
+            *out = w;
+            return 0;
+        }
+        code = write_failed(w, e);
+        close(fd);
     }
-    write_failed(w, e);
-    if (w->file) fclose(w->file);
     memory_free(w);
-    return e->code;
+    return code;
 }
 
-int shard_writer_open(ShardWriter **out, const char *path, Error *e) { return writer_create(out, path, "wb", 0, e); }
+int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
+    return writer_create(out, path, O_CREAT | O_TRUNC, 0, e);
+}
 
 int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e) {
-    TRY(writer_create(out, path, "r+b", count, e));
+    TRY(writer_create(out, path, 0, count, e));
     int fd = fileno((*out)->file);
     off_t bytes = ftello((*out)->file);
     struct stat st;
@@ -317,54 +322,6 @@ int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Err
     memory_free(*out);
     *out = NULL;
     return FAIL(e, ERR_INPUT, "start again from nothing", "%s.partial: shorter than it was, or unreadable", path);
-=======
-static int shard_write_header(ShardWriter *w, Error *e) {
-    int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)w->count};
-    if (fwrite(header, sizeof header, 1, w->file) != 1) return write_failed(w, e);
-    return 0;
-}
-
-static int writer_create(ShardWriter **out, const char *path, int flags, Error *e) {
-    int fd;
-    *out = NULL;
-    if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
-    TRY(memory_alloc_zero((void **)out, sizeof **out, "shard writer", e));
-    strcpy((*out)->path, path);
-    partial_path((*out)->partial, path);
-    int code = file_open_output((*out)->partial, O_WRONLY | flags, &fd, e);
-    if (!code) (*out)->file = fdopen(fd, "wb");
-    if (!code && (*out)->file) return 0;
-    if (!code) write_failed(*out, e), close(fd);
-    memory_free(*out);
-    *out = NULL;
-    return e->code;
-}
-
-int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
-    TRY(writer_create(out, path, O_CREAT | O_TRUNC, e));
-    int code = shard_write_header(*out, e);
-    if (!code) return 0;
-    fclose((*out)->file);
-    unlink((*out)->partial);
-    memory_free(*out);
-    *out = NULL;
-    return code;
-}
-
-int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e) {
-    ShardWriter *w;
-    TRY(writer_create(&w, path, 0, e));
-    off_t bytes = (off_t)(SHARD_HEADER_BYTES + 2 * count);
-    if (fseeko(w->file, 0, SEEK_END) != 0 || ftello(w->file) < bytes || ftruncate(fileno(w->file), bytes) != 0 ||
-        fseeko(w->file, 0, SEEK_END) != 0) {
-        fclose(w->file);
-        memory_free(w);
-        return FAIL(e, ERR_INPUT, "start again from nothing", "%s.partial: shorter than it was, or unreadable", path);
-    }
-    w->count = count;
-    *out = w;
-    return 0;
->>>>>>> store
 }
 
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e) {

@@ -1,5 +1,5 @@
-// engine_test: what the tests of the CUDA engine share. Both engines; small models with all their numbers; and what a step over a batch leaves
-// behind. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
+// engine_test: what the tests of the CUDA engine share: both engines, small models with all their numbers, and the results
+// of a step over a batch. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
 //
 // Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` for a few
 // cases and steps that run every kernel all the same, for tools that slow everything down.

@@ -49,13 +49,8 @@ static void world_open(World *w) {
     Error e = {0};
     CHECK_OK(model_create(&w->model, &shape, &e), &e);
     EngineConfig config = {.model = &w->model, .micro_batch = MICRO_BATCH, .seq_len = T, .threads = 1, .gns = GNS_OFF};
-<<<<<<< HEAD
-    CHECK_OK(engine_create(&w->engine, &config, &e), &e);
-    CHECK_OK(dataset_open(&w->data, "train.bin", T, V, SEED, &e), &e);
-=======
     CHECK_OK(engine_create(&cpu_engine, &w->engine, &config, &e), &e);
-    CHECK_OK(data_open(&w->data, "train.bin", T, V, SEED, &e), &e);
->>>>>>> store
+    CHECK_OK(dataset_open(&w->data, "train.bin", T, V, SEED, &e), &e);
     w->grad_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
     w->example_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
     w->weights = calloc(w->model.flat_count, sizeof(float));
