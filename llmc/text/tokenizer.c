@@ -2,6 +2,7 @@
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "text/unicode_class.h"
 
 #include <assert.h>
@@ -11,33 +12,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // UTF-8
 
-// The code point at s[0..bytes), bytes > 0, and its length; -1 and length 1 for an ill-formed byte (RFC 3629: no overlong
-// forms, no surrogates, nothing above U+10FFFF).
-static inline int32_t utf8_decode(const uint8_t *s, size_t bytes, size_t *length) {
-    static const int32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; // by length
-    *length = 1;
-    if (s[0] < 0x80) return s[0];
-    size_t n = s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
-    if (s[0] < 0xC2 || s[0] > 0xF4 || n > bytes) return -1;
-    int32_t c = s[0] & 0x7F >> n;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80) return -1;
-        c = c << 6 | (s[i] & 0x3F);
-    }
-    if (c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000)) return -1;
-    *length = n;
-    return c;
-}
-
 size_t utf8_invalid_at(const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
     const uint64_t high_bits = 0x8080808080808080u;
     for (size_t at = 0, length; at < bytes; at += length) {
         uint64_t eight;
-        while (at + sizeof eight <= bytes && (memcpy(&eight, s + at, sizeof eight), !(eight & high_bits)))
+        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
             at += sizeof eight;
         if (at == bytes) break;
-        if (utf8_decode(s + at, bytes - at, &length) < 0) return at;
+        length = utf8_character(text + at, bytes - at);
+        if (length == 0) return at;
     }
     return bytes;
 }
@@ -59,12 +42,17 @@ size_t utf8_boundary(const char *text, size_t bytes) {
 // by hand: a regular expression engine takes several times as long as all the rest. test_words compares the words with
 // PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
 
+// The class of the character at s < end, and its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
     *length = 1;
     CharClass class = t->byte_class[*s];
     if (class != CLASS_MULTI) return class;
-    int32_t c = utf8_decode(s, (size_t)(end - s), length);
-    return c < 0 || c >= UNICODE_CLASS_END ? CLASS_OTHER : (CharClass)t->classes[c];
+    size_t n = utf8_character(s, (size_t)(end - s));
+    if (n == 0) return CLASS_OTHER;
+    *length = n;
+    uint32_t c = s[0] & 0x7Fu >> n;
+    for (size_t i = 1; i < n; i++) c = c << 6 | (s[i] & 0x3F);
+    return c < UNICODE_CLASS_END ? (CharClass)t->classes[c] : CLASS_OTHER;
 }
 
 // The end of a run of characters of one class.
