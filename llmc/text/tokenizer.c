@@ -184,14 +184,8 @@ static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes,
     return n;
 }
 
-typedef struct {
-    uint32_t previous, next;
-    uint16_t token;
-    bool merged_away;
-} Symbol;
-
-// A heap of pairs, (rank << 32 | position of the left symbol), smallest first. An entry is stale once a merge has
-// changed its pair: heap_pop's caller drops it.
+// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has changed
+// its pair.
 typedef struct {
     uint64_t *at;
     size_t count;
@@ -215,39 +209,48 @@ static uint64_t heap_pop(PairHeap *h) {
     return top;
 }
 
-static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Symbol *s, uint32_t left, size_t end) {
-    if (s[left].next == end) return;
-    uint32_t found = pair_find(t, s[left].token, s[s[left].next].token);
+// A word as a linked list: the token of position i is out[i].
+typedef struct {
+    uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
+} Link;
+
+static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left,
+                           size_t end) {
+    if (links[left].next == end) return;
+    uint32_t found = pair_find(t, out[left], out[links[left].next]);
     if (found != RANK_NONE) heap_push(h, (uint64_t)(found >> 16) << 32 | left);
 }
 
 static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Symbol *s = NULL;
+    Link *links = NULL;
     PairHeap heap = {0};
     int code = 0;
     assert(bytes < UINT32_MAX);
-    TRY_GOTO(memory_alloc((void **)&s, bytes * sizeof *s, "a long word", e));
+    TRY_GOTO(memory_alloc((void **)&links, bytes * sizeof *links, "a long word", e));
     // A merge pops one entry or more and pushes at most two.
     TRY_GOTO(memory_alloc((void **)&heap.at, 2 * bytes * sizeof *heap.at, "a long word", e));
-    for (uint32_t i = 0; i < bytes; i++) s[i] = (Symbol){i - 1, i + 1, t->byte_token[word[i]], false};
-    for (uint32_t i = 0; i + 1 < bytes; i++) heap_push_pair(t, &heap, s, i, bytes);
+    for (uint32_t i = 0; i < bytes; i++) {
+        out[i] = t->byte_token[word[i]];
+        links[i] = (Link){i - 1, i + 1};
+    }
+    for (uint32_t i = 0; i < bytes; i++) heap_push_pair(t, &heap, links, out, i, bytes);
     while (heap.count > 0) {
         uint64_t item = heap_pop(&heap);
-        uint32_t left = (uint32_t)item, right = s[left].next;
-        if (s[left].merged_away || right == bytes) continue;
-        uint32_t found = pair_find(t, s[left].token, s[right].token);
+        uint32_t left = (uint32_t)item, right = links[left].next;
+        if (right == 0 || right == bytes) continue;
+        uint32_t found = pair_find(t, out[left], out[right]);
         if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // stale
-        s[left].token = (uint16_t)found;
-        s[left].next = s[right].next;
-        s[right].merged_away = true;
-        if (s[left].next < bytes) s[s[left].next].previous = left;
-        heap_push_pair(t, &heap, s, left, bytes);
-        if (left > 0) heap_push_pair(t, &heap, s, s[left].previous, bytes);
+        out[left] = (uint16_t)found;
+        links[left].next = links[right].next;
+        links[right].next = 0;
+        if (links[left].next < bytes) links[links[left].next].previous = left;
+        heap_push_pair(t, &heap, links, out, left, bytes);
+        if (left > 0) heap_push_pair(t, &heap, links, out, links[left].previous, bytes);
     }
     *count = 0;
-    for (uint32_t i = 0; i < bytes; i = s[i].next) out[(*count)++] = s[i].token;
+    for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
 done:
-    memory_free(s);
+    memory_free(links);
     memory_free(heap.at);
     return code;
 }
@@ -296,11 +299,6 @@ static inline size_t word_slot(const uint64_t key[4]) { // Fibonacci hashing of 
     return sum >> (64 - CACHE_BITS);
 }
 
-static inline bool line_holds(const WordLine *line, const uint64_t key[4], size_t bytes) {
-    if (line->bytes != bytes || line->key[0] != key[0]) return false;
-    return bytes <= 8 || (line->key[1] == key[1] && line->key[2] == key[2] && line->key[3] == key[3]);
-}
-
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
@@ -312,7 +310,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     uint64_t key[CACHE_KEY_BYTES / 8];
     word_key(word, bytes, end, key);
     WordLine *line = &encoder->cache[word_slot(key)];
-    if (line_holds(line, key, bytes)) {
+    if (line->bytes == bytes && memcmp(line->key, key, sizeof key) == 0) {
         *count = line->count;
         for (size_t i = 0; i < *count; i++) out[i] = line->tokens[i];
         return 0;

@@ -282,28 +282,24 @@ static int find_part(Reader *r, const char *name, size_t length) {
     return bytes > 0 ? find_token(r, text, (size_t)bytes) : -1;
 }
 
-static int add_merge(Reader *r, int number, const char *left, size_t left_length, const char *right,
-                     size_t right_length, Error *e) {
+static int add_merge(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
     char text[2 * NAME_BYTES_MAX];
-    int a = find_part(r, left, left_length), b = find_part(r, right, right_length);
-    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", left, left_length, e);
-    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", right, right_length, e);
+    const char *space = memchr(line, ' ', length);
+    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
+    if (!space || memchr(space + 1, ' ', right))
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    int a = find_part(r, line, left), b = find_part(r, space + 1, right);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left, e);
+    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", space + 1, right, e);
     size_t a_bytes, b_bytes;
     const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
     memcpy(text, a_text, a_bytes);
     memcpy(text + a_bytes, b_text, b_bytes);
     int merged = find_token(r, text, a_bytes + b_bytes);
-    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
-    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
     return 0;
-}
-
-static int add_merge_line(Reader *r, int number, const char *line, size_t length, Error *e) {
-    const char *end = line + length, *space = memchr(line, ' ', length);
-    if (!space || memchr(space + 1, ' ', (size_t)(end - space - 1)))
-        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
-    return add_merge(r, number, line, (size_t)(space - line), space + 1, (size_t)(end - space - 1), e);
 }
 
 static int read_merges_text(Reader *r, Error *e) {
@@ -313,7 +309,7 @@ static int read_merges_text(Reader *r, Error *e) {
         size_t length = (size_t)((newline ? newline : end) - line);
         if (length > 0 && line[length - 1] == '\r') length--;
         bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge_line(r, number, line, length, e));
+        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
         line = newline ? newline + 1 : end;
     }
     return 0;
@@ -321,16 +317,15 @@ static int read_merges_text(Reader *r, Error *e) {
 
 static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
     const cJSON *merges = get(get(r->vocab->json.root, "model"), "merges"), *item;
+    char pair[2 * NAME_BYTES_MAX + 2];
     int number = 1;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     cJSON_ArrayForEach(item, merges) {
         const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
-        if (cJSON_IsString(item)) TRY(add_merge_line(r, number, item->valuestring, strlen(item->valuestring), e));
-        else if (cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
-            TRY(add_merge(r, number, left->valuestring, strlen(left->valuestring), right->valuestring,
-                          strlen(right->valuestring), e));
-        else return fail_merge(r, number, "is not two tokens", "", 0, e);
-        number++;
+        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
+        if (two) snprintf(pair, sizeof pair, "%s %s", left->valuestring, right->valuestring);
+        const char *line = two ? pair : cJSON_IsString(item) ? item->valuestring : "";
+        TRY(add_merge(r, number++, line, strlen(line), e));
     }
     return 0;
 }
