@@ -1,13 +1,14 @@
 // hellaswag: questions that a model answers by completion: of a context's endings, which does it find likeliest?
 // (HellaSwag: Zellers et al. 2019, arXiv 1905.07830.)
 //
-// A row is a context and one of its endings. With l(e) the sum of the losses of the ending's tokens and n(e) their number,
+// A row is a context and one of its endings. With l(e) the sum of the losses of the ending's tokens and n(e) their
+// number,
 //
 //     acc       share of questions whose right ending has the smallest l(e)
 //     acc_norm  share of questions whose right ending has the smallest l(e) / n(e)
 //
-// as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc but for its own
-// wording of the context, and an acc_norm that divides by the ending's characters.
+// as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc but for its
+// own wording of the context, and an acc_norm that divides by the ending's characters.
 //
 // Two kinds of file are read, told apart by their first bytes:
 //
@@ -17,8 +18,8 @@
 //          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
 //          its bytes, its number, label, count of endings, then count and tokens of the context and of each ending
 //
-// The context of a row that is too long is cut from its beginning to the last T + 1 tokens, as in lm-evaluation-harness. A
-// question with an ending of more than T tokens is left out and counted.
+// The context of a row that is too long is cut from its beginning to the last T + 1 tokens, as in
+// lm-evaluation-harness. A question with an ending of more than T tokens is left out and counted.
 #ifndef GNS_HELLASWAG_H
 #define GNS_HELLASWAG_H
 

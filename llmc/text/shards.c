@@ -140,7 +140,8 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
 
 static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only it.
+// Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only
+// it.
 static int shards_find(Dataset *data, const char *pattern, Error *e) {
     struct stat st;
     glob_t found = {0};

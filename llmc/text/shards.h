@@ -38,8 +38,8 @@ typedef struct {
     int skipped;      // shards too short to hold a window of this T
 } DatasetInfo;
 
-// Opens the shards that match `pattern`: a file, or a glob such as "dir/x_train_*.bin", in the byte order of their names.
-// Checks every header against its file's size, and the tokens of every file below 64 MB against vocab_size.
+// Opens the shards that match `pattern`: a file, or a glob such as "dir/x_train_*.bin", in the byte order of their
+// names. Checks every header against its file's size, and the tokens of every file below 64 MB against vocab_size.
 int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
@@ -50,8 +50,8 @@ uint64_t dataset_windows(const Dataset *data);                     // N
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
 uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the shuffled order itself
 
-// Examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch. Every token
-// read is checked against the vocabulary.
+// Examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch. Every
+// token read is checked against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
 // Windows in the order of the files, for validation: first_window + count <= N.

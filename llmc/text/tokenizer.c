@@ -184,8 +184,8 @@ static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes,
     return n;
 }
 
-// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has changed
-// its pair.
+// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has
+// changed its pair.
 typedef struct {
     uint64_t *at;
     size_t count;
@@ -351,8 +351,8 @@ static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t 
     return found;
 }
 
-// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to the
-// next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
+// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
+// the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
     if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);

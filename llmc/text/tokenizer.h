@@ -5,8 +5,8 @@
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
 //
 // Both take any bytes, valid UTF-8 or not, and decoding gives exactly the encoded bytes. Added tokens ("<|user|>") are
-// found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it is
-// the thirteen characters that it is written with.
+// found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it
+// is the thirteen characters that it is written with.
 #ifndef GNS_TOKENIZER_H
 #define GNS_TOKENIZER_H
 

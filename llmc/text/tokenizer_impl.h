@@ -5,8 +5,8 @@
 
 #include "text/tokenizer.h"
 
-// A slot of the hash table of merges, with open addressing: left << 48 | right << 32 | rank << 16 | merged token. No merge
-// has rank 65535, so all ones is an empty slot.
+// A slot of the hash table of merges, with open addressing: left << 48 | right << 32 | rank << 16 | merged token. No
+// merge has rank 65535, so all ones is an empty slot.
 #define MERGE_EMPTY UINT64_MAX
 enum { MERGES_MAX = 65535 };
 
