@@ -179,15 +179,6 @@ static int bin_text(HellaSwag *h, void *source, size_t *count, Error *e) {
     return 0;
 }
 
-static int bin_question(HellaSwag *h, const uint16_t *at, const uint16_t *end, Error *e) {
-    int label = at[3], endings = at[4];
-    BinSource s = {at + 5, end};
-    if (endings < 2 || endings > ENDINGS_MAX || label >= endings)
-        return FAIL(e, ERR_INPUT, HINT_FILE, "%d endings, of which number %d is right", endings, label);
-    TRY(question_add(h, label, endings, bin_text, &s, e));
-    return s.at == end ? 0 : FAIL(e, ERR_INPUT, HINT_FILE, "it is longer than its endings");
-}
-
 static int bin_read(HellaSwag *h, const char *file, size_t bytes, Error *e) {
     enum { HEAD = 5 }; // uint16 before the context
     int32_t header[HEADER_INTS];
@@ -196,10 +187,17 @@ static int bin_read(HellaSwag *h, const char *file, size_t bytes, Error *e) {
     if (header[1] != VERSION) return FAIL(e, ERR_INPUT, HINT_FILE, "version %d, only %d is known", header[1], VERSION);
     const uint16_t *at = (const uint16_t *)(const void *)(file + sizeof header),
                    *end = at + (bytes - sizeof header) / 2;
-    for (int i = 0; i < header[2]; i++, at += at[1] / 2) {
+    for (int i = 0; i < header[2]; i++) {
         if (end - at < HEAD || at[0] != START || at[1] / 2 < HEAD || at[1] % 2 || at[1] / 2 > end - at)
             return FAIL(e, ERR_INPUT, HINT_FILE, "damaged or cut off at question %d of %d", i, header[2]);
-        if (bin_question(h, at, at + at[1] / 2, e)) return error_prefix(e, "question %d", i);
+        int label = at[3], endings = at[4];
+        BinSource s = {at + HEAD, at + at[1] / 2};
+        if (endings < 2 || endings > ENDINGS_MAX || label >= endings)
+            return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: %d endings, of which number %d is right", i, endings,
+                        label);
+        if (question_add(h, label, endings, bin_text, &s, e)) return error_prefix(e, "question %d", i);
+        if (s.at != s.end) return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: it is longer than its endings", i);
+        at = s.end;
     }
     if (at != end || bytes % 2) return FAIL(e, ERR_INPUT, HINT_FILE, "longer than its %d questions", header[2]);
     return 0;
@@ -227,21 +225,20 @@ static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
 
 int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int vocab_size, int seq_len,
                    Error *e) {
+    HellaSwag *h;
     char *file;
     size_t bytes;
     *out = NULL;
+    TRY(memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e));
+    h->vocab_size = vocab_size;
+    h->seq_len = seq_len;
     int code = file_read(path, FILE_MAX_BYTES, &file, &bytes, e);
-    if (code == ERR_INPUT) return error_hint(e, "check --hellaswag, or " HINT_FILE);
-    TRY(code);
-    HellaSwag *h;
-    code = memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e);
+    if (code == ERR_INPUT) error_hint(e, "check --hellaswag, or " HINT_FILE);
     if (!code) {
-        h->vocab_size = vocab_size;
-        h->seq_len = seq_len;
         code = file_parse(h, file, bytes, tokenizer, e);
         if (code) error_prefix(e, "%s", path);
+        memory_free(file);
     }
-    memory_free(file);
     if (code) hellaswag_close(h);
     else *out = h;
     return code;

@@ -78,19 +78,13 @@ static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { //
     return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
 }
 
-// The end of the word that begins at s < end.
-static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
-    size_t length;
-    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return s + length;
-    const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space belongs to the word after it
-    CharClass class = char_class(t, first, end, &length);
-    if (class == CLASS_SPACE) return scan_space(t, s, end);
-    return scan_run(t, first + length, end, class);
-}
-
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
-    return (size_t)(scan_word(t, s, s + bytes) - s);
+    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+    size_t length;
+    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return length;
+    const uint8_t *first = s + (*s == ' ' && bytes > 1); // a space belongs to the word after it
+    CharClass class = char_class(t, first, end, &length);
+    return (size_t)((class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class)) - s);
 }
 
 // The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
@@ -325,12 +319,9 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
 }
 
 static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
-    while (s < end) {
-        const uint8_t *word_end = scan_word(encoder->t, s, end);
-        size_t tokens;
-        TRY(encode_word(encoder, s, (size_t)(word_end - s), end, *out, &tokens, e));
-        *out += tokens;
-        s = word_end;
+    for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
+        bytes = tokenizer_word(encoder->t, (const char *)s, (size_t)(end - s));
+        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
     }
     return 0;
 }
@@ -414,26 +405,28 @@ int tokenizer_new(Tokenizer **out, Error *e) {
     return 0;
 }
 
+int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
+    size_t count = (size_t)vocab_size;
+    t->vocab_size = vocab_size;
+    TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
+    return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
+}
+
 int tokenizer_create_bytes(Tokenizer **out, Error *e) {
-    Tokenizer *t;
-    int code = 0;
-    *out = NULL;
-    TRY(tokenizer_new(&t, e));
-    t->vocab_size = BYTE_VALUES;
+    TRY(tokenizer_new(out, e));
+    Tokenizer *t = *out;
     t->is_bytes = true;
-    TRY_GOTO(memory_alloc((void **)&t->text, BYTE_VALUES, "tokenizer", e));
-    TRY_GOTO(memory_alloc((void **)&t->start, (BYTE_VALUES + 1) * sizeof *t->start, "tokenizer", e));
-    TRY_GOTO(memory_alloc_zero((void **)&t->literal, BYTE_VALUES, "tokenizer", e));
-    for (int b = 0; b < BYTE_VALUES; b++) {
+    int code = tokenizer_room(t, BYTE_VALUES, BYTE_VALUES, e);
+    for (uint32_t b = 0; b < BYTE_VALUES && !code; b++) {
         t->text[b] = (char)b;
         t->byte_token[b] = (uint16_t)b;
+        t->start[b + 1] = b + 1;
     }
-    for (uint32_t i = 0; i <= BYTE_VALUES; i++) t->start[i] = i;
-    TRY_GOTO(tokenizer_index_merges(t, e));
-    *out = t;
-    return 0;
-done:
+    if (!code) code = tokenizer_index_merges(t, e);
+    if (!code) return 0;
     tokenizer_destroy(t);
+    *out = NULL;
     return code;
 }
 

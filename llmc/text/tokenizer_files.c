@@ -214,9 +214,7 @@ static int read_added(Reader *r, int file, Error *e) {
 static int spell_tokens(Reader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;
-    TRY(memory_alloc((void **)&t->text, r->name_bytes, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->literal, count, "vocabulary", e));
+    TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
     TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
     AddedToken *added = t->added;
     for (size_t i = 0; i < count; i++) {
@@ -224,15 +222,14 @@ static int spell_tokens(Reader *r, Error *e) {
         if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
         size_t length = strlen(entry->name);
         int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
-        t->start[i] = (uint32_t)at;
         t->literal[i] = bytes < 0;
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
         at += bytes < 0 ? length : (size_t)bytes;
+        t->start[i + 1] = (uint32_t)at;
         if (!entry->listed || strcmp(entry->name, EOT_NAME) == 0) continue;
         *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
         t->added_begins[entry->normalized][(uint8_t)*entry->name] = true;
     }
-    t->start[count] = (uint32_t)at;
     return 0;
 }
 

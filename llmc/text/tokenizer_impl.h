@@ -51,6 +51,8 @@ struct Tokenizer {
 
 // A tokenizer with its character classes and nothing else.
 int tokenizer_new(Tokenizer **out, Error *e);
+// Memory for the tokens: text, literal and start, the last two cleared.
+int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
 // The length of the first word of text[0..bytes), bytes > 0, as GPT-2's pattern splits it.
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
 // Builds the hash table of merges.
