@@ -78,9 +78,6 @@ typedef struct {
     int64_t saved_step;         // its step; -1 before the first
 } Run;
 
-// Steps between the validations after which --keep-best may want a checkpoint; 0: there are none.
-static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
-
 static inline bool is_first(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
