@@ -115,8 +115,7 @@ static void say_room(const Run *r) {
     uint64_t left;
     Error ignored;
     if (archive_count(o->out, &there, &ignored) || disk_free(o->out, &left, &ignored)) return;
-    int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, best_every(o), o->keep),
-            more = most > there ? most - there : 1;
+    int64_t most = plan_checkpoints(&r->ramp, o), more = most > there ? most - there : 1;
     if ((double)left >= (double)more * one) return;
     double fit = there + (double)left / one;
     const char *then = fit < 1    ? "Not one can be saved: make room"
