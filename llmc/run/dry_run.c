@@ -17,51 +17,53 @@ static void existing_part(char *path) {
 }
 
 // Rank 0's share of what `ranks` ranks keep; no rank is started.
-static int plan_ownership(Run *r, int ranks, Error *e) {
+static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
-    TRY(setup_shards(r, &comm, e));
-    r->parallel.comm = NULL; // which ends here
+    TRY(setup_shards(setup, position, &comm, e));
+    setup->parallel.comm = NULL; // which ends here
     return 0;
 }
 
 // Rows of a validation; 0: none.
-static int64_t val_rows(const Run *r) {
-    int64_t T = r->shape.seq_len, rows = (r->options.val_tokens + T - 1) / T;
-    if (!r->options.val[0]) return 0;
-    return r->val && (int64_t)dataset_windows(r->val) < rows ? (int64_t)dataset_windows(r->val) : rows;
+static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
+    int64_t rows = (o->val_tokens + T - 1) / T;
+    if (!o->val[0]) return 0;
+    return val && (int64_t)dataset_windows(val) < rows ? (int64_t)dataset_windows(val) : rows;
 }
 
 int run_dry(Run *r, Error *e) {
-    const Options *o = &r->options;
-    int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
+    Setup *setup = &r->setup;
+    const Options *o = &setup->options;
+    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
+    int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
     EngineDevice here;
     Error unknown;
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
-    bool trains = o->run.horizon_tokens > 0;
-    TRY(setup_sampling(r, e));
+    TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
-    if (trains) TRY(setup_schedule(r, e));
-    r->api->device(&r->shape, true, &here);
+    if (ramp) TRY(setup_schedule(setup, &r->position, e));
+    setup->engine_api->device(&setup->shape, true, &here);
     bool cpu = here.flops > 0;
     if (o->tune && !o->device[0] && cpu) // the run would be refused
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and this is a plan for %s", here.name);
-    TRY(plan_ownership(r, ranks, e));
+    TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
+    bool copies = may_save_aside(setup, &r->position);
     Plan plan = {
         .options = o,
-        .engine = r->api,
-        .shape = r->shape,
+        .engine = setup->engine_api,
+        .shape = setup->shape,
         .estimate_memory = o->device[0] && cpu,
         .ranks = ranks,
-        .ramp = trains ? &r->ramp : NULL,
-        .rows = trains ? ramp_largest(&r->ramp) : o->run.batch_ref_rows,
-        .val_rows = val_rows(r),
-        .train_tokens = r->train ? (double)dataset_windows(r->train) * r->shape.seq_len : 0,
-        .host_bytes = may_save_aside(r) ? (double)(SAVER_ARRAYS * saver_copy_stride(&r->model) * sizeof(float)) : 0,
-        .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer),
+        .ramp = ramp,
+        .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
+        .val_rows = val_rows(o, r->data.val, T),
+        .train_tokens = r->data.train ? (double)dataset_windows(r->data.train) * T : 0,
+        .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
+        .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
     };

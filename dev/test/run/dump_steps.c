@@ -222,7 +222,7 @@ static int put_tokens(File *f, const Dump *d, Error *e) {
     return code;
 }
 
-static int put_metadata(SafetensorsWriter *writer, const Dump *d, Error *e) {
+static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
     const Case *c = d->c;
     const struct {
         const char *key;
@@ -253,7 +253,6 @@ static int put_metadata(SafetensorsWriter *writer, const Dump *d, Error *e) {
         snprintf(value, sizeof value, "%.17g", settings[i].value);
         safetensors_add_metadata(writer, settings[i].key, value);
     }
-    return 0;
 }
 
 static int dump_write(const Dump *d, const char *directory, Error *e) {
@@ -263,7 +262,7 @@ static int dump_write(const Dump *d, const char *directory, Error *e) {
     snprintf(name, sizeof name, "%s.safetensors", d->c->name);
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(safetensors_create(&f.writer, path, e));
-    TRY_GOTO(put_metadata(f.writer, d, e));
+    put_metadata(f.writer, d);
     for (int pass = 0; pass < 2; pass++) {
         f.declare = pass == 0;
         TRY_GOTO(put_all(&f, d, e));
