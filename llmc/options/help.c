@@ -103,45 +103,36 @@ static void write_json_value(FILE *f, OptionType type, const char *names, const 
     }
 }
 
-static void write_json_resolved(FILE *f, const Options *o, int indent) {
-    const char *comma = "";
-    fputc('{', f);
-#define R(type, field)                                                                                                 \
-    fprintf(f, "%s\n%*s\"%s\": ", comma, indent + 2, "", #field);                                                      \
-    write_json_value(f, TYPE_##type, "", &o->run.field);                                                               \
-    comma = ",";
-    OPTIONS_RESOLVED(R)
-#undef R
-    fprintf(f, "\n%*s}", indent, "");
-}
-
-static void write_json_option(FILE *f, const Options *o, OptionId id) {
-    const OptionRow *row = &option_rows[id];
-    fprintf(f, "\"%s\": ", row->field);
-    write_json_value(f, row->type, row->names, (const char *)o + row->offset);
+// The options of a run, or those among them whose `which` is true (NULL: all).
+static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
+    const char *before = "";
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const OptionRow *row = &option_rows[id];
+        if ((which && !which[id]) || option_is_of_planning((OptionId)id)) continue;
+        fprintf(f, "%s\"%s\": ", before, row->field);
+        write_json_value(f, row->type, row->names, (const char *)o + row->offset);
+        before = separator;
+    }
 }
 
 void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]) {
-    const char *comma = "";
     fputc('{', f);
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!which[id] || option_is_of_planning((OptionId)id)) continue;
-        fputs(comma, f);
-        write_json_option(f, o, (OptionId)id);
-        comma = ", ";
-    }
+    write_json_options(f, o, which, ", ");
     fputc('}', f);
 }
 
 void options_write_json(FILE *f, const Options *o, int indent) {
-    fputs("{\n", f);
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (option_is_of_planning((OptionId)id)) continue;
-        fprintf(f, "%*s", indent + 2, "");
-        write_json_option(f, o, (OptionId)id);
-        fputs(",\n", f);
-    }
-    fprintf(f, "%*s\"resolved\": ", indent + 2, "");
-    write_json_resolved(f, o, indent + 2);
-    fprintf(f, "\n%*s}", indent, "");
+    char next[40], inner[40], *separator = "";
+    snprintf(next, sizeof next, ",\n%*s", indent + 2, "");
+    snprintf(inner, sizeof inner, ",\n%*s", indent + 4, "");
+    fprintf(f, "{%s", next + 1);
+    write_json_options(f, o, NULL, next);
+    fprintf(f, "%s\"resolved\": {%s", next, inner + 1);
+#define R(type, field)                                                                                                 \
+    fprintf(f, "%s\"%s\": ", separator, #field);                                                                       \
+    write_json_value(f, TYPE_##type, "", &o->run.field);                                                               \
+    separator = inner;
+    OPTIONS_RESOLVED(R)
+#undef R
+    fprintf(f, "%s}\n%*s}", next + 1, indent, "");
 }

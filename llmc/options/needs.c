@@ -3,7 +3,6 @@
 
 #include "math/schedule.h"
 
-#include <assert.h>
 #include <string.h>
 
 typedef struct {
@@ -39,17 +38,9 @@ static Condition condition_of(const Options *o, Need need) {
 }
 
 static bool asks_for_nothing(Options *o, OptionId id) {
-    const void *field = option_field(o, id);
-    if (!option_rows[id].idle_at_0) return false;
-    switch (option_rows[id].type) {
-    case TYPE_INT: return *(const int64_t *)field == 0;
-    case TYPE_REAL: return *(const double *)field == 0;
-    case TYPE_CHOICE: return *(const int *)field == 0;
-    case TYPE_FLAG: return !*(const bool *)field;
-    case TYPE_TEXT: return !*(const char *)field;
-    }
-    assert(0);
-    return false;
+    static const char zeros[sizeof(double)]; // 0, "" and false
+    const OptionRow *row = &option_rows[id];
+    return row->idle_at_0 && memcmp(option_field(o, id), zeros, size_min(row->bytes, sizeof zeros)) == 0;
 }
 
 // Typed for this run, by its own name? A file may be shared by runs, and llm.c's flags come from llm.c's scripts.

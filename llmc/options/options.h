@@ -46,7 +46,7 @@ typedef struct {
         const char *ramp_replay; // path within `ramp`; NULL unless replaying
     } run;
 
-    uint8_t given[OPTION_COUNT]; // where an option was given: OPTION_GIVEN_* bits
+    uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
     char notes[2048];            // whole lines for stderr: options that were given and have no effect
 } Options;
 
@@ -68,9 +68,6 @@ int options_resolve(Options *o, Error *e);
 static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
-
-// Was "--layers" given, on the command line or in the config file?
-bool options_given(const Options *o, const char *flag);
 
 // Steps from one possible checkpoint of --keep-best to the next; 0: none.
 static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }

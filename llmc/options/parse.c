@@ -1,5 +1,5 @@
 // The command line and the config file.
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE // strsep
 #include "options/table.h"
 
 #include "base/files.h"
@@ -66,22 +66,16 @@ static const struct {
     {"-pf", "shared directory, which MPI does not need"},
 };
 
-static bool is_foreign(const char *flag, const char **subject) {
-    for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++) {
-        *subject = foreign_flags[i].subject;
-        if (strcmp(foreign_flags[i].flag, flag) == 0) return true;
-    }
-    return false;
+static const char *foreign_subject(const char *flag) { // NULL: not one of them
+    for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++)
+        if (strcmp(foreign_flags[i].flag, flag) == 0) return foreign_flags[i].subject;
+    return NULL;
 }
 
 // Is a word of the command line an option, and not a value?
 static bool is_option(const char *word) {
-    char name[FLAG_BYTES];
-    const char *subject;
-    if (word[0] != '-') return false;
-    if (word[1] != '-') return option_find_alias(word) < OPTION_COUNT || is_foreign(word, &subject);
-    snprintf(name, sizeof name, "%.*s", (int)size_min(strcspn(word + 2, "="), sizeof name - 1), word + 2);
-    return option_find(name) < OPTION_COUNT;
+    if (strncmp(word, "--", 2) == 0) return option_find(word + 2) < OPTION_COUNT;
+    return word[0] == '-' && (option_find_alias(word) < OPTION_COUNT || foreign_subject(word));
 }
 
 // Moves *i to the next word, which must be a value.
@@ -94,15 +88,11 @@ static int next_value(int argc, char **argv, int *i, const char **value, Error *
 
 // --name value, --name=value, or --name for a flag.
 static int parse_long(Options *o, int argc, char **argv, int *i, Error *e) {
-    const char *word = argv[*i];
-    const char *equals = strchr(word, '=');
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
+    const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
     char said[FLAG_BYTES]; // no option is longer
-    snprintf(said, sizeof said, "%.*s", (int)size_min(length, sizeof said - 1), word);
-    OptionId id = length < sizeof said ? option_find(said + 2) : OPTION_COUNT;
+    snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
+    OptionId id = option_find(word + 2);
     if (id == OPTION_COUNT) return unknown_option(said, said + 2, "--", e);
-
-    const char *value = equals ? equals + 1 : NULL;
     if (option_rows[id].type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
@@ -136,12 +126,12 @@ static int check_nccl_init(const char *flag, const char *value, const char *prog
 
 // llm.c's flags: one dash, always a value. -h without a value is --help.
 static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
-    const char *flag = argv[*i], *value = NULL, *subject = NULL;
+    const char *flag = argv[*i], *value = NULL, *subject = foreign_subject(flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || is_option(argv[*i + 1])))
         return option_set(o, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // one in llm.c's code, the other in its help
     OptionId id = option_find_alias(flag);
-    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag, &subject)) return unknown_option(flag, flag + 1, "--", e);
+    if (id == OPTION_COUNT && !nccl_init && !subject) return unknown_option(flag, flag + 1, "--", e);
     TRY(next_value(argc, argv, i, &value, e));
     if (nccl_init) return check_nccl_init(flag, value, argv[0], e);
     if (id < OPTION_COUNT) return parse_alias(o, id, flag, value, e);
@@ -193,7 +183,6 @@ static void cut_comment(char *s) {
 
 // The value after "=", without its comment, blanks and quotes.
 static int config_value(char *s, char **value, Error *e) {
-    *value = s;
     while (isspace((unsigned char)*s)) s++;
     if (*s != '"') {
         cut_comment(s);
@@ -223,24 +212,19 @@ static int parse_config_line(Options *o, char *line, Error *e) {
     }
     if (id == OPTION_config || id == OPTION_help || id == OPTION_version)
         return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
-    char *value;
+    char *value = NULL;
     int code = config_value(equals + 1, &value, e);
     if (code) return error_prefix(e, "%s", name);
     return option_set(o, id, name, value, OPTION_GIVEN_CONFIG, e);
 }
 
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e) {
-    char *line = text, *end = text + bytes;
-    for (int number = 1; line < end; number++) {
-        char *newline = memchr(line, '\n', (size_t)(end - line));
-        char *line_end = newline ? newline : end;
-        *line_end = 0;
-        int code = strlen(line) < (size_t)(line_end - line)
-                       ? FAIL(e, ERR_USAGE, "write plain text, name = value", "a zero byte: this is no text file")
-                       : parse_config_line(o, line, e);
-        if (code) return error_prefix(e, "--config %.200s line %d", name, number);
-        line = line_end + 1;
-    }
+    if (strlen(text) < bytes)
+        return FAIL(e, ERR_USAGE, "write plain text, name = value",
+                    "--config %.200s: a zero byte: this is no text file", name);
+    char *line;
+    for (int number = 1; (line = strsep(&text, "\n")); number++)
+        if (parse_config_line(o, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
     return 0;
 }
 

@@ -22,7 +22,8 @@ OptionId option_find(const char *name) {
     int id = 0;
     for (char flag[FLAG_BYTES]; id < OPTION_COUNT; id++) {
         option_flag(flag, (OptionId)id);
-        if (strcmp(flag + 2, name) == 0) break;
+        size_t length = strlen(flag + 2);
+        if (strncmp(name, flag + 2, length) == 0 && (!name[length] || name[length] == '=')) break;
     }
     return (OptionId)id;
 }
@@ -38,13 +39,6 @@ void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id]
 bool option_is_of_planning(OptionId id) {
     Need need = option_rows[id].needs[0];
     return id == OPTION_dry_run || need == NEED_PLAN || need == NEED_PLANNED_RANKS;
-}
-
-bool options_given(const Options *o, const char *flag) {
-    assert(strncmp(flag, "--", 2) == 0);
-    OptionId id = option_find(flag + 2);
-    assert(id < OPTION_COUNT);
-    return o->given[id] != 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     case TYPE_REAL:
         if (!parse_real(text, &real)) return value_refuse(row, said, text, "not a number", e);
         if (!option_range_contains(row, real)) return value_refuse(row, said, text, "out of range", e);
-        *(double *)out = real;
+        *(double *)out = real + 0.0; // -0 becomes 0
         return 0;
     case TYPE_TEXT:
         if (strlen(text) >= OPTION_TEXT) return value_refuse(row, said, text, "too long", e);
@@ -148,16 +142,10 @@ void options_defaults(Options *o) {
 }
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e) {
-    union {
-        int64_t i;
-        double d;
-        int choice;
-        bool flag;
-        char text[OPTION_TEXT];
-    } overruled;
+    Options overruled;
     if (o->given[id] & place) return FAIL(e, ERR_USAGE, "give it once", SAID " is given twice", said);
     bool wins = !(o->given[id] & OPTION_GIVEN_COMMAND_LINE);
-    TRY(value_parse(&option_rows[id], said, text, wins ? option_field(o, id) : (void *)&overruled, e));
+    TRY(value_parse(&option_rows[id], said, text, option_field(wins ? o : &overruled, id), e));
     o->given[id] |= (uint8_t)place;
     return 0;
 }

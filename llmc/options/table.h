@@ -53,7 +53,7 @@ extern const OptionRow option_rows[OPTION_COUNT];
 enum { FLAG_BYTES = 40 }; // of the longest flag, with its NUL
 void option_flag(char out[FLAG_BYTES], OptionId id);
 
-// The option of a name without its leading dashes, or of llm.c's flag; OPTION_COUNT where there is none.
+// The option of a name without its leading dashes, up to its end or a "="; of llm.c's flag. OPTION_COUNT: none.
 OptionId option_find(const char *name);
 OptionId option_find_alias(const char *alias);
 

@@ -33,7 +33,7 @@ static void test_table_is_sound(void) {
         option_flag(flag, (OptionId)i);
         snprintf(words, sizeof words, "%s %s", flag, row->by_default);
         CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(options_given(&o, flag), "%s", flag);
+        CHECK(o.given[i], "%s", flag);
     }
 }
 
@@ -308,7 +308,7 @@ static void test_config_precedence(void) {
     snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
     CHECK_OK(parse(&o, words, &e), &e);
     CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
-    CHECK(options_given(&o, "--beta1") && !options_given(&o, "--beta2"), "given");
+    CHECK(o.given[OPTION_beta1] && !o.given[OPTION_beta2], "given");
 
     snprintf(words, sizeof words, "-y 1 --config %s", path);
     CHECK_OK(parse(&o, words, &e), &e);

@@ -251,7 +251,7 @@ static void test_the_command_line_wins(void) {
     Options o;
     Error e;
     CHECK_OK(resolve_with_file(&o, "steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", &e), &e);
-    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !options_given(&o, "--steps"), "the file's steps");
+    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !o.given[OPTION_steps], "the file's steps");
     CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
              &e);
     CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
@@ -267,13 +267,13 @@ static void test_the_command_line_wins(void) {
     // a model from files has its own shape
     static const char shape[] = "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n";
     CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir", &e), &e);
-    CHECK(!options_given(&o, "--layers") && !options_given(&o, "--heads") && !options_given(&o, "--channels") &&
-              !options_given(&o, "--vocab-size") && o.layers == 0 && o.vocab_size == 0,
+    CHECK(!o.given[OPTION_layers] && !o.given[OPTION_heads] && !o.given[OPTION_channels] &&
+              !o.given[OPTION_vocab_size] && o.layers == 0 && o.vocab_size == 0,
           "the file's shape");
     CHECK_OK(resolve_with_file(&o, shape, "--train a --steps 5 --model d12", &e), &e);
     CHECK(o.layers == 2 && o.vocab_size == 256, "they change a preset");
     CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir --layers 3", &e), &e);
-    CHECK(o.layers == 3 && options_given(&o, "--layers"), "typed on the command line: kept");
+    CHECK(o.layers == 3 && o.given[OPTION_layers], "typed on the command line: kept");
 
     // both in one place: a mistake
     CHECK_ERROR(resolve_with_file(&o, "steps = 50\ntrain-tokens = 20000\n", "--train a", &e), &e, ERR_USAGE,
