@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "plan/plan.h"
 
 #include "model/cuda_sizes.h"
@@ -126,17 +125,6 @@ static PlanWork micro_step(const Plan *p, int rows) {
     return sum;
 }
 
-// The rows of the rank that has most of them, as micro-steps.
-typedef struct {
-    int64_t full; // of micro_batch rows
-    int rest;     // rows of one more; 0: none
-} MicroSteps;
-
-static MicroSteps micro_steps(const Plan *p, int64_t rows) {
-    int64_t mine = parallel_share(rows, 0, p->ranks).count;
-    return (MicroSteps){mine / p->shape.micro_batch, (int)(mine % p->shape.micro_batch)};
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
@@ -208,27 +196,18 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
 // Steps and runs
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
-    MicroSteps steps = micro_steps(p, rows);
-    PlanWork full = micro_step(p, steps.full ? p->shape.micro_batch : 0), rest = micro_step(p, steps.rest);
-    PlanStep s = {
-        .first = steps.full ? full : rest,
-        .last = steps.rest ? rest : full,
-        .micro_steps = steps.full + (steps.rest > 0),
-    };
+    int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps
+    int left = (int)(share % p->shape.micro_batch);                                                // rows
+    PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0), rest = micro_step(p, left);
+    PlanStep s = {.first = whole ? full : rest, .last = left ? rest : full, .micro_steps = whole + (left > 0)};
     double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
     Workload update = workload_update(p->shape.model, owned, p->device.value);
-    add_work(&s.all, &full, (double)steps.full);
+    add_work(&s.all, &full, (double)whole);
     add_work(&s.all, &rest, 1);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, &s);
     s.seconds = s.all.pass[PASS_FORWARD] + s.all.pass[PASS_BACKWARD] + s.all.pass[PASS_UPDATE] + s.exposed;
     return s;
-}
-
-double plan_eval_seconds(const Plan *p, int64_t rows) {
-    MicroSteps steps = micro_steps(p, rows);
-    double full = steps.full ? micro_step(p, p->shape.micro_batch).pass[PASS_FORWARD] : 0;
-    return micro_step(p, steps.rest).pass[PASS_FORWARD] + (double)steps.full * full;
 }
 
 PlanRun plan_run(const Plan *p, double target) {

@@ -83,9 +83,6 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// Forward passes over this many rows, divided among the ranks: validation.
-double plan_eval_seconds(const Plan *plan, int64_t rows);
-
 // Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to take as long: at the peak, the
 // link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
 typedef enum {

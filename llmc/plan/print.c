@@ -1,55 +1,60 @@
-#define _POSIX_C_SOURCE 200809L
 // A plan as a page for a person.
 #include "plan/plan.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 32 };
+typedef struct {
+    char s[32];
+} Figure; // a number as text
 
-// "124.4M", "9.9B": four figures or so.
-static const char *short_count(char out[TEXT_BYTES], double x) {
+// "124.4M", "9.9B"
+static Figure short_count(double x) {
     const char *const units[] = {"", "k", "M", "B", "T"};
+    Figure out;
     int u = 0;
     while (x >= 1000 && u < 4) x /= 1000, u++;
-    snprintf(out, TEXT_BYTES, "%.*f%s", u == 0 || x >= 1000 ? 0 : x < 10 ? 2 : 1, x, units[u]);
+    snprintf(out.s, sizeof out.s, "%.*f%s", u == 0 || x >= 1000 ? 0 : x < 10 ? 2 : 1, x, units[u]);
     return out;
 }
 
-// "989 T", "233 G": with the prefix of a unit to follow.
-static const char *with_prefix(char out[TEXT_BYTES], double x) {
+// "989 T", "233 G": a unit follows.
+static Figure with_prefix(double x) {
+    Figure out;
     bool tera = x >= 1e12;
-    snprintf(out, TEXT_BYTES, "%.3g %s", tera ? 1e-12 * x : 1e-9 * x, tera ? "T" : "G");
+    snprintf(out.s, sizeof out.s, "%.3g %s", tera ? 1e-12 * x : 1e-9 * x, tera ? "T" : "G");
     return out;
 }
 
 // "19,073"
-static const char *grouped(char out[TEXT_BYTES], double x) {
-    char digits[TEXT_BYTES];
-    int n = snprintf(digits, sizeof digits, "%.0f", fmin(x, 1e18)), used = 0;
+static Figure grouped(double x) {
+    Figure digits, out;
+    int n = snprintf(digits.s, sizeof digits.s, "%.0f", fmin(x, 1e18)), used = 0;
     for (int i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0) out[used++] = ',';
-        out[used++] = digits[i];
+        if (i > 0 && (n - i) % 3 == 0) out.s[used++] = ',';
+        out.s[used++] = digits.s[i];
     }
-    out[used] = 0;
+    out.s[used] = 0;
     return out;
 }
 
 // "1.39 GiB"
-static const char *binary(char out[TEXT_BYTES], double bytes) {
+static Figure binary(double bytes) {
+    Figure out;
     bool small = bytes < (1 << 30);
-    snprintf(out, TEXT_BYTES, "%.*f %s", small ? 1 : 2, bytes / (small ? 1 << 20 : 1 << 30), small ? "MiB" : "GiB");
+    snprintf(out.s, sizeof out.s, "%.*f %s", small ? 1 : 2, bytes / (small ? 1 << 20 : 1 << 30), small ? "MiB" : "GiB");
     return out;
 }
 
-static const char *plural(double n) { return n == 1 ? "" : "s"; }
-
-static const char *duration(char out[TEXT_BYTES], double seconds) {
-    if (seconds < 120) snprintf(out, TEXT_BYTES, "%.3g seconds", seconds);
-    else if (seconds < 7200) snprintf(out, TEXT_BYTES, "%.3g minutes", seconds / 60);
-    else snprintf(out, TEXT_BYTES, "%.3g hours", seconds / 3600);
+static Figure duration(double seconds) {
+    Figure out;
+    if (seconds < 120) snprintf(out.s, sizeof out.s, "%.3g seconds", seconds);
+    else if (seconds < 7200) snprintf(out.s, sizeof out.s, "%.3g minutes", seconds / 60);
+    else snprintf(out.s, sizeof out.s, "%.3g hours", seconds / 3600);
     return out;
 }
+
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Model, device, memory
@@ -57,18 +62,17 @@ static const char *duration(char out[TEXT_BYTES], double seconds) {
 static void print_model(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
-    char a[TEXT_BYTES], b[TEXT_BYTES];
     fprintf(f, "parameters  %s: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
-            grouped(a, (double)p->shape.model->parameters), c->layers, c->heads, c->channels, c->vocab,
+            grouped((double)p->shape.model->parameters).s, c->layers, c->heads, c->channels, c->vocab,
             p->shape.seq_len);
     // Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with attention's part causal: model_flops_per_token
     fprintf(f, "FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
     if (p->ramp)
         fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.train_tokens,
-                short_count(a, p->ramp->config.train_tokens));
+                short_count(p->ramp->config.train_tokens).s);
     fprintf(f, "\n");
     if (!(p->train_tokens > 0)) return;
-    fprintf(f, "data        %s tokens", short_count(b, p->train_tokens));
+    fprintf(f, "data        %s tokens", short_count(p->train_tokens).s);
     if (p->ramp) fprintf(f, ": %.2f epochs", p->ramp->config.train_tokens / p->train_tokens);
     fprintf(f, "\n");
 }
@@ -83,9 +87,8 @@ static void print_device(FILE *f, const Plan *p) {
         fprintf(f, "            --device plans for %s\n", names);
         return;
     }
-    char peak[TEXT_BYTES], bandwidth[TEXT_BYTES];
     fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, %.0f GiB (%s); critical intensity %.3g FLOPs a byte\n", d->name,
-            with_prefix(peak, d->peak), d->value < 4 ? "bf16" : "fp32", with_prefix(bandwidth, d->spec.bandwidth),
+            with_prefix(d->peak).s, d->value < 4 ? "bf16" : "fp32", with_prefix(d->spec.bandwidth).s,
             d->spec.memory_bytes / (1 << 30), d->measured ? "measured just now" : "data sheet",
             plan_critical_intensity(d));
 }
@@ -146,35 +149,27 @@ static void print_step(FILE *f, const Plan *p) {
     PlanStep step = plan_step(p, p->rows);
     double tokens = (double)(p->rows * T), rate = tokens / step.seconds;
     double mfu = rate * model_flops_per_token(p->shape.model, (int)T) / (p->device.peak * p->ranks);
-    char a[TEXT_BYTES], b[TEXT_BYTES];
-    fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(a, tokens));
+    fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
     if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
-    fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, plural((double)step.micro_steps));
+    fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, plural(step.micro_steps));
     if (p->rows < p->ranks)
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
                 (long long)(p->ranks * T));
     print_kernels(f, p, &step);
-    fprintf(f, "  %.4g ms, %s tok/s, MFU %.1f%%\n", 1e3 * step.seconds, grouped(b, rate), 100 * mfu);
+    fprintf(f, "  %.4g ms, %s tok/s, MFU %.1f%%\n", 1e3 * step.seconds, grouped(rate).s, 100 * mfu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ranks
 
-enum { RANKS_MOST = 8960, RANK_ROWS = 9 };
+enum { RANKS_MOST = 8960 };
 
-// The counts to print: one, a machine, two machines, `ranks` and around it, thousands. Ascending; returns how many.
-static int rank_counts(int ranks, int machine, int counts[RANK_ROWS]) {
-    const int wanted[RANK_ROWS] = {1,     machine,   2 * machine, ranks / 4, ranks / 2,
-                                   ranks, 2 * ranks, 4 * ranks,   RANKS_MOST};
-    int n = 0, last = 0;
-    for (;;) {
-        int next = 0;
-        for (int i = 0; i < RANK_ROWS; i++)
-            if (wanted[i] > last && (wanted[i] <= RANKS_MOST || wanted[i] == ranks) && (!next || wanted[i] < next))
-                next = wanted[i];
-        if (!next) return n;
-        last = counts[n++] = next;
-    }
+// Does this count of ranks get a row: one, a machine, two machines, the plan's and around it, thousands?
+static bool has_row(const Plan *p, int ranks) {
+    int machine = p->device.spec.devices_a_machine, n = p->ranks;
+    if (ranks > RANKS_MOST) return ranks == n;
+    return ranks == 1 || ranks == machine || ranks == 2 * machine || ranks == n / 4 || ranks == n / 2 || ranks == n ||
+           ranks == 2 * n || ranks == 4 * n || ranks == RANKS_MOST;
 }
 
 static PlanStep step_on(const Plan *plan, int ranks) {
@@ -206,11 +201,10 @@ static bool is_latency_bound(const Plan *p, int ranks) {
 
 static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one) {
     double tokens = (double)(p->rows * p->shape.seq_len), price = p->options->price;
-    char a[TEXT_BYTES];
     fprintf(f, "%c%6d %8.0f %9s", ranks == p->ranks ? '>' : ' ', ranks,
-            ceil((double)ranks / p->device.spec.devices_a_machine), grouped(a, tokens / ranks));
+            ceil((double)ranks / p->device.spec.devices_a_machine), grouped(tokens / ranks).s);
     for (int s = 0; s < SHARDINGS; s++)
-        fprintf(f, " %8s", ranks == 1 ? "-" : grouped(a, plan_critical_tokens(p, (Sharding)s, ranks)));
+        fprintf(f, " %8s", ranks == 1 ? "-" : grouped(plan_critical_tokens(p, (Sharding)s, ranks)).s);
     fprintf(f, "  %-12s",
             is_latency_bound(p, ranks)   ? "latency"
             : is_compute_bound(p, ranks) ? "compute"
@@ -221,7 +215,7 @@ static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one
     }
     PlanStep step = step_on(p, ranks);
     double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
-    fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(a, rate),
+    fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(rate).s,
             100 * rate / (ranks * rate_of_one), hours);
     if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
     fprintf(f, "\n");
@@ -241,7 +235,6 @@ static int most_ranks(const Plan *p, bool (*holds)(const Plan *p, int ranks)) {
 
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
-    int counts[RANK_ROWS], n = rank_counts(p->ranks, d->spec.devices_a_machine, counts);
     bool price = p->options->price > 0;
     if (p->ranks == 1) return;
     if (!(plan_link_bandwidth(d, p->ranks) > 0))
@@ -259,8 +252,8 @@ static void print_ranks(FILE *f, const Plan *p) {
     fprintf(f, "  %-12s %7s %8s %12s %7s %7s%s\n", "bound by", "ms", "ms", "tok/s", "scaling", "B tok",
             price ? "   B tok" : "");
     double rate = (double)(p->rows * p->shape.seq_len) / step_on(p, 1).seconds;
-    for (int i = 0; i < n; i++)
-        if (counts[i] == 1 || plan_link_bandwidth(d, counts[i]) > 0) print_rank_row(f, p, counts[i], rate);
+    for (int n = 1; n <= RANKS_MOST || n <= p->ranks; n++)
+        if (has_row(p, n) && (n == 1 || plan_link_bandwidth(d, n) > 0)) print_rank_row(f, p, n, rate);
     fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
             most_ranks(p, is_compute_bound), most_ranks(p, is_computing));
 }
@@ -268,28 +261,21 @@ static void print_ranks(FILE *f, const Plan *p) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The run
 
-static double validation_seconds(const Plan *p, int64_t steps) {
-    int64_t every = p->options->val_every;
-    if (every <= 0 || p->val_rows <= 0) return 0;
-    return (double)((steps + every - 1) / every) * plan_eval_seconds(p, p->val_rows);
-}
-
-static void print_time(FILE *f, const Plan *p, const PlanRun *run) {
-    if (!(p->device.peak > 0)) return;
-    char text[TEXT_BYTES];
-    double validating = validation_seconds(p, run->steps), seconds = run->seconds + validating;
-    fprintf(f, ", %s", duration(text, seconds));
-    if (validating > 0) fprintf(f, " (%.2g%% of it validation)", 100 * validating / seconds);
-    if (p->options->price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * p->options->price);
-}
-
 static void print_run_line(FILE *f, const Plan *p, const char *what, const PlanRun *run) {
-    char a[TEXT_BYTES];
-    fprintf(f, "%s%s%s step%s", what, run->cut ? "about " : "", grouped(a, (double)run->steps),
-            plural((double)run->steps));
-    if (run->first_batch == run->last_batch) fprintf(f, " of %lld rows", (long long)run->first_batch);
-    else fprintf(f, " of %lld to %lld rows", (long long)run->first_batch, (long long)run->last_batch);
-    print_time(f, p, run);
+    fprintf(f, "%s%s%s step%s of %lld", what, run->cut ? "about " : "", grouped((double)run->steps).s,
+            plural(run->steps), (long long)run->first_batch);
+    if (run->first_batch != run->last_batch) fprintf(f, " to %lld", (long long)run->last_batch);
+    fprintf(f, " rows");
+    if (p->device.peak > 0) {
+        int64_t every = p->options->val_every, validations = every > 0 ? (run->steps + every - 1) / every : 0;
+        double validating = 0, price = p->options->price;
+        if (validations && p->val_rows)
+            validating = (double)validations * plan_step(p, p->val_rows).all.pass[PASS_FORWARD];
+        double seconds = run->seconds + validating;
+        fprintf(f, ", %s", duration(seconds).s);
+        if (validating > 0) fprintf(f, " (%.2g%% of it validation)", 100 * validating / seconds);
+        if (price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * price);
+    }
     fprintf(f, "\n");
 }
 
@@ -311,11 +297,10 @@ static void print_run(FILE *f, const Plan *p) {
 static void print_checkpoints(FILE *f, const Plan *p) {
     int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
     double bytes = (double)copies * p->checkpoint_bytes;
-    char one[TEXT_BYTES], all[TEXT_BYTES], room[TEXT_BYTES];
-    fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(one, p->checkpoint_bytes), (long long)copies,
-            binary(all, bytes));
+    fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(p->checkpoint_bytes).s, (long long)copies,
+            binary(bytes).s);
     if (p->disk_free_bytes >= 0) {
-        fprintf(f, ", %s free in %s", binary(room, p->disk_free_bytes), p->disk);
+        fprintf(f, ", %s free in %s", binary(p->disk_free_bytes).s, p->disk);
         if (p->disk_free_bytes < bytes) fprintf(f, ": NOT ENOUGH");
     }
     fprintf(f, "\n");
