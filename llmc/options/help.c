@@ -46,7 +46,7 @@ static int print_flag(FILE *f, OptionId id) {
 static void default_and_alias(char *out, size_t bytes, const OptionRow *row) {
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     char fallback[80] = "", alias[80] = "";
-    if (row->by_default) snprintf(fallback, sizeof fallback, "default %s", row->by_default);
+    if (row->init) snprintf(fallback, sizeof fallback, "default %s", row->init);
     if (row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);
     *out = 0;
     if (*fallback || *alias) snprintf(out, bytes, "[%s%s%s]", fallback, *fallback && *alias ? "; " : "", alias);

@@ -131,7 +131,7 @@ void option_reset(Options *o, OptionId id) {
     const OptionRow *row = &option_rows[id];
     Error e;
     memset(option_field(o, id), 0, row->bytes);
-    int code = row->by_default ? value_parse(row, row->field, row->by_default, option_field(o, id), &e) : 0;
+    int code = row->init ? value_parse(row, row->field, row->init, option_field(o, id), &e) : 0;
     assert(code == 0), (void)code;
     o->given[id] = 0;
 }

@@ -38,7 +38,7 @@ typedef struct {
     const char *help;
     const char *alias; // llm.c's flag; NULL: none
     AliasUnit alias_unit;
-    const char *by_default; // as one would type it; NULL: 0, empty or false
+    const char *init; // as one would type it; NULL: 0, empty or false
     const char *range;      // of a number: "[" and "]" inclusive, "(" and ")" exclusive
     const char *names;      // of a choice, in the order of its enum: "first|second"
     const char *unit;       // of a number; of other types the name of the value in --help

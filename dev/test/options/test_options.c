@@ -28,10 +28,10 @@ static void test_table_is_sound(void) {
         if (row->type == TYPE_CHOICE) CHECK(strchr(row->names, '|'), "%s", row->field);
         for (int j = 0; j < i && row->alias; j++)
             CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
-        if (!row->by_default) continue;
+        if (!row->init) continue;
         // The default can be typed.
         option_flag(flag, (OptionId)i);
-        snprintf(words, sizeof words, "%s %s", flag, row->by_default);
+        snprintf(words, sizeof words, "%s %s", flag, row->init);
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.given[i], "%s", flag);
     }
