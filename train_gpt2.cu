@@ -258,7 +258,7 @@ static int block_forward(Engine *engine, const Block *k, int l, int B, int T, Er
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
     cudaStream_t stream = engine->stream;
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, B, T, NH, C / NH, stream, e));
+    TRY(attention_forward(k->attention, k->lse, k->qkv, {B, T, NH, C / NH}, stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
     TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, PROJ_B, l, N, e));
     TRY(residual_layernorm_forward(k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, weight(engine, LN2_W, l),
@@ -408,7 +408,7 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
+    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, {B, T, NH, C / NH}, engine->stream,
                            e));
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));

@@ -32,7 +32,7 @@ static size_t scratch_bytes(const EngineConfig *config) {
     int T = config->seq_len, C = m->channels, NH = m->heads;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
     for (int B = 1; B <= config->micro_batch; B++) {
-        most = size_max(most, attention_workspace_bytes(B, T, NH, C / NH));
+        most = size_max(most, attention_workspace_bytes({B, T, NH, C / NH}));
         most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
