@@ -108,12 +108,13 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
 # Calls that these tests make fail (dev/test/run/faults.h).
-FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink aligned_alloc statvfs)
+FAULTS := $(addprefix -Wl$(comma)--wrap=,write fsync rename mkdir open unlink unlinkat aligned_alloc statvfs)
 $(BUILD)/dev/test/run/test_crash: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_best: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
+$(BUILD)/dev/test/base/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=aligned_alloc

@@ -24,7 +24,9 @@ with open(source, encoding="utf-8") as lines:
             sys.exit(f"error: {source} line {number}: not a question of HellaSwag. Get the file again")
 if questions == 0 or (not any_number and questions != 10042):
     sys.exit(f"error: {source}: {questions} questions, not 10042. Get the file again")
-with open(source, "rb") as a, open(result + ".partial", "wb") as b:
+if os.path.lexists(result + ".partial"):
+    os.remove(result + ".partial")  # it may be a link
+with open(source, "rb") as a, open(result + ".partial", "xb") as b:
     b.write(a.read())
 os.replace(result + ".partial", result)
 print(f"{result}: {questions} questions")

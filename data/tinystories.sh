@@ -12,6 +12,7 @@ input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
 # The validation is made in a directory of its own, which is there until all is done. Every time anew, for it is small:
 # what an interrupted command left may be half of it, or of another vocabulary.
+[ ! -L "$UNFINISHED" ] || fail 74 "$UNFINISHED is a link" "Move it away"
 said=$(OUT=$UNFINISHED FORCE=--force tokenize --separator '<|endoftext|>' --split val "$val")
 tokenize --separator '<|endoftext|>' --split train "$INPUT"
 rm -f "$OUT/$NAME"_val_*.bin

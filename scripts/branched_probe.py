@@ -14,7 +14,8 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, open_output, read_json, remove_checkpoint,
+                     write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
@@ -109,10 +110,12 @@ class Branch:
         if os.path.exists(place):
             return
         try:
+            if os.path.islink(place + ".partial"):
+                os.remove(place + ".partial")
             os.makedirs(place + ".partial", exist_ok=True)
             for name in os.listdir(origin.checkpoint):
                 target = os.path.join(place + ".partial", name)
-                if os.path.exists(target):
+                if os.path.lexists(target):
                     os.remove(target)
                 try:
                     os.link(os.path.join(origin.checkpoint, name), target)
@@ -125,7 +128,7 @@ class Branch:
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
         try:
-            with open(log, "ab") as file:
+            with open_output(log, "ab") as file:
                 code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:
@@ -135,12 +138,11 @@ class Branch:
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
             raise Fault(code if code > 0 else 70, f"{shlex.join(program[:1])} ended with {code}: {last} (see {log})")
-        with open(os.path.join(self.out, "done"), "w", encoding="utf-8") as file:
-            file.write("diverged\n" if code else "trained\n")
+        write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
         # The numbers stay, the weights need not.
         for name in os.listdir(self.out):
-            if name.startswith("step_"):
-                shutil.rmtree(os.path.join(self.out, name))
+            if step_of(name) is not None:
+                remove_checkpoint(os.path.join(self.out, name))
 
     def read_loss(self, origin):
         with open(os.path.join(self.out, "done"), encoding="utf-8") as file:
@@ -263,9 +265,4 @@ def write_json(path, origin, branches, tolerance, kind, tokens, result):
               "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps,
                             "loss": b.loss if math.isfinite(b.loss) else None} for b in branches],
               "no_harm_up_to": result[0], "harm_from": result[1], "critical_batch": result[2]}
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-    except OSError as error:
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+    write_whole(path, json.dumps(report, indent=2) + "\n")

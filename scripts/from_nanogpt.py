@@ -13,7 +13,8 @@ import struct
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, run_main
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, open_output, run_main,
+                     write_whole)
 
 GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
 
@@ -62,7 +63,7 @@ def write_safetensors(path, model):
         at += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
-    with open(path, "wb") as f:
+    with open_output(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for x in model.values():
             f.write(x.tobytes())
@@ -72,8 +73,8 @@ def write_model(directory, model, config):
     try:
         os.makedirs(directory, exist_ok=True)
         write_safetensors(os.path.join(directory, "model.safetensors"), model)
-        with open(os.path.join(directory, "config.json"), "w") as f:  # last: without it the directory is no model
-            f.write(json.dumps(config, indent=2) + "\n")
+        # Last: without it the directory is no model.
+        write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{directory}: cannot be written: {error.strerror}") from None
 

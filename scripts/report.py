@@ -15,8 +15,8 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, common_kind, common_target,
-                     missing_package, reach, run_main, smooth, span_of, time_unit)
+from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, common_kind, common_target, missing_package, reach,
+                     run_main, smooth, span_of, time_unit, write_whole)
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -234,19 +234,6 @@ def page(runs, target, plots):
     sections.append(options_section(runs))
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
-
-
-def write_whole(path, text):
-    """The file is there whole or not at all."""
-    partial = path + ".tmp"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except OSError as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
 def label(runs):

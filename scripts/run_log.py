@@ -6,16 +6,19 @@ that is infinite is 1e308 there, inf here.
 """
 
 import argparse
+import contextlib
 import gzip
 import json
 import math
 import os
 import shlex
+import stat
 import sys
 import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED = 1e308
+MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/manifest.h)
 
 
 class Fault(Exception):
@@ -55,6 +58,57 @@ def run_main(main):
         sys.exit(fault.code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def open_output(path, mode):
+    """A file to write, as open() gives it. A link, a device or a FIFO that has its name is a Fault."""
+
+    def opener(name, flags):
+        fault = Fault(EXIT_WRITE, f"{name}: not written: not a regular file; move it away, or choose another place")
+        if os.path.islink(name) or (os.path.exists(name) and not os.path.isfile(name)):
+            raise fault
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise fault
+        return fd
+
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
+
+
+def write_whole(path, text):
+    """The file is there whole or not at all."""
+    partial = path + ".tmp"
+    try:
+        if os.path.lexists(path):
+            open_output(path, "ab").close()  # it may be replaced
+        with open_output(partial, "w") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        if os.path.isfile(partial):
+            os.remove(partial)
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+
+
+def remove_checkpoint(path):
+    """Removes a checkpoint's files, by the names in its manifest, and its directory where nothing else is in it. A link
+    is unlinked, never entered."""
+    if os.path.islink(path):
+        os.remove(path)
+        return
+    if not os.path.isfile(os.path.join(path, MANIFEST)):
+        return  # not a checkpoint
+    names = [entry["name"] for entry in read_json(os.path.join(path, MANIFEST))["files"]]
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for name in names + [MANIFEST]:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(os.path.basename(name), dir_fd=directory)
+    finally:
+        os.close(directory)
+    with contextlib.suppress(OSError):  # something else is in it
+        os.rmdir(path)
 
 
 class Run:

@@ -13,6 +13,7 @@
 // work left meanwhile, so it is also said by how much that step is longer than steps alone.
 #define _DEFAULT_SOURCE // mkdtemp
 #include "run/saver.h"
+#include "../test/tree.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -131,7 +132,7 @@ static void destroy(Bench *b) {
     memory_free(b->result.grad_sq);
     memory_free(b->result.example_sq);
     metrics_close(b->metrics, &ignored);
-    directory_remove(b->out, &ignored);
+    remove_tree(b->out);
 }
 
 // A training step as step.c has it. *seconds: how long it took.

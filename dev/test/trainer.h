@@ -10,6 +10,7 @@
 #include "run/program.h"
 #include "text/shard_file.h"
 #include "test.h"
+#include "tree.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -55,8 +56,7 @@ static void trainer_setup(void) {
 }
 
 static int trainer_end(void) {
-    Error e;
-    if (chdir("/") == 0) directory_remove(trainer.scratch, &e);
+    if (chdir("/") == 0) remove_tree(trainer.scratch);
     return test_summary();
 }
 
@@ -162,11 +162,6 @@ static inline const char *log_tail(void) {
     snprintf(tail, sizeof tail, "%s", log ? log + (bytes > 300 ? bytes - 300 : 0) : "(none)");
     memory_free(log);
     return tail;
-}
-
-static inline void remove_tree(const char *path) {
-    Error e;
-    directory_remove(path, &e);
 }
 
 static inline void copy_file(const char *from, const char *to) {

@@ -1,3 +1,8 @@
+// Two promises are kept here:
+// 1. Nothing is written through a link, a device or a FIFO. file_open_output opens every output, with O_NOFOLLOW, and
+//    takes regular files only; a file that gets its name by rename is checked with file_check_output before.
+// 2. Removal enters no link and takes no file that it was not told to take. directory_remove works by descriptors
+//    (openat with O_NOFOLLOW, unlinkat): whatever takes the directory's name meanwhile loses nothing.
 #define _GNU_SOURCE // O_DIRECT
 #include "base/files.h"
 
@@ -114,6 +119,29 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
     return 0;
 }
 
+int file_check_output(const char *path, Error *e) {
+    struct stat st;
+    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return 0;
+    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: what is there is %s", path,
+                S_ISLNK(st.st_mode) ? "a link" : "not a regular file");
+}
+
+int file_open_output(const char *path, int flags, int *fd, Error *e) {
+    struct stat st;
+    *fd = -1;
+    TRY(file_check_output(path, e));
+    int opened = open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666); // a FIFO: no waiting
+    if (opened < 0)
+        return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path,
+                    strerror(errno));
+    if (fstat(opened, &st) != 0 || !S_ISREG(st.st_mode)) { // it came after the check
+        close(opened);
+        return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not a regular file", path);
+    }
+    *fd = opened;
+    return 0;
+}
+
 int outfile_create(OutFile **out, const char *path, Error *e) {
     OutFile *file;
     *out = NULL;
@@ -124,14 +152,10 @@ int outfile_create(OutFile **out, const char *path, Error *e) {
     file->staged = 0;
     file->stage = block_align(file + 1);
     XXH3_128bits_reset(&file->hash);
-    file->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file->fd < 0) {
-        FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot create: %s", path, strerror(errno));
-        memory_free(file);
-        return e->code;
-    }
-    *out = file;
-    return 0;
+    int code = file_open_output(path, O_WRONLY | O_CREAT | O_TRUNC, &file->fd, e);
+    if (code) memory_free(file);
+    else *out = file;
+    return code;
 }
 
 // Small files, and a file's last bytes, are not worth the way past the cache, or not whole blocks.
@@ -180,11 +204,9 @@ int outfile_finish(OutFile *file, FileDigest *digest, Error *e) {
 }
 
 void outfile_abandon(OutFile *file) {
-    struct stat st;
     if (!file) return;
-    bool regular = fstat(file->fd, &st) == 0 && S_ISREG(st.st_mode); // never a device such as /dev/full
     close(file->fd);
-    if (regular) unlink(file->path);
+    unlink(file->path);
     memory_free(file);
 }
 
@@ -200,11 +222,22 @@ int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     if ((size_t)snprintf(partial, sizeof partial, "%s.partial", path) >= sizeof partial)
         return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
+    TRY(file_check_output(path, e));
     TRY(file_save(partial, data, bytes, NULL, e));
     if (rename(partial, path) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
     unlink(partial);
     return e->code;
+}
+
+int file_cut(const char *path, int64_t bytes, Error *e) {
+    int fd, code = 0;
+    if (!file_exists(path)) return 0;
+    TRY(file_open_output(path, O_WRONLY, &fd, e));
+    if (ftruncate(fd, (off_t)bytes) != 0)
+        code = FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot cut it back: %s", path, strerror(errno));
+    close(fd);
+    return code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -214,7 +247,7 @@ int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes,
     int code = 0;
     *out = NULL;
     *out_bytes = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO is to be refused, not waited for
     if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
@@ -414,40 +447,64 @@ static int names_add(Names *names, int *room, const char *name, Error *e) {
     return 0;
 }
 
-int directory_list(const char *path, Names *out, Error *e) {
-    *out = (Names){0};
-    DIR *directory = opendir(path);
-    if (!directory) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
+static int names_read(DIR *directory, Names *out, Error *e) {
     int code = 0, room = 0;
     for (struct dirent *entry; !code && (entry = readdir(directory));)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             code = names_add(out, &room, entry->d_name, e);
-    closedir(directory);
     if (code) names_free(out);
     else if (out->count) qsort(out->name, (size_t)out->count, sizeof *out->name, compare_names);
     return code;
 }
 
-int directory_remove(const char *path, Error *e) {
+int directory_list(const char *path, Names *out, Error *e) {
+    *out = (Names){0};
+    DIR *directory = opendir(path);
+    if (!directory) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
+    int code = names_read(directory, out, e);
+    closedir(directory);
+    return code;
+}
+
+static int cannot_remove(const char *path, Error *e) {
+    return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot remove: %s", path, strerror(errno));
+}
+
+// The directory is open, and is called `name` in the directory `parent`; path: for messages.
+static int remove_opened(int parent, const char *name, DIR *directory, const char *path, const char *const *names,
+                         int count, Names *left, Error *e) {
+    for (int i = 0; i < count; i++)
+        if (unlinkat(dirfd(directory), names[i], 0) != 0 && errno != ENOENT && errno != EISDIR)
+            return cannot_remove(path, e);
+    if (unlinkat(parent, name, AT_REMOVEDIR) == 0) return 0;
+    return errno == ENOTEMPTY || errno == EEXIST ? names_read(directory, left, e) : cannot_remove(path, e);
+}
+
+static int remove_at(int parent, const char *path, const char *const *names, int count, Names *left, Error *e) {
     struct stat st;
-    Names names;
-    if (lstat(path, &st) != 0 && errno == ENOENT) return 0;
-    TRY(directory_list(path, &names, e));
-    int code = 0;
-    for (int i = 0; i < names.count; i++) {
-        char inner[PATH_MAX];
-        TRY_GOTO(path_join(inner, sizeof inner, path, names.name[i], e));
-        bool is_directory = lstat(inner, &st) == 0 && S_ISDIR(st.st_mode);
-        if (is_directory) TRY_GOTO(directory_remove(inner, e));
-        else if (unlink(inner) != 0) {
-            code = FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot remove: %s", inner, strerror(errno));
-            goto done;
-        }
+    const char *name = path_name(path);
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = errno;
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (directory) {
+        int code = remove_opened(parent, name, directory, path, names, count, left, e);
+        closedir(directory);
+        return code;
     }
-    if (rmdir(path) != 0)
-        code = FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot remove: %s", path, strerror(errno));
-done:
-    names_free(&names);
+    if (fd >= 0) close(fd);
+    if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT ? 0 : cannot_remove(path, e);
+    if (S_ISLNK(st.st_mode)) return unlinkat(parent, name, 0) == 0 ? 0 : cannot_remove(path, e);
+    errno = error;
+    return S_ISDIR(st.st_mode) ? cannot_remove(path, e) : 0;
+}
+
+int directory_remove(const char *path, const char *const *names, int count, Names *left, Error *e) {
+    char parent[PATH_MAX];
+    *left = (Names){0};
+    path_parent(path, parent, sizeof parent);
+    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return errno == ENOENT ? 0 : cannot_remove(path, e);
+    int code = remove_at(fd, path, names, count, left, e);
+    close(fd);
     return code;
 }
 

@@ -29,7 +29,14 @@ void digester_destroy(Digester *digester);          // NULL is fine
 
 typedef struct OutFile OutFile;
 
-// Creates the file, or empties the one that is there.
+// Opens a file to write, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here, or with O_EXCL.
+// ERR_WRITE also where a link, a device or a FIFO has its name.
+int file_open_output(const char *path, int flags, int *fd, Error *e);
+
+// ERR_WRITE where something other than a regular file has this name. A free name is fine.
+int file_check_output(const char *path, Error *e);
+
+// Creates the file, or empties the one that is there (file_open_output).
 int outfile_create(OutFile **out, const char *path, Error *e);
 int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
 
@@ -85,8 +92,8 @@ int directory_create(const char *path, Error *e);
 // Renames and syncs the parent, which both share. The new name must be free.
 int path_rename(const char *from, const char *to, const char *parent, Error *e);
 
-// Removes a directory and all that is in it; one that is not there is fine.
-int directory_remove(const char *path, Error *e);
+// Cuts a file back to this many bytes; one that is not there is fine.
+int file_cut(const char *path, int64_t bytes, Error *e);
 
 // Names in a directory but . and .., ascending. *out from memory_alloc, one block: names_free.
 typedef struct {
@@ -95,6 +102,10 @@ typedef struct {
 } Names;
 int directory_list(const char *path, Names *out, Error *e);
 void names_free(Names *names);
+
+// Removes these files of a directory, the last one last, and the directory if nothing else is in it; one that is not
+// there is fine. A link in its place is unlinked, never entered. *left: names that stay, and so does the directory.
+int directory_remove(const char *path, const char *const *names, int count, Names *left, Error *e);
 
 // Bytes that may still be written below the directory.
 int disk_free(const char *directory, uint64_t *bytes, Error *e);

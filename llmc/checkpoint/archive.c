@@ -43,10 +43,14 @@ int64_t archive_step_of(const char *name) {
     return strcmp(canonical, name) == 0 ? step : -1;
 }
 
-static bool is_partial(const char *name) {
+// The step of a temporary name; -1 for any other.
+static int64_t partial_step_of(const char *name) {
+    char step[40];
     size_t length = strlen(name), tail = strlen(PARTIAL_SUFFIX);
-    return strncmp(name, PARTIAL_PREFIX, strlen(PARTIAL_PREFIX)) == 0 && length > tail &&
-           strcmp(name + length - tail, PARTIAL_SUFFIX) == 0;
+    if (*name != '.' || length <= tail || length - tail > sizeof step) return -1;
+    if (strcmp(name + length - tail, PARTIAL_SUFFIX) != 0) return -1;
+    snprintf(step, sizeof step, "%.*s", (int)(length - tail - 1), name + 1);
+    return archive_step_of(step);
 }
 
 typedef struct {
@@ -87,11 +91,60 @@ bool archive_has(const char *out, int64_t step) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Removing what has a temporary name
+
+// All that a checkpoint may hold; the manifest, which lists it, is removed last.
+static const char *const own_files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "state.json",
+                                        "vocab.json",        "merges.txt",  "tokenizer_config.json", MANIFEST_NAME};
+enum { OWN_FILES = sizeof own_files / sizeof *own_files };
+
+// Renames it to step_NNNNNNNN.SUFFIX, or the first of .SUFFIX.2, .SUFFIX.3, ... that is free.
+static int rename_aside(const char *out, int64_t step, const char *from, const char *suffix,
+                        char aside[ARCHIVE_PATH + 32], Error *e) {
+    char path[ARCHIVE_PATH];
+    int copy = 1;
+    TRY(step_path(out, step, path, e));
+    snprintf(aside, ARCHIVE_PATH + 32, "%s.%s", path, suffix);
+    while (file_exists(aside)) snprintf(aside, ARCHIVE_PATH + 32, "%s.%s.%d", path, suffix, ++copy);
+    return path_rename(from, aside, out, e);
+}
+
+static int keep_rest(const char *out, int64_t step, const char *partial, const Names *left, FILE *notes, Error *e) {
+    char aside[ARCHIVE_PATH + 32];
+    const int most = 5; // names in the line
+    TRY(rename_aside(out, step, partial, "kept", aside, e));
+    fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
+    for (int i = 0; i < left->count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left->name[i]);
+    if (left->count > most) fprintf(notes, " and %d more", left->count - most);
+    fputs("\n", notes);
+    return 0;
+}
+
+static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH];
+    const char *names[MANIFEST_FILES + OWN_FILES];
+    Manifest manifest;
+    Names left;
+    int count = 0;
+    TRY(partial_path(out, step, path, e));
+    if (!file_exists(path)) return 0;
+    manifest_read(&manifest, path, &(Error){0}); // without one it lists nothing
+    for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
+    for (int i = 0; i < OWN_FILES; i++) names[count++] = own_files[i];
+    int code = directory_remove(path, names, count, &left, e);
+    if (!code && file_exists(path)) code = keep_rest(out, step, path, &left, notes, e);
+    names_free(&left);
+    return code;
+}
+
+void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Coming to be
 
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Error *e) {
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
     TRY(partial_path(out, step, directory, e));
-    TRY(directory_remove(directory, e));
+    TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
         return FAIL(e, ERR_WRITE, "make room, or choose another --out", "%s: cannot create: %s", directory,
                     strerror(errno));
@@ -127,16 +180,16 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
 // Going away
 
 // Out of the way in one rename first: a checkpoint that is removed half must not look like one.
-static int remove_step(const char *out, int64_t step, Error *e) {
+static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     TRY(step_path(out, step, path, e));
     TRY(partial_path(out, step, partial, e));
-    TRY(directory_remove(partial, e));
+    TRY(remove_partial(out, step, notes, e));
     TRY(path_rename(path, partial, out, e));
-    return directory_remove(partial, e);
+    return remove_partial(out, step, notes, e);
 }
 
-int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e) {
+int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e) {
     Steps steps;
     int code = 0;
     if (keep == 0) return 0;
@@ -145,7 +198,7 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, Error *e) {
         char path[ARCHIVE_PATH];
         Error ignored;
         if (complete >= keep) {
-            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], e));
+            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], path, e));
@@ -156,7 +209,7 @@ done:
     return code;
 }
 
-// What removing a checkpoint gives back, as far as the files tell.
+// What removing a checkpoint gives back, as far as the files tell. A link gives nothing.
 static int step_bytes(const char *out, int64_t step, uint64_t *bytes, Error *e) {
     char path[ARCHIVE_PATH], file[ARCHIVE_PATH];
     struct stat st;
@@ -164,6 +217,7 @@ static int step_bytes(const char *out, int64_t step, uint64_t *bytes, Error *e) 
     int code = 0;
     *bytes = 0;
     TRY(step_path(out, step, path, e));
+    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
     TRY(directory_list(path, &names, e));
     for (int i = 0; i < names.count && !code; i++) {
         code = path_join(file, sizeof file, path, names.name[i], e);
@@ -185,7 +239,7 @@ static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse)
 
 // All but that one and `best` may go, but none goes in vain.
 static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, Removed *removed,
-                           const Pulse *pulse, Error *e) {
+                           FILE *notes, const Pulse *pulse, Error *e) {
     uint64_t left, in_all, one;
     int newest = newest_whole(out, steps, pulse);
     TRY(disk_free(out, &left, e));
@@ -197,7 +251,9 @@ static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, 
     }
     for (int i = steps->count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
         if (i == newest || steps->step[i] == best) continue;
-        TRY(remove_step(out, steps->step[i], e));
+        TRY(step_bytes(out, steps->step[i], &one, e));
+        if (one == 0) continue;
+        TRY(remove_step(out, steps->step[i], notes, e));
         if (removed->count++ == 0) removed->first = steps->step[i];
         removed->last = steps->step[i];
         pulse_beat(pulse);
@@ -206,7 +262,7 @@ static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, 
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed,
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left;
     Steps steps;
@@ -214,7 +270,7 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, stays, removed, pulse, e);
+        int code = remove_for_room(out, &steps, bytes, stays, removed, notes, pulse, e);
         steps_free(&steps);
         if (code) return code;
         TRY(disk_free(out, &left, e));
@@ -225,17 +281,12 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
                 (double)left / (1 << 20));
 }
 
-int archive_tidy(const char *out, Error *e) {
+int archive_tidy(const char *out, FILE *notes, Error *e) {
     Names names;
     int code = 0;
     TRY(directory_list(out, &names, e));
-    for (int i = 0; i < names.count; i++) {
-        char path[ARCHIVE_PATH];
-        if (!is_partial(names.name[i])) continue;
-        TRY_GOTO(path_join(path, sizeof path, out, names.name[i], e));
-        TRY_GOTO(directory_remove(path, e));
-    }
-done:
+    for (int i = 0; i < names.count && !code; i++)
+        if (partial_step_of(names.name[i]) >= 0) code = remove_partial(out, partial_step_of(names.name[i]), notes, e);
     names_free(&names);
     return code;
 }
@@ -270,10 +321,7 @@ done:
 static int set_aside(const char *out, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
     TRY(step_path(out, step, path, e));
-    int copy = 1;
-    snprintf(aside, sizeof aside, "%s.damaged", path);
-    while (file_exists(aside)) snprintf(aside, sizeof aside, "%s.damaged.%d", path, ++copy);
-    TRY(path_rename(path, aside, out, e));
+    TRY(rename_aside(out, step, path, "damaged", aside, e));
     fprintf(notes, "%s is now %s\n", path, aside);
     return 0;
 }

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "checkpoint/llmc_bin.h"
 #include "checkpoint/safetensors.h"
+#include "math/layernorm.h"
 
 #include <assert.h>
 #include <cjson/cJSON.h>
@@ -55,7 +56,7 @@ static const struct {
 } config_fixed[] = {
     {"model_type", "gpt2", 0},
     {"activation_function", "gelu_new", 0}, // the tanh form
-    {"layer_norm_epsilon", NULL, 1e-5},
+    {"layer_norm_epsilon", NULL, LAYERNORM_EPSILON},
     {"scale_attn_weights", NULL, 1},
     {"scale_attn_by_inverse_layer_idx", NULL, 0},
     {"add_cross_attention", NULL, 0},
@@ -132,10 +133,10 @@ static void put_config(FILE *f, const ModelConfig *c, TextTokens text) {
     fprintf(f,
             "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
             "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-            "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
+            "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n"
             "  \"initializer_range\": 0.02,\n  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
             "  \"tie_word_embeddings\": true,\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, c->context);
+            c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON);
     put_token_id(f, "bos_token_id", text.bos);
     put_token_id(f, "eos_token_id", text.eos);
     fputs("  \"torch_dtype\": \"float32\"\n}\n", f);

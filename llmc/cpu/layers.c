@@ -1,6 +1,8 @@
 #include "cpu/layers.h"
 
 #include "cpu/vector_math.h"
+#include "math/layernorm.h"
+#include "math/loss.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -90,22 +92,21 @@ static float row_variance_sum(const float *x, float mean, int C) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] += (x[c + i] - mean) * (x[c + i] - mean);
-    for (; c < C; c++) lane[0] += (x[c] - mean) * (x[c] - mean);
+        for (int i = 0; i < LANES; i++) lane[i] = add_square(lane[i], x[c + i] - mean);
+    for (; c < C; c++) lane[0] = add_square(lane[0], x[c] - mean);
     return lanes_sum(lane);
 }
 
 void layernorm_forward(float *y, float *mean, float *rstd, float *x, const float *residual, const float *gamma,
                        const float *beta, int N, int C) {
-    const float eps = 1e-5f; // GPT-2's layer_norm_epsilon
 #pragma omp parallel for schedule(static) if ((size_t)N * C > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
         float *xi = x + (size_t)i * C, *yi = y + (size_t)i * C;
         if (residual)
             for (int c = 0; c < C; c++) xi[c] += residual[(size_t)i * C + c];
         float m = row_sum(xi, C) / (float)C;
-        float s = 1.0f / sqrtf(row_variance_sum(xi, m, C) / (float)C + eps);
-        for (int c = 0; c < C; c++) yi[c] = (xi[c] - m) * s * gamma[c] + beta[c];
+        float s = layernorm_rstd(row_variance_sum(xi, m, C), C);
+        for (int c = 0; c < C; c++) yi[c] = layernorm_y(layernorm_xhat(xi[c], m, s), gamma[c], beta[c]);
         mean[i] = m;
         rstd[i] = s;
     }
@@ -117,31 +118,25 @@ static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 
 size_t layernorm_scratch(int B, int T, int C) { return (size_t)B * row_blocks(T) * 2 * C; }
 
-// One row: with xhat = (x - mean) rstd and g = dy gamma, dx += rstd (g - mean_c(g) - xhat mean_c(g xhat)).
+// One row: adds to dx, dgamma and dbeta.
 static void layernorm_backward_row(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, float mean,
                                    float rstd, const float *gamma, int C) {
     float lane_g[LANES] = {0}, lane_gx[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
         for (int i = 0; i < LANES; i++) {
-            float xhat = (x[c + i] - mean) * rstd, g = dy[c + i] * gamma[c + i];
-            lane_g[i] += g;
-            lane_gx[i] += g * xhat;
-            dgamma[c + i] += dy[c + i] * xhat;
-            dbeta[c + i] += dy[c + i];
+            float xhat = layernorm_xhat(x[c + i], mean, rstd);
+            lane_g[i] += dy[c + i] * gamma[c + i];
+            layernorm_add(&lane_gx[i], &dgamma[c + i], &dbeta[c + i], dy[c + i], gamma[c + i], xhat);
         }
     for (; c < C; c++) {
-        float xhat = (x[c] - mean) * rstd, g = dy[c] * gamma[c];
-        lane_g[0] += g;
-        lane_gx[0] += g * xhat;
-        dgamma[c] += dy[c] * xhat;
-        dbeta[c] += dy[c];
+        float xhat = layernorm_xhat(x[c], mean, rstd);
+        lane_g[0] += dy[c] * gamma[c];
+        layernorm_add(&lane_gx[0], &dgamma[c], &dbeta[c], dy[c], gamma[c], xhat);
     }
     float mean_g = lanes_sum(lane_g) / (float)C, mean_gx = lanes_sum(lane_gx) / (float)C;
-    for (c = 0; c < C; c++) {
-        float xhat = (x[c] - mean) * rstd;
-        dx[c] += rstd * (dy[c] * gamma[c] - mean_g - xhat * mean_gx);
-    }
+    for (c = 0; c < C; c++)
+        dx[c] += layernorm_dx(dy[c], gamma[c], layernorm_xhat(x[c], mean, rstd), rstd, mean_g, mean_gx);
 }
 
 void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const float *dy,
@@ -218,11 +213,11 @@ void cross_entropy(float *loss, float *logits, const uint16_t *target, int N, in
         float *row = logits + (size_t)i * stride;
         float max = row_max(row, V), at_target = row[target[i]];
         float sum = row_exp(row, max, V);
-        loss[i] = logf(sum) + max - at_target;
+        loss[i] = loss_at(loss_logsumexp(max, sum), at_target);
         if (gradient == 0) continue;
         float scale = gradient / sum;
         for (int v = 0; v < V; v++) row[v] *= scale;
-        row[target[i]] -= gradient;
+        row[target[i]] = loss_gradient_at_target(row[target[i]], gradient);
         memset(row + V, 0, sizeof(float) * (size_t)(stride - V));
     }
 }
@@ -236,7 +231,7 @@ static double chunk_squares(const float *x, size_t n) {
     float lane[LANES] = {0};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (int k = 0; k < LANES; k++) lane[k] += x[i + k] * x[i + k];
+        for (int k = 0; k < LANES; k++) lane[k] = add_square(lane[k], x[i + k]);
     double sum = 0;
     for (; i < n; i++) sum += (double)x[i] * x[i];
     for (int k = 0; k < LANES; k++) sum += lane[k];

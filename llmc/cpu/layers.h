@@ -23,7 +23,7 @@ typedef struct {
 EmbeddingNorms embedding_example_norms(const float *dx /* (T, C) */, const float *head_rows /* (T, C) */,
                                        const uint16_t *tokens /* (T) */, int T, int C, float *scratch /* (C) */);
 
-// LayerNorm over C (Ba et al. 2016): y = (x - mean) * rstd * gamma + beta, rstd = 1 / sqrt(variance + 1e-5).
+// LayerNorm of N rows of C (math/layernorm.h); mean and rstd (N) are kept for the backward pass.
 // residual (N, C) or NULL: x is first replaced by x + residual (and written back), the sum that feeds the LayerNorm.
 void layernorm_forward(float *y, float *mean, float *rstd, float *x /* (N, C) */, const float *residual,
                        const float *gamma, const float *beta, int N, int C);

@@ -5,6 +5,8 @@
 #ifndef GNS_CPU_VECTOR_MATH_H
 #define GNS_CPU_VECTOR_MATH_H
 
+#include "math/gelu.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -62,15 +64,9 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     return vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
 }
 
-// GELU, tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415; GPT-2's): x/2 (1 + tanh u), u = sqrt(2/pi)(x + 0.044715
-// x^3). Since (1 + tanh u)/2 = 1/(1 + exp(-2u)), it is x s with s = sigmoid(2u), which loses no digits where x is
-// negative.
-#define GELU_SCALE 0x1.988454p+0f // 2 sqrt(2/pi)
-#define GELU_CUBIC 0.044715f
-
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
-// With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
+// GELU is x s, s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);

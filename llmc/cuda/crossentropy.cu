@@ -6,6 +6,7 @@
 // computes. Rows that do not fit are read again, mostly from the L2 cache.
 #include "cuda/crossentropy.cuh"
 #include "cuda/vec.cuh"
+#include "math/loss.h"
 
 #include <assert.h>
 #include <math_constants.h>
@@ -127,9 +128,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     const int n = k.row0 + blockIdx.x;
     const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
     const Partial all = partial_join_block(row_partial<CACHED>(row, cache, k.V), shared);
-    const float logsumexp = all.max + logf(all.sum);
+    const float logsumexp = loss_logsumexp(all.max, all.sum);
     if constexpr (!GRADIENT) {
-        if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - real_to_float(row[target]);
+        if (threadIdx.x == 0) k.losses[blockIdx.x] = loss_at(logsumexp, real_to_float(row[target]));
         return;
     }
 
@@ -146,8 +147,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 if (c + j != target) continue;
-                k.losses[blockIdx.x] = logsumexp - x[j];
-                p[j] -= onehot;
+                k.losses[blockIdx.x] = loss_at(logsumexp, x[j]);
+                p[j] = loss_gradient_at_target(p[j], onehot);
             }
         }
         pack_store(row + c, pack_of<VEC>(p));

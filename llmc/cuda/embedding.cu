@@ -2,6 +2,7 @@
 #include "cuda/embedding.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
+#include "math/accumulate.h"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -275,10 +276,10 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
             const int i = i0 + r;
             if (i >= T) continue;
             run += x[r];
-            position = fmaf(x[r], x[r], position);
-            cross = fmaf(x[r], u[r], cross);
+            position = add_square(position, x[r]);
+            cross = add_product(cross, x[r], u[r]);
             if (i + 1 < T && key[i + 1] == key[i]) continue;
-            token = fmaf(run, run, token);
+            token = add_square(token, run);
             run = 0.0f;
         }
     }

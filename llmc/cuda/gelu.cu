@@ -1,17 +1,11 @@
 // gelu: see gelu.cuh.
-//
-// 0.5 x (1 + tanh(u)) = x s, s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3). Written with the sigmoid nothing
-// cancels for negative x, and the fast exponential is good enough for bf16. The derivative is
-// s + x s (1 - s) 2 u', u' = sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
+#include "math/gelu.h"
 
-#define SQRT_2_OVER_PI 0.7978845608028654f
-#define GELU_CUBIC     0.044715f
-
-// sigmoid(2 u(x))
+// sigmoid(2u); the fast exponential is good enough for bf16
 __device__ static inline float gelu_sigmoid(float x) {
-    const float minus_2u = -2.0f * SQRT_2_OVER_PI * x * fmaf(GELU_CUBIC * x, x, 1.0f);
+    const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
 #ifdef GNS_FP32
     return 1.0f / (1.0f + expf(minus_2u));
 #else
@@ -23,7 +17,7 @@ __device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
 __device__ static inline float gelu_derivative(float x) {
     const float s = gelu_sigmoid(x);
-    const float twice_du = 2.0f * SQRT_2_OVER_PI * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
+    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
     return s + x * s * (1.0f - s) * twice_du;
 }
 

@@ -1,8 +1,7 @@
 // layernorm: see layernorm.cuh.
 #include "cuda/layernorm.cuh"
 #include "cuda/vec.cuh"
-
-static __device__ const float LN_EPS = 1e-5f;
+#include "math/layernorm.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
@@ -27,7 +26,7 @@ __device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd,
     pack_get(g, pack_load<W>(gamma + c));
     pack_get(b, pack_load<W>(beta + c));
 #pragma unroll
-    for (int j = 0; j < W; j++) y[j] = fmaf((x[j] - mean) * rstd, g[j], b[j]);
+    for (int j = 0; j < W; j++) y[j] = layernorm_y(layernorm_xhat(x[j], mean, rstd), g[j], b[j]);
     return pack_of<W>(y);
 }
 
@@ -62,8 +61,8 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     for (int p = 0; p < PACKS; p++)
         if ((p * WARP + lane) * VEC < C)
 #pragma unroll
-            for (int j = 0; j < VEC; j++) squares = fmaf(x[p][j] - m, x[p][j] - m, squares);
-    const float r = rsqrtf(warp_sum(squares) / C + LN_EPS);
+            for (int j = 0; j < VEC; j++) squares = add_square(squares, x[p][j] - m);
+    const float r = layernorm_rstd(warp_sum(squares), C);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
@@ -92,9 +91,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
-        for (int j = 0; j < W; j++) squares = fmaf(x[j] - m, x[j] - m, squares);
+        for (int j = 0; j < W; j++) squares = add_square(squares, x[j] - m);
     }
-    const float r = rsqrtf(block_sum(squares, shared[1]) / C + LN_EPS);
+    const float r = layernorm_rstd(block_sum(squares, shared[1]), C);
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
         pack_store(out + start + c, normalise<W>(x, m, r, gamma, beta, c));
@@ -195,11 +194,9 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
-            grads[0][j] = fmaf(dy[j], xhat, grads[0][j]);
-            grads[1][j] += dy[j];
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
-            sums[2 * r + 1] = fmaf(dy[j] * gamma[j], xhat, sums[2 * r + 1]);
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
         }
         pack_forget(t.dy[r]);
         pack_forget(t.x[r]);
@@ -235,8 +232,8 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
-            dx[j] += t.rstd[r] * (fmaf(dy[j], gamma[j], -means[2 * r]) - xhat * means[2 * r + 1]);
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
+            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
         }
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
@@ -306,20 +303,21 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
         float *slot = k.partials + (size_t)(blockIdx.x + b) * SETS * C; // (SETS, C)
         float m1 = 0.0f, m2 = 0.0f;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dy = real_to_float(k.dy[start + c]), dyg = dy * real_to_float(k.gamma[c]);
-            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
-            m1 += dyg;
-            m2 = fmaf(dyg, xhat, m2);
-            slot[c] = (fresh ? 0.0f : slot[c]) + dy * xhat;
-            slot[C + c] = (fresh ? 0.0f : slot[C + c]) + dy;
+            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
+            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
+            float dgamma = fresh ? 0.0f : slot[c], dbeta = fresh ? 0.0f : slot[C + c];
+            m1 += dy * gamma;
+            layernorm_add(&m2, &dgamma, &dbeta, dy, gamma, xhat);
+            slot[c] = dgamma;
+            slot[C + c] = dbeta;
         }
         m1 = block_sum(m1, shared[0]) / C;
         m2 = block_sum(m2, shared[1]) / C;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dyg = real_to_float(k.dy[start + c]) * real_to_float(k.gamma[c]);
-            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
+            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
+            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
             const float old = ACCUMULATE ? real_to_float(k.dresidual[start + c]) : 0.0f;
-            const real written = (real)(old + rstd * (dyg - m1 - xhat * m2));
+            const real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
             k.dresidual[start + c] = written;
             if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
         }

@@ -7,7 +7,7 @@
 #include "cuda/cuda_common.cuh"
 #include "cuda/reduce.cuh"
 
-// out = (x - mean) * rstd * gamma + beta, eps = 1e-5, statistics in fp32.
+// out = (x - mean) * rstd * gamma + beta, statistics in fp32 (math/layernorm.h).
 // out, x (N, C); mean, rstd (N); gamma, beta (C). N is B * T.
 int layernorm_forward(real *out, float *mean, float *rstd, const real *x, const real *gamma, const real *beta, int N,
                       int C, cudaStream_t stream, Error *e);

@@ -17,9 +17,7 @@ void optimizer_decay_map(uint8_t *decay, const Model *model) {
 __global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
     double square = 0;
     for (int i = 0; i < count; i++) square += grad_sq[i];
-    double norm = sqrt(square) / batch; // of the mean gradient
-    double clip = grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1.0;
-    *scale = isfinite(norm) ? (float)(clip / batch) : NAN;
+    *scale = (float)adamw_grad_scale(square, batch, grad_clip);
 }
 
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,

@@ -1,6 +1,7 @@
 // reduce: see reduce.cuh.
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
+#include "math/accumulate.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Small sums over examples
@@ -199,7 +200,7 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * FLAT_THREADS) {
         const Floats<4> v = floats_load<4>(x + i);
 #pragma unroll
-        for (int j = 0; j < 4; j++) s[j] = fmaf(v.x[j], v.x[j], s[j]);
+        for (int j = 0; j < 4; j++) s[j] = add_square(s[j], v.x[j]);
     }
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
             if (b >= E) continue;
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                squares[b] = fmaf(v[b].x[j], v[b].x[j], squares[b]);
+                squares[b] = add_square(squares[b], v[b].x[j]);
                 g.x[j] += v[b].x[j];
             }
         }

@@ -30,8 +30,14 @@ static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double
 }
 
 // The factor that brings a gradient of this global norm down to max_norm (Pascanu et al. 2013); max_norm 0: never.
-static inline double adamw_clip(double norm, double max_norm) {
+GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
+}
+
+// From a gradient summed over the batch to the clipped mean. sq: the sum's squared norm. NaN where that is not finite.
+GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
+    double norm = sqrt(sq) / batch;
+    return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;
 }
 
 // Returns the new parameter and moves the moments m and v. `decay`: does weight decay apply to this tensor?

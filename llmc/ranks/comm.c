@@ -102,7 +102,7 @@ static WatchdogEntry *board_open(const Launch *launch) {
     char path[512];
     if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
     int n = snprintf(path, sizeof path, "%s/gns_ranks.%s", launch->directory, launch->job);
-    int fd = n < (int)sizeof path ? open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600) : -1;
+    int fd = n < (int)sizeof path ? open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
     if (fd < 0) return NULL;
     size_t bytes = watchdog_board_bytes(launch->ranks);
     void *memory = MAP_FAILED;

@@ -97,8 +97,7 @@ static int open_locked(Metrics *m, const char *directory, bool *may_go, Error *e
     TRY(path_join(m->csv_path, sizeof m->csv_path, directory, "metrics.csv", e));
     TRY(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
     strcpy(m->directory, directory); // which is shorter
-    m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (m->fd < 0) return cannot_write(m->path, e);
+    TRY(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
     TRY(run_lock_take(m->fd, m->path, directory, may_go, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
     if (m->bytes < 0) return cannot_write(m->path, e);
@@ -238,9 +237,7 @@ static int make_csv(Metrics *m, Error *e) {
     if (csv && fclose(csv) != 0 && !code) code = no_memory(m, e);
     if (!code) code = file_replace(m->csv_path, text, bytes, e);
     free(text);
-    if (code) return code;
-    m->csv_fd = open(m->csv_path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    return m->csv_fd < 0 ? cannot_write(m->csv_path, e) : 0;
+    return code ? code : file_open_output(m->csv_path, O_WRONLY | O_APPEND, &m->csv_fd, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -266,8 +263,9 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
 
 // Better to know at once than at the first sample.
 static int can_append(const char *path, Error *e) {
-    int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : cannot_write(path, e);
+    int fd;
+    if (!file_exists(path)) return 0;
+    TRY(file_open_output(path, O_WRONLY | O_APPEND, &fd, e));
     close(fd);
     return 0;
 }
@@ -285,7 +283,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
         return make_csv(m, e);
     }
     TRY(bytes_until(m->samples_path, step, &keep, e));
-    if (truncate(m->samples_path, keep) != 0 && errno != ENOENT) return cannot_write(m->samples_path, e);
+    TRY(file_cut(m->samples_path, keep, e));
     TRY(tensorboard_cut(m->directory, step, e));
     return make_csv(m, e);
 }
@@ -435,8 +433,8 @@ int metrics_command(Metrics *m, int64_t first_step, const char *command, Error *
 
 // On the disk at once: samples are few, and nothing else holds them.
 static int append_sample(Metrics *m, Error *e) {
-    int fd = open(m->samples_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0) return cannot_write(m->samples_path, e);
+    int fd;
+    TRY(file_open_output(m->samples_path, O_WRONLY | O_CREAT | O_APPEND, &fd, e));
     int code = write_text(m, fd, m->samples_path, e);
     if (!code) code = descriptor_sync(fd, m->samples_path, e);
     close(fd);

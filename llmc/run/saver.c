@@ -99,18 +99,17 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
 }
 
-static int write_checkpoint(Saver *s, Error *e) {
+static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     char directory[ARCHIVE_PATH];
     Manifest manifest = {.pulse = &s->pulse};
-    Error ignored;
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, &s->pulse, e));
-    TRY(archive_begin(s->config.out, s->report.step, directory, e));
+    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse, e));
+    TRY(archive_begin(s->config.out, s->report.step, directory, notes, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
     got_on(s);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
-    if (code) directory_remove(directory, &ignored); // gives back the room it took
+    if (code) archive_abandon(s->config.out, s->report.step, notes); // gives back the room it took
     return code;
 }
 
@@ -132,12 +131,14 @@ static int take_snapshot(Saver *s, Parallel *source, Error *e) {
 static void *save_all(void *argument) {
     Saver *s = argument;
     SaveReport *report = &s->report;
+    FILE *lines = fmemopen(report->notes, sizeof report->notes - 1, "w"), *notes = lines ? lines : stderr;
     int code = s->source ? take_snapshot(s, s->source, &report->error) : 0;
     if (s->source) sem_post(&s->taken);
-    if (!code) code = write_checkpoint(s, &report->error);
+    if (!code) code = write_checkpoint(s, notes, &report->error);
     report->seconds = clock_seconds() - s->started;
     if (!code) code = read_back(report->directory, &s->pulse, &report->error);
-    if (!code) archive_thin(s->config.out, s->config.keep, s->after, &report->note);
+    if (!code) archive_thin(s->config.out, s->config.keep, s->after, notes, &report->note);
+    if (lines) fclose(lines);
     atomic_store(&s->ended, true);
     return NULL;
 }

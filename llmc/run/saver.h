@@ -30,9 +30,10 @@ typedef struct {
 // What became of a save.
 typedef struct {
     int64_t step;
-    Error error;     // code 0: it is on the disk, under its name, verified
-    Error note;      // code 0, or what went wrong beside it: an older one could not be removed
-    Removed removed; // older ones, before it was written, for want of room
+    Error error;      // code 0: it is on the disk, under its name, verified
+    Error note;       // code 0, or what went wrong beside it: an older one could not be removed
+    char notes[8192]; // lines for stderr: files that stay of checkpoints that were removed
+    Removed removed;  // older ones, before it was written, for want of room
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken

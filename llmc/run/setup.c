@@ -426,7 +426,7 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr,
                 "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
-    TRY(archive_tidy(out, e));
+    TRY(archive_tidy(out, stderr, e));
     TRY(archive_set_aside_after(out, r->at.step, stderr, e));
     return metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, e);
 }

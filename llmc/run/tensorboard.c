@@ -380,7 +380,8 @@ static int cut_file(const char *path, int64_t step, Error *e) {
     int64_t records;
     TRY(measure(path, step, &keep, &records, e));
     bool only_its_version = records <= 1;
-    if (only_its_version ? unlink(path) == 0 : truncate(path, keep) == 0) return 0;
+    if (!only_its_version) return file_cut(path, keep, e);
+    if (unlink(path) == 0) return 0;
     return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot cut it back: %s", path, strerror(errno));
 }
 

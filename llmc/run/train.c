@@ -127,6 +127,7 @@ static void tell_removed(const Run *r, const Removed *removed) {
 static void tell_save(Run *r, const SaveReport *report) {
     progress_break(&r->progress);
     tell_removed(r, &report->removed);
+    fputs(report->notes, stderr);
     if (report->error.code) {
         save_failed(r, report->step, &report->error);
         return;

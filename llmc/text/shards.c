@@ -331,22 +331,24 @@ static int shard_write_header(ShardWriter *w, Error *e) {
     return 0;
 }
 
-static int writer_create(ShardWriter **out, const char *path, const char *mode, Error *e) {
+static int writer_create(ShardWriter **out, const char *path, int flags, Error *e) {
+    int fd;
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
     TRY(memory_alloc_zero((void **)out, sizeof **out, "shard writer", e));
     strcpy((*out)->path, path);
     partial_path((*out)->partial, path);
-    (*out)->file = fopen((*out)->partial, mode);
-    if ((*out)->file) return 0;
-    write_failed(*out, e);
+    int code = file_open_output((*out)->partial, O_WRONLY | flags, &fd, e);
+    if (!code) (*out)->file = fdopen(fd, "wb");
+    if (!code && (*out)->file) return 0;
+    if (!code) write_failed(*out, e), close(fd);
     memory_free(*out);
     *out = NULL;
     return e->code;
 }
 
 int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
-    TRY(writer_create(out, path, "wb", e));
+    TRY(writer_create(out, path, O_CREAT | O_TRUNC, e));
     int code = shard_write_header(*out, e);
     if (!code) return 0;
     fclose((*out)->file);
@@ -358,7 +360,7 @@ int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
 
 int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e) {
     ShardWriter *w;
-    TRY(writer_create(&w, path, "r+b", e));
+    TRY(writer_create(&w, path, 0, e));
     off_t bytes = (off_t)(SHARD_HEADER_BYTES + 2 * count);
     if (fseeko(w->file, 0, SEEK_END) != 0 || ftello(w->file) < bytes || ftruncate(fileno(w->file), bytes) != 0 ||
         fseeko(w->file, 0, SEEK_END) != 0) {
@@ -400,6 +402,7 @@ int shard_writer_suspend(ShardWriter *w, Error *e) {
 int shard_publish(const char *path, Error *e) {
     char partial[PARTIAL_MAX];
     partial_path(partial, path);
+    TRY(file_check_output(path, e));
     if (rename(partial, path) != 0)
         return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
     parent_sync(path); // a rename is on disk once the directory that holds the name is

@@ -5,6 +5,7 @@
 #include "base/files.h"
 #include "math/rng.h"
 #include "../test.h"
+#include "../tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -286,7 +287,6 @@ static void test_parent(void) {
 int main(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
     char scratch[4096];
-    Error e;
     snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
     if (!mkdtemp(scratch) || chdir(scratch) != 0) return 1;
     seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL);
@@ -302,6 +302,6 @@ int main(void) {
     RUN(test_replace);
     RUN(test_parent);
     free(data);
-    if (chdir("/") == 0) directory_remove(scratch, &e);
+    if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

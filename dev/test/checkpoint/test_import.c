@@ -8,6 +8,7 @@
 #include "half.h"
 #include "../small_model.h"
 #include "../test.h"
+#include "../tree.h"
 
 #include <limits.h>
 #include <unistd.h>
@@ -254,7 +255,7 @@ static void test_moments_in_parts(void) {
         CHECK(code == cases[i].code, "case %zu: exit code %d", i, code);
         for (size_t k = 0; k < model.flat_count; k++) wrong += received[k] != values[k] + 1;
         CHECK(cases[i].code || wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
-        directory_remove("moments", &e);
+        remove_tree("moments");
     }
 }
 
@@ -276,7 +277,7 @@ static void test_moments_that_are_wanted(void) {
         wrong += received[i] != (asked ? values[i] + 1 : -7);
     }
     CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
-    directory_remove("wanted", &e);
+    remove_tree("wanted");
 }
 
 // Moments are fp32, and as many as their name says: another type would be taken for values that were never saved.
@@ -475,6 +476,6 @@ int main(void) {
     free(values);
     free(received);
     model_destroy(&model);
-    if (chdir("/") == 0) directory_remove(scratch, &e);
+    if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

@@ -7,6 +7,8 @@
 #include "half.h"
 #include "../test.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -223,6 +225,15 @@ static void test_write_and_read(void) {
     memory_free(b);
 }
 
+// Stands for a full disk: no file may have more bytes.
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit");
+    limit.rlim_cur = bytes;
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
+}
+
 static void test_write_errors(void) {
     SafetensorsWriter *writer;
     Error e = {0};
@@ -230,21 +241,23 @@ static void test_write_errors(void) {
     static float zeros[100000];
     CHECK_ERROR(safetensors_create(&writer, "/nonexistent/x.safetensors", &e), &e, ERR_WRITE,
                 "/nonexistent/x.safetensors");
-    const char *full = "/dev/full: write failed: No space"; // a device that is always full
-    CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e);
+    const char *full = "full.safetensors: write failed: File too large", *path = scratch("full.safetensors");
+    limit_files(100000);
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
     CHECK_OK(safetensors_write(writer, zeros, sizeof zeros, &e), &e); // not enough yet to go out
     CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_WRITE, full);
 
     const uint64_t long_shape[1] = {100 * shape[0]};
     int code = 0;
-    CHECK_OK(safetensors_create(&writer, "/dev/full", &e), &e);
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, long_shape, &e), &e);
     for (int i = 0; !code && i < 100; i++) code = safetensors_write(writer, zeros, sizeof zeros, &e);
     CHECK_ERROR(code, &e, ERR_WRITE, full);
     safetensors_abandon(writer);
+    limit_files(RLIM_INFINITY);
 
-    const char *path = scratch("short.safetensors"); // data is missing
+    path = scratch("short.safetensors"); // data is missing
     CHECK_OK(safetensors_create(&writer, path, &e), &e);
     CHECK_OK(safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape, &e), &e);
     CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);

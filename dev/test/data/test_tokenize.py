@@ -632,6 +632,24 @@ def test_existing_output():
     check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
 
 
+def test_no_output_through_a_link():
+    """What a link or a FIFO of an output's name leads to stays as it is."""
+    write("a.txt", "a text")
+    write("victim", "precious")
+    for name in ("out_train_000000.bin.partial", "out.state.partial", "out_train_000000.bin"):
+        for put in (lambda: os.symlink("victim", name), lambda: os.mkfifo(name)):
+            clean()
+            put()
+            done = subprocess.run([TOKENIZE[0], *BYTES, "a.txt"], capture_output=True, timeout=60)
+            check(done.returncode in (0, 64, 74), f"{name}: exit code {done.returncode}: {done.stderr}")
+            check(open("victim").read() == "precious", f"{name}: written through a link")
+    os.mkdir("bpe")
+    os.symlink("../victim", "bpe/vocab.json")
+    write("text.txt", random_text(20000))
+    error = run("--train-bpe", 300, "--out", "bpe", "--force", "text.txt", expect=74)
+    check("error: bpe/vocab.json: " in error and open("victim").read() == "precious", f"says {error}")
+
+
 def contents(files):
     return {f: open(f, "rb").read() for f in files}
 

@@ -269,6 +269,12 @@ int __real_unlink(const char *path);
 int __wrap_unlink(const char *path);
 int __wrap_unlink(const char *path) { return strikes(CALL_UNLINK) ? -1 : __real_unlink(path); }
 
+int __real_unlinkat(int directory, const char *name, int flags);
+int __wrap_unlinkat(int directory, const char *name, int flags);
+int __wrap_unlinkat(int directory, const char *name, int flags) {
+    return strikes(CALL_UNLINK) ? -1 : __real_unlinkat(directory, name, flags);
+}
+
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...) {

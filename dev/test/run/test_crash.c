@@ -542,7 +542,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     Manifest manifest = {.count = 0};
     FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin(out, step, directory, &e), &e);
+    CHECK_OK(archive_begin(out, step, directory, stderr, &e), &e);
     CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
@@ -622,7 +622,7 @@ static void test_retention(void) {
             make_checkpoint("kept", step, &step, sizeof step);
             if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
             else newest = step;
-            CHECK_OK(archive_thin("kept", keep, -1, &e), &e);
+            CHECK_OK(archive_thin("kept", keep, -1, stderr, &e), &e);
             if (newest) {
                 CHECK_OK(archive_newest("kept", notes, NULL, &found, &newest_found, directory, &e), &e);
                 CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);

@@ -5,6 +5,7 @@
 #include "run/metrics.h"
 #include "gns/noise.h"
 #include "../test.h"
+#include "../tree.h"
 
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -226,13 +227,12 @@ static void test_ratio(void) {
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
-    Error e = {0};
     snprintf(scratch, sizeof scratch, "%s/gns_metrics_XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(scratch) || chdir(scratch) != 0) return ERR_INTERNAL;
     RUN(test_names);
     RUN(test_infinite_bound);
     RUN(test_skipped_step);
     RUN(test_ratio);
-    if (chdir("/") == 0) directory_remove(scratch, &e);
+    if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

@@ -103,6 +103,18 @@ END
     cp "$work"/b8/* "$work/bad" && echo '{"parts": [{"command": "x"}], "options": {}}' > "$work/bad/run.json"
     fails "a command that is none" 'run.json: "parts" is no list of commands'
     returns 74 "$python" scripts/report.py "$work/b128" -o "$work/none/there.html"
+    echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo" && ln -s victim "$work/there.tmp"
+    for name in link fifo there; do
+        returns 74 timeout 60 "$python" scripts/report.py "$work/b128" -o "$work/$name"
+        check "$name: says $(cat "$work/log")" one_line "$work/log"
+        check "$name: no remedy" says "$work/log" "move it away"
+        check "$name: written through" [ "$(cat "$work/victim")" = precious ]
+    done
+    check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a -L "$work/there.tmp" ]
+    if mknod "$work/device" c 1 7 2> /dev/null; then # one that is always full
+        returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
+        check "a device was replaced" [ -c "$work/device" ]
+    fi
     returns 64 "$python" scripts/report.py
     check "no run named: not one line" one_line "$work/log"
     end errors
