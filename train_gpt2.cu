@@ -35,8 +35,7 @@ static int pinned_take(Engine *engine, Error *e) {
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
-    CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
-    return 0;
+    return CUDA_CALL(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
 }
 
 static int tables_load(Engine *engine, Error *e) {
@@ -50,8 +49,7 @@ static int tables_load(Engine *engine, Error *e) {
         ((ReduceSegment *)host)[i] = {model->tensors[i].offset, model->tensors[i].count};
     if (status == cudaSuccess) status = cudaMemcpy(engine->segment, host, segment_bytes, cudaMemcpyHostToDevice);
     memory_free(host);
-    CUDA_TRY(status, e);
-    return 0;
+    return CUDA_CALL(status, e);
 }
 
 // Everything else has kernels for any model there may be.
@@ -73,8 +71,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
 static void cuda_destroy(Engine *engine) {
@@ -156,8 +153,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Err
     CUDA_TRY(cudaMemcpyAsync(engine->tokens, engine->staged[slot], count * sizeof *tokens, cudaMemcpyHostToDevice,
                              engine->stream),
              e);
-    CUDA_TRY(cudaEventRecord(engine->sent[slot], engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -540,8 +536,7 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     }
     CUDA_TRY(cudaMemcpyAsync(loss, engine->loss, (size_t)n * T * sizeof(float), cudaMemcpyDeviceToHost, engine->stream),
              e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
 // What follows a token does not change its logits (the model is causal), so n is rounded up to a whole tile: text that
@@ -557,8 +552,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     CUDA_TRY(cudaMemcpyAsync(logits, engine->logits, engine->config.model->config.vocab * sizeof(float),
                              cudaMemcpyDeviceToHost, engine->stream),
              e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.

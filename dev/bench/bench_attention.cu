@@ -72,8 +72,7 @@ static int time_repeats(Bench *b, Launch launch, double hold, float *median, flo
     *median = ms[REPEATS / 2];
     *best = ms[0];
     CUDA_TRY(cudaEventDestroy(start), e);
-    CUDA_TRY(cudaEventDestroy(stop), e);
-    return 0;
+    return CUDA_CALL(cudaEventDestroy(stop), e);
 }
 
 static int time_launch(Bench *b, const char *name, Launch launch, double products, Error *e) {

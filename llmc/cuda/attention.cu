@@ -61,8 +61,7 @@ int attention_rows_fill(AttentionRows *rows, void *workspace, const float *lse, 
     size_t count = (size_t)s.heads() * s.padded_T();
     *rows = {(float *)workspace, (float *)workspace + count};
     rows_kernel<<<(unsigned)(count / BLOCK_ROWS), ROW_THREADS, 0, stream>>>(*rows, lse, dout, out, s);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 size_t attention_workspace_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }

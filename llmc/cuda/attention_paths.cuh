@@ -38,8 +38,7 @@ int attention_rows_fill(AttentionRows *rows, void *workspace, const float *lse, 
 
 // Grants a kernel `bytes` of dynamic shared memory: more than 48 KB need it.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
-    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
-    return 0;
+    return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }
 
 template <int N> __device__ static inline void clear(float (&c)[N]) {

@@ -251,8 +251,7 @@ int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream
     TRY(attention_sm90_blocks(&blocks, e));
     TRY(shared_memory_allow(forward_kernel<F>, F::SHARED_BYTES, e));
     forward_kernel<F><<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 } // namespace
@@ -273,8 +272,7 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
 int attention_sm90_blocks(int *count, Error *e) {
     int device;
     CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
-    return 0;
+    return CUDA_CALL(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
 }
 
 // The driver's cuTensorMapEncodeTiled, without linking to the driver's library.

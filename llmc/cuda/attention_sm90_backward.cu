@@ -382,7 +382,7 @@ int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, 
     for (auto l : launches) {
         TRY(shared_memory_allow(l.kernel, l.bytes, e));
         l.kernel<<<blocks, THREADS, l.bytes, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, attention_scale(s));
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     return 0;
 }

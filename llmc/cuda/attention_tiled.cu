@@ -388,8 +388,7 @@ static int forward(real *out, float *lse, const real *qkv, AttentionShape s, cud
     const size_t bytes = 3 * ROWS * STRIDE<DP> * sizeof(real);
     TRY(shared_memory_allow(forward_kernel<DP>, bytes, e));
     forward_kernel<DP><<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 template <int DP>
@@ -399,7 +398,7 @@ static int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows
     for (auto kernel : {dkdv_kernel<DP>, dq_kernel<DP>}) {
         TRY(shared_memory_allow(kernel, bytes, e));
         kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s));
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     return 0;
 }

@@ -162,8 +162,7 @@ template <bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, c
         CUDA_TRY(cudaFuncSetAttribute(row_kernel<GRADIENT, CACHED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  e);
     row_kernel<GRADIENT, CACHED><<<R, ROW_THREADS, bytes, stream>>>(rows);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // Does a row fit into shared memory, on this device?

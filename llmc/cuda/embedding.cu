@@ -38,8 +38,7 @@ int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const 
     const unsigned blocks = blocks_for(packs);
     if (C % VEC) forward_kernel<1><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
     else forward_kernel<VEC><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -80,7 +79,7 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     order->row = (uint32_t *)(at + step);
     uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
     keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, by_example, N, T);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
     size_t bytes = 0;
@@ -88,10 +87,9 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     if (bytes > radix_bytes(N))
         return FAIL(e, ERR_INTERNAL, NULL, "the sort of %d tokens takes %zu bytes of scratch, not %zu", N, bytes,
                     radix_bytes(N));
-    CUDA_TRY(
+    return CUDA_CALL(
         cub::DeviceRadixSort::SortPairs(at + 4 * step, bytes, keys, order->key, rows, order->row, N, 0, bits, stream),
         e);
-    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -204,11 +202,10 @@ static int token_backward(float *dwte, float *partials, const real *dx, Embeddin
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(N, TILE), columns);
     token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, N, C);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     token_run_kernel<W><<<blocks, dim3(threads, RUN_SHARES), threads * RUN_SHARES * W * sizeof(float), stream>>>(
         dwte, partials, order, N, C);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -241,11 +238,11 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
     const unsigned blocks = blocks_for(packs);
     if (C % VEC) {
         position_kernel<1><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
         return token_backward<1>(dwte, partials, dx, order, B * T, C, stream, e);
     }
     position_kernel<VEC><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return token_backward<VEC>(dwte, partials, dx, order, B * T, C, stream, e);
 }
 
@@ -300,7 +297,7 @@ int embedding_example_squares(double *token, double *cross, double *position, co
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
     example_kernel<<<B * groups, GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
 
@@ -324,6 +321,5 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
     const unsigned blocks = blocks_for(packs);
     if (W == 1) gather_kernel<1><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     else gather_kernel<4><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }

@@ -29,14 +29,12 @@ int engine_state_clear(Engine *engine, Error *e) {
         size_t n = is_whole(engine, kind) ? all : owned;
         if (array) CUDA_TRY(cudaMemsetAsync(array, 0, n * sizeof(float), engine->stream), e);
     }
-    CUDA_TRY(cudaMemsetAsync(engine->weight, 0, all * sizeof(real), engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, all * sizeof(real), engine->stream), e);
 }
 
 // Marks where in the queue weights and moments have got the values that engine_store is to store: it waits for no more.
 static int state_ready(Engine *engine, Error *e) {
-    CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e);
 }
 
 // Ends a call that has queued copies from or to its caller's memory. They are waited for where the call has failed
@@ -44,13 +42,11 @@ static int state_ready(Engine *engine, Error *e) {
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
-    CUDA_TRY(status, e);
-    return 0;
+    return CUDA_CALL(status, e);
 }
 
 static int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
 }
 
 // The working weights, rounded on the way: the device has no room for the master weights of other ranks.
@@ -95,8 +91,7 @@ void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
     TRY(watch_await(&engine->weights_watch, range, e));
     if (kind == STATE_GRAD || engine->weights_watch.await) TRY(state_ready(engine, e));
-    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
-    return 0;
+    return CUDA_CALL(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
 }
 
 static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
@@ -132,8 +127,7 @@ void cuda_unpin(Engine *engine, void *memory) {
 
 int cuda_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    CUDA_TRY(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
 }
 
 int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
@@ -171,7 +165,7 @@ static int norms(Engine *engine, const float *grad, Range range, Tensors in, dou
     if (in.count == 0) return 0;
     clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
         engine->segment_part, engine->segment + in.first, in.count, range);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
                           engine->stream, e);
 }

@@ -52,11 +52,11 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
     if (body) {
         const unsigned blocks = (unsigned)((body / VEC + block - 1) / block);
         gelu_kernel<VEC><<<blocks, FLAT_THREADS, 0, stream>>>(y, x, body / VEC);
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     if (tail) {
         gelu_kernel<1><<<1, FLAT_THREADS, 0, stream>>>(y + body, x + body, tail);
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     return 0;
 }
@@ -138,7 +138,7 @@ static int column_sums(real *dx, ColumnGradient dbias, const real *dy, const rea
     float *partials = (float *)workspace;
     if (C % VEC) columns_kernel<1, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
     else columns_kernel<VEC, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return column_finish(&dbias, 1, l.split, C, workspace, stream, e);
 }
 

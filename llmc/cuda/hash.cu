@@ -24,8 +24,7 @@ static int add(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t
     const int blocks = (int)size_min((n + THREADS - 1) / THREADS, BLOCKS);
     if (n == 0) return 0;
     hash_kernel<<<blocks, THREADS, 0, stream>>>(sum, x, n, place);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 int hash_add(uint64_t *sum, const float *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {

@@ -128,8 +128,7 @@ static int forward(real *residual, real *out, float *mean, float *rstd, const re
             <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
     }
 #undef FORWARD_WARP
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 int layernorm_forward(real *out, float *mean, float *rstd, const real *x, const real *gamma, const real *beta, int N,
@@ -341,8 +340,7 @@ template <bool ACCUMULATE, bool DBIAS> static int backward(Backward k, cudaStrea
     const int threads = backward_threads(k.C);
     if (backward_is_fast(k.C)) backward_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
     else backward_any_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,

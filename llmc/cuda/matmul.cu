@@ -149,10 +149,7 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
     return 0;
 }
 
-static int event_create(cudaEvent_t *event, Error *e) {
-    CUDA_TRY(cudaEventCreate(event), e);
-    return 0;
-}
+static int event_create(cudaEvent_t *event, Error *e) { return CUDA_CALL(cudaEventCreate(event), e); }
 
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {

@@ -23,8 +23,7 @@ __global__ static void scale_kernel(float *scale, const double *grad_sq, int cou
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e) {
     scale_kernel<<<1, 1, 0, stream>>>(scale, grad_sq, count, batch, grad_clip);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 struct alignas(4 * sizeof(real)) Real4 {
@@ -58,6 +57,5 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
     size_t fours = n / 4;
     if (fours == 0) return 0;
     update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, fours, step, scale);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }

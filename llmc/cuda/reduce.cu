@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e) {
     example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(sums, partials, B, G);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -247,10 +246,9 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
     const size_t span = size_max(squares_span(n), 4);
     double *slots = (double *)workspace;
     squares_kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(slots, x, n, span, segments, S);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     squares_finish_kernel<<<S, WARP, 0, stream>>>(squares, slots, span, segments);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -300,7 +298,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
         double *to = partials + (size_t)b * FLAT_BLOCKS;
         if (n % 4 == 0) examples_kernel<4><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
         else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
 }
@@ -319,8 +317,7 @@ __global__ void sum_kernel(double *sum, const float *x, size_t n) {
 
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
     sum_kernel<<<1, SUM_THREADS, 0, stream>>>(sum, x, n);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -335,8 +332,7 @@ template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, c
     if (n == 0) return 0;
     const size_t blocks = size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS);
     add_kernel<<<(unsigned)blocks, FLAT_THREADS, 0, stream>>>(sum, x, n, first);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);

@@ -125,8 +125,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = major >= 9 ? 1 : 0;
-    CUDA_TRY(cudaLaunchKernelEx(&config, kernel, arguments...), e);
-    return 0;
+    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
