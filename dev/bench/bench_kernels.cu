@@ -406,7 +406,7 @@ static void bench_embedding(int B, int T, int C, int V) {
     float *UG = device_random<float>(n, 7);
     double *sums = device_new<double>(3);
     void *workspace = device_new<char>(embedding_backward_workspace_bytes(B, T, C));
-    void *square_workspace = device_new<char>(embedding_example_squares_workspace_bytes(B, T, C));
+    void *square_workspace = device_new<char>(embedding_example_squares_workspace_bytes(B, C));
     char name[96];
     report(NAME("embedding forward"), tensor + (double)distinct * C * sizeof(real),
            [&](int s) { call_check(embedding_forward(out, tokens[s], wte, wpe, B, T, C, 0, &e), &e); });

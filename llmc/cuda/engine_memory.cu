@@ -38,7 +38,7 @@ static size_t scratch_bytes(const EngineConfig *config) {
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (config->gns != GNS_EXACT) continue;
-        most = size_max(most, embedding_example_squares_workspace_bytes(B, T, C));
+        most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
     }
     return most;

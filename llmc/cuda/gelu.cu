@@ -47,18 +47,17 @@ template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(rea
     }
 }
 
+template <int W> static int forward(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
+    const size_t block = (size_t)FLAT_THREADS * FLAT_PACKS;
+    if (packs == 0) return 0;
+    gelu_kernel<W><<<(unsigned)((packs + block - 1) / block), FLAT_THREADS, 0, stream>>>(y, x, packs);
+    return CUDA_LAUNCHED(e);
+}
+
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    const size_t body = n / VEC * VEC, tail = n - body, block = (size_t)FLAT_THREADS * FLAT_PACKS;
-    if (body) {
-        const unsigned blocks = (unsigned)((body / VEC + block - 1) / block);
-        gelu_kernel<VEC><<<blocks, FLAT_THREADS, 0, stream>>>(y, x, body / VEC);
-        TRY(CUDA_LAUNCHED(e));
-    }
-    if (tail) {
-        gelu_kernel<1><<<1, FLAT_THREADS, 0, stream>>>(y + body, x + body, tail);
-        TRY(CUDA_LAUNCHED(e));
-    }
-    return 0;
+    const size_t body = n / VEC * VEC;
+    TRY(forward<VEC>(y, x, body / VEC, stream, e));
+    return forward<1>(y + body, x + body, n - body, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,7 +65,7 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Block (k, y) walks down its run of rows; a thread owns W columns. GELU: dy becomes dx = dy gelu'(x) on the way.
+// Block (k, y) walks down its run of rows; a thread owns W columns. GELU: writes dx = dy gelu'(x) and sums that.
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
@@ -99,15 +98,11 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
                     if (row + r < stop) pack_store(dx + (size_t)(row + r) * C + c, written);
                     pack_get(f, written);
                 }
-#pragma unroll
-                for (int j = 0; j < W; j++) sums[j] += f[j];
+                floats_add(sums, f);
             }
         }
-        row = stop; // the last rows may have reached over it
-        Floats<W> out;
-#pragma unroll
-        for (int j = 0; j < W; j++) out.x[j] = sums[j];
-        floats_store<W>(partials + (size_t)(blockIdx.x + b) * C + c, out);
+        row = stop; // the last rows may lie beyond it
+        floats_store(partials + (size_t)(blockIdx.x + b) * C + c, sums);
     }
 }
 

@@ -14,8 +14,7 @@ template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-#pragma unroll
-    for (int j = 0; j < W; j++) s[j] += t[j];
+    floats_add(s, t);
     return pack_of<W>(s);
 }
 
@@ -238,19 +237,8 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (SETS == 3) {
             pack_get(dx, written);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) grads[2][j] += dx[j];
+            floats_add(grads[2], dx);
         }
-    }
-}
-
-template <int SETS> __device__ inline void partials_store(float *to, const float (&sums)[SETS][VEC], int C) {
-#pragma unroll
-    for (int set = 0; set < SETS; set++) {
-        Floats<VEC> v;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) v.x[j] = sums[set][j];
-        floats_store<VEC>(to + (size_t)set * C, v);
     }
 }
 
@@ -281,8 +269,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             for (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
             tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
         }
-        row = stop; // the last tile may have reached over it
-        if (c < k.C) partials_store<SETS>(k.partials + (size_t)(blockIdx.x + b) * SETS * k.C + c, grads, k.C);
+        row = stop; // the last tile may end beyond it
+        if (c >= k.C) continue;
+#pragma unroll
+        for (int set = 0; set < SETS; set++)
+            floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
 }
 

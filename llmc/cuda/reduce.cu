@@ -197,9 +197,10 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     if (tail + threadIdx.x < end) s[1] = x[tail + threadIdx.x] * x[tail + threadIdx.x];
 #pragma unroll 4
     for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * FLAT_THREADS) {
-        const Floats<4> v = floats_load<4>(x + i);
+        float v[4];
+        floats_load(v, x + i);
 #pragma unroll
-        for (int j = 0; j < 4; j++) s[j] = add_square(s[j], v.x[j]);
+        for (int j = 0; j < 4; j++) s[j] = add_square(s[j], v[j]);
     }
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
@@ -264,20 +265,21 @@ __global__ void __launch_bounds__(FLAT_THREADS)
     float squares[EXAMPLES_AT_ONCE] = {};
     for (size_t i = ((size_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * W; i < n;
          i += (size_t)gridDim.x * FLAT_THREADS * W) {
-        Floats<W> v[EXAMPLES_AT_ONCE], g = floats_load<W>(gradient + i);
+        float v[EXAMPLES_AT_ONCE][W], g[W];
+        floats_load(g, gradient + i);
 #pragma unroll
         for (int b = 0; b < EXAMPLES_AT_ONCE; b++)
-            if (b < E) v[b] = floats_load<W>(x + b * n + i);
+            if (b < E) floats_load(v[b], x + b * n + i);
 #pragma unroll
         for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
             if (b >= E) continue;
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                squares[b] = add_square(squares[b], v[b].x[j]);
-                g.x[j] += v[b].x[j];
+                squares[b] = add_square(squares[b], v[b][j]);
+                g[j] += v[b][j];
             }
         }
-        floats_store<W>(gradient + i, g);
+        floats_store(gradient + i, g);
     }
 #pragma unroll
     for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {

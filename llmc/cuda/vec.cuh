@@ -1,5 +1,5 @@
-// vec: what the memory-bound kernels share. Columns are taken W at a time by a thread, 8 (16 bytes of bf16) where the
-// row length allows, else 1; sums over a warp and a block are fixed trees.
+// vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of bf16) where the row length
+// allows, else 1. Sums over a warp and a block are fixed trees.
 #ifndef GNS_VEC_CUH
 #define GNS_VEC_CUH
 
@@ -7,7 +7,7 @@
 
 enum { WARP = 32, VEC = 8 };
 
-// W neighbouring values as they lie in memory: whole registers, never 16-bit halves, so that 8 of them take 4.
+// W neighbouring values as in memory: whole registers, never 16-bit halves, so that 8 bf16 take 4.
 template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
 template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
@@ -42,19 +42,29 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler forget what it knows of a pack, so that it unpacks it again instead of keeping the floats alive.
+// Makes the compiler unpack a pack again instead of keeping the floats alive.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// W floats; 16-byte accesses where W allows.
+// W floats in memory; 16-byte accesses where W allows.
 template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
-template <int W> __device__ inline Floats<W> floats_load(const float *p) {
-    return *reinterpret_cast<const Floats<W> *>(p);
+template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
+    const Floats<W> v = *reinterpret_cast<const Floats<W> *>(p);
+#pragma unroll
+    for (int j = 0; j < W; j++) x[j] = v.x[j];
 }
-template <int W> __device__ inline void floats_store(float *p, const Floats<W> &v) {
+template <int W> __device__ inline void floats_store(float *p, const float (&x)[W]) {
+    Floats<W> v;
+#pragma unroll
+    for (int j = 0; j < W; j++) v.x[j] = x[j];
     *reinterpret_cast<Floats<W> *>(p) = v;
+}
+
+template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; j++) sum[j] += x[j];
 }
 
 // The sum over the warp, in every lane.
@@ -64,8 +74,8 @@ template <typename F> __device__ inline F warp_sum(F x) {
     return x;
 }
 
-// K sums over the warp at once (K a power of two up to 32), halving the values at each exchange instead of exchanging
-// all of them: lane l returns the sum of v[l / (32 / K)]. v is used up.
+// K sums over the warp at once (K a power of two up to 32), with half as many values at each exchange: lane l returns the
+// sum of v[l / (32 / K)]. v is overwritten.
 template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     const int lane = threadIdx.x % WARP;
     int offset = WARP / 2;
@@ -85,8 +95,7 @@ template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     return x;
 }
 
-// The sum over a block of whole warps, in every thread. shared: one F a warp; free again after the caller's next
-// __syncthreads.
+// The sum over a block of whole warps, in every thread. shared: one F a warp, in use until the next __syncthreads.
 template <typename F> __device__ inline F block_sum(F x, F *shared) {
     x = warp_sum(x);
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
@@ -96,9 +105,11 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// A kernel that follows another at once may be launched while that one still runs (launch_after; compute capability 9.0
-// and later): it hides its launch. after_wait must come before it touches anything the one before wrote; after_allow,
-// in the one before, says from when on it may start.
+// launch_after hides a kernel's launch: the kernel may start while the one before it on the stream still runs (compute
+// capability 9.0 and later).
+// 1. The kernel before may let it start early with after_allow; without that it starts when that one ends.
+// 2. The kernel must call after_wait before it touches anything that the one before wrote: then that one has ended.
+// 3. A kernel that calls after_allow without after_wait is itself launched normally.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
