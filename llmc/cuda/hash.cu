@@ -19,18 +19,12 @@ __global__ void __launch_bounds__(THREADS) hash_kernel(uint64_t *sum, const X *x
     if (threadIdx.x % 32 == 0) atomicAdd((unsigned long long *)sum, (unsigned long long)mine);
 }
 
-template <typename X>
-static int add(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
+template <typename X> int hash_add(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
     const int blocks = (int)size_min((n + THREADS - 1) / THREADS, BLOCKS);
     if (n == 0) return 0;
     hash_kernel<<<blocks, THREADS, 0, stream>>>(sum, x, n, place);
     return CUDA_LAUNCHED(e);
 }
 
-int hash_add(uint64_t *sum, const float *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
-    return add(sum, x, n, place, stream, e);
-}
-
-int hash_add(uint64_t *sum, const __nv_bfloat16 *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
-    return add(sum, x, n, place, stream, e);
-}
+template int hash_add(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
+template int hash_add(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);

@@ -4,9 +4,8 @@
 
 #include "cuda/cuda_common.cuh"
 
-// *sum (device) += the hash (../hash.h) of n elements, of which x[0] has the given place. The sum is one of integers,
-// so the order in which blocks add to it changes nothing.
-int hash_add(uint64_t *sum, const float *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
-int hash_add(uint64_t *sum, const __nv_bfloat16 *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
+// *sum (device) += the hash (base/hash.h) of n elements, the first of which has the given place in the sum. Integers: the
+// order in which blocks add changes nothing. X: float, __nv_bfloat16.
+template <typename X> int hash_add(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
 
 #endif

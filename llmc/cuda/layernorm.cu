@@ -6,7 +6,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The row that is normalised: a, or a + b as it is stored.
+// The row that is normalised: a, or a + b as stored.
 template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a, const real *b, size_t i) {
     const Pack<W> x = pack_load<W>(a + i);
     if constexpr (!RESIDUAL) return x;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (RESIDUAL ? residual : a) + start; // every thread reads back its own columns only
+    const real *row = (RESIDUAL ? residual : a) + start; // a thread reads back only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -103,30 +103,21 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <bool RESIDUAL>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                    const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    const dim3 threads(WARP, FORWARD_WARPS), blocks(ceil_div(N, FORWARD_WARPS));
-#define FORWARD_WARP(packs)                                                                                            \
-    case packs:                                                                                                        \
-        forward_warp_kernel<RESIDUAL, packs>                                                                           \
-            <<<blocks, threads, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, N, C);                      \
-        break
-    switch (C % VEC ? 0 : ceil_div(C, WARP * VEC)) {
-        FORWARD_WARP(1);
-        FORWARD_WARP(2);
-        FORWARD_WARP(3);
-        FORWARD_WARP(4);
-        FORWARD_WARP(5);
-        FORWARD_WARP(6);
-        FORWARD_WARP(7);
-        FORWARD_WARP(ROW_PACKS_MAX);
-    case 0:
-        forward_block_kernel<RESIDUAL, 1>
-            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
-        break;
-    default:
-        forward_block_kernel<RESIDUAL, VEC>
-            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
-    }
-#undef FORWARD_WARP
+    static constexpr auto kernel = forward_warp_kernel<RESIDUAL, 1>;
+    static constexpr decltype(kernel) of_packs[ROW_PACKS_MAX] = {kernel,
+                                                                 forward_warp_kernel<RESIDUAL, 2>,
+                                                                 forward_warp_kernel<RESIDUAL, 3>,
+                                                                 forward_warp_kernel<RESIDUAL, 4>,
+                                                                 forward_warp_kernel<RESIDUAL, 5>,
+                                                                 forward_warp_kernel<RESIDUAL, 6>,
+                                                                 forward_warp_kernel<RESIDUAL, 7>,
+                                                                 forward_warp_kernel<RESIDUAL, 8>};
+    const auto block_kernel = C % VEC ? forward_block_kernel<RESIDUAL, 1> : forward_block_kernel<RESIDUAL, VEC>;
+    const int packs = ceil_div(C, WARP * VEC);
+    if (C % VEC == 0 && packs <= ROW_PACKS_MAX)
+        of_packs[packs - 1]<<<ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream>>>(
+            residual, out, mean, rstd, a, b, gamma, beta, N, C);
+    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
     return CUDA_LAUNCHED(e);
 }
 
@@ -141,8 +132,8 @@ int residual_layernorm_forward(real *residual_out, real *out, float *mean, float
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and perhaps dbias:
-// block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example it meets.
+// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
+// dbias: block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example in it.
 
 typedef struct {
     real *dresidual;
@@ -178,7 +169,8 @@ template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backw
     }
 }
 
-// First half: adds to dgamma and dbeta; sums[2 r] of dy gamma and sums[2 r + 1] of dy gamma xhat over the columns.
+// First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
+// sums[2 r + 1].
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
                                  const Pack<VEC> &gamma_pack) {
@@ -201,7 +193,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// The sums over the block. shared is one of two that alternate, so that one barrier a tile is enough.
+// The sums over the block. Two `shared` alternate, so that one barrier a tile is enough.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -215,7 +207,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
         for (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
 }
 
-// Second half: dresidual, and its columns' sums. means: the sums over the row's length.
+// Second half: dresidual, and its columns' sums. means: the sums divided by C.
 template <bool ACCUMULATE, int SETS>
 __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
@@ -243,7 +235,7 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
-// one write of dresidual. Threads behind the row's end only take part in barriers.
+// one write of dresidual. Threads beyond the row's end only take part in barriers.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -277,7 +269,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     }
 }
 
-// Any C: the block walks along the row, and the partial sums live in their slot.
+// Any C: the block walks along the row, and the partial sums are kept in their slot.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -318,7 +310,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// One block for each place on 132 multiprocessors: the registers of 512 threads of the fast kernel fit on one.
+// As many blocks as run at once on 132 multiprocessors, each with registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }
