@@ -1,11 +1,13 @@
 // train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/model/engine.h), with
 // bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
-// The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu,
-// what becomes of parameters, gradients and moments behind the backward pass in llmc/cuda/engine_state.cu.
+// The engine's state is in llmc/cuda/engine.cuh, its device memory in llmc/cuda/engine_memory.cu, parameters, gradients
+// and moments after the backward pass in llmc/cuda/engine_state.cu.
 //
-// Everything of a step is queued on one stream, and only engine_result waits for what it computes. Its device memory is
-// allocated in engine_create. Every kernel sums in a fixed order: two runs give the same bits.
+// 1. A step is queued on one stream, which orders its kernels; only engine_result waits for the step's numbers.
+// 2. engine->scratch and the matmul workspace are of whichever kernel runs: a call leaves nothing there for the next.
+// 3. Device memory is allocated in engine_create only.
+// 4. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cuda/attention.cuh"
@@ -52,7 +54,7 @@ static int tables_load(Engine *engine, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// Everything else has kernels for any model there may be.
+// All other kernels take any model.
 static int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
@@ -67,7 +69,7 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
-    TRY(matmul_create(engine->matmul, engine->matmul_scratch, e));
+    TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
@@ -137,14 +139,14 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return stats_example_sq(engine->stats, model) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-// Where a vector's gradient goes, and its per-example squares where the mode wants them.
+// Where to put a vector's gradient, and its per-example squares where the mode wants them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
-// Copies tokens to the device by way of a pinned slot, so that the caller may reuse its own on return and nobody waits
-// for the device, unless the slot's last copy, two micro-steps ago, is still under way.
+// Copies tokens to the device through a pinned slot: the caller may reuse its own on return. Waits only while the slot's
+// last copy, two micro-steps ago, is in flight.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
@@ -162,47 +164,37 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Err
 static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, TensorKind b, int layer, int N,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    MatmulShape shape = {};
-    shape.m = N, shape.n = (int)t->columns, shape.k = (int)t->rows;
-    shape.epilogue = MATMUL_BIAS;
-    return matmul_run(engine->matmul, &shape, y, x, weight(engine, w, layer), weight(engine, b, layer), engine->stream,
-                      e);
+    return matmul_run(engine->matmul, {.m = N, .n = (int)t->columns, .k = (int)t->rows, .epilogue = MATMUL_BIAS}, y, x,
+                      weight(engine, w, layer), weight(engine, b, layer), e);
 }
 
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    MatmulShape shape = {};
-    shape.m = N, shape.n = (int)t->rows, shape.k = (int)t->columns;
-    shape.transpose_b = true;
-    return matmul_run(engine->matmul, &shape, dx, dy, weight(engine, w, layer), NULL, engine->stream, e);
+    return matmul_run(engine->matmul, {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true}, dx, dy,
+                      weight(engine, w, layer), NULL, e);
 }
 
-// dW (in, out) += x (rows, in)^T dy (rows, out), fp32; first: = that
+// dW (in, out) += x (rows, in)^T dy (rows, out), fp32 (first: =)
 static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
                    Error *e) {
-    MatmulShape shape = {};
-    shape.m = in, shape.n = out, shape.k = rows;
-    shape.transpose_a = shape.out_float = true;
-    shape.accumulate = !first;
-    return matmul_run(engine->matmul, &shape, dw, x, dy, NULL, engine->stream, e);
+    MatmulShape shape = {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = !first};
+    return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
 }
 
-// The same, by example: g_b (in, out) = x_b (T, in)^T dy_b (T, out); dW += sum of g_b, *squares += sum of |g_b|^2. As
-// many examples at a time as example_grad has room for.
+// The same by example, as many at a time as example_grad has room for: g_b (in, out) = x_b (T, in)^T dy_b (T, out);
+// dW += sum of g_b, *squares += sum of |g_b|^2.
 static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
                          int T, int in, int out, Error *e) {
     size_t count = (size_t)in * out;
     int most = (int)(model_tensor_largest(engine->config.model) / count);
     if (first) CUDA_TRY(cudaMemsetAsync(dw, 0, count * sizeof *dw, engine->stream), e);
     for (int b = 0; b < B; b += most) {
-        MatmulShape shape = {};
-        shape.m = in, shape.n = out, shape.k = T;
-        shape.transpose_a = shape.out_float = true;
+        MatmulShape shape = {.m = in, .n = out, .k = T, .transpose_a = true, .out_float = true};
         shape.batch = B - b < most ? B - b : most;
         shape.stride_a = (int64_t)T * in, shape.stride_b = (int64_t)T * out, shape.stride_out = (int64_t)count;
-        TRY(matmul_run(engine->matmul, &shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
-                       NULL, engine->stream, e));
+        TRY(matmul_run(engine->matmul, shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
+                       NULL, e));
         TRY(reduce_examples(dw, squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream, e));
     }
     return 0;
@@ -218,16 +210,17 @@ static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorK
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// When transfers between ranks begin, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
+// When transfers between ranks start, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
 // (model_bucket).
 //
-// For the third of a millisecond that a transfer takes, NCCL holds some of the multiprocessors (24). A kernel whose
-// thread blocks fetch their next tile when they are free slows down by no more than these: our attention, and
-// cuBLASLt's persistent products. One whose tiles are dealt out to its thread blocks at launch takes half as long again:
-// the dGELU product and, on Hopper, the product that makes the gradient of qkv's weights. So the transfer of gradients
-// begins right before attention, that of weights right after it, where persistent products follow.
-// (Measured with d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end
-// of the block 314.0; with weights sent before attention 309.1 to 310.2.)
+// A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
+// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
+// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradient of qkv's weights. So:
+// 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
+// 2. The weights of a block are sent for right after attention, before persistent products.
+// 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
+// (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
+// 314.0; with weights sent before attention 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -239,9 +232,7 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// Is the gradient of block l sent only when the backward pass comes to the attention of the block that follows, l - 1?
-// Not where no block follows, and not with shard_grads: a block will soon need the memory that the transfer reads, so
-// that it begins at once. l may be one past the last block.
+// Does the gradient of block l wait for the attention of block l - 1 (1, 3)? l may be one past the last block.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -268,8 +259,8 @@ static int block_ln1(Engine *engine, const Block *k, int l, int N, Error *e) {
                              engine->config.model->config.channels, engine->stream, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the LayerNorm that comes next adds
-// it to the residual stream.
+// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
+// residual stream.
 static int forward(Engine *engine, int B, int T, Error *e) {
     int C = engine->config.model->config.channels, L = engine->config.model->config.layers, N = B * T;
     const Block *block = engine->block;
@@ -293,17 +284,13 @@ static int forward(Engine *engine, int B, int T, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The head: logits, loss and, in training, the gradient on the spot, a chunk of examples at a time
+// The head: logits, loss and, in training, its gradient, a chunk of examples at a time
 
 // lnf (rows, C) from row `first` on -> logits (rows, Vp), real or fp32
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
-    const Model *model = engine->config.model;
-    MatmulShape shape = {};
-    shape.m = rows, shape.n = model->vocab_padded, shape.k = model->config.channels;
-    shape.transpose_b = true; // wte is (Vp, C)
-    shape.out_float = in_float;
-    return matmul_run(engine->matmul, &shape, engine->logits, engine->lnf + first * shape.k, weight(engine, WTE, 0),
-                      NULL, engine->stream, e);
+    int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
+    return matmul_run(engine->matmul, {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float},
+                      engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
 // Of examples [b, b + n), one at a time: dwte (Vp, C) += U_b, the head's gradient; its squared norm; and the rows of it
@@ -328,10 +315,8 @@ static int head_chunk(Engine *engine, int b, int n, GnsMode mode, Error *e) {
     TRY(head_logits(engine, first, rows, false, e));
     TRY(crossentropy_gradient(engine->loss + first, engine->logits, engine->tokens, (int)first, rows, T,
                               model->config.vocab, Vp, engine->stream, e));
-    MatmulShape shape = {}; // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
-    shape.m = rows, shape.n = C, shape.k = Vp;
-    TRY(matmul_run(engine->matmul, &shape, engine->dy + first * C, engine->logits, weight(engine, WTE, 0), NULL,
-                   engine->stream, e));
+    TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
+                   weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
     if (mode == GNS_EXACT) return head_dweight_exact(engine, b, n, T, e);
     return dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, engine->lnf + first * C, rows,
                    Vp, C, e);
@@ -347,8 +332,8 @@ static int head_train(Engine *engine, int B, GnsMode mode, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// dx += backward of y = LN(x) from dy (first: dx = that). x is the residual stream just behind a projection; the gradient
-// of that projection's bias, the column sums of the new dx, is taken in the same pass. bias_layer < 0: there is none.
+// dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
+// projection's bias, the column sums of the new dx, comes from the same pass. bias_layer < 0: there is none.
 static int ln_backward(Engine *engine, bool first, const real *x, const float *mean, const float *rstd, TensorKind w,
                        TensorKind b, int l, TensorKind bias, int bias_layer, int B, int T, GnsMode mode, Error *e) {
     ColumnGradient before = {};
@@ -359,8 +344,8 @@ static int ln_backward(Engine *engine, bool first, const real *x, const float *m
                               engine->stream, e);
 }
 
-// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can
-// multiply by gelu' as it writes the product, two passes over dwide are saved.
+// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can multiply by
+// gelu' as it stores the product, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels, N = B * T;
     ColumnGradient dbias = column_gradient(engine, FC_B, l, mode);
@@ -370,15 +355,12 @@ static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int 
         TRY(linear_dinput(engine, dwide, engine->dx, FCPROJ_W, l, N, e));
         return gelu_backward_bias(dwide, dbias, dwide, k->fc, B, T, 4 * C, engine->scratch, engine->stream, e);
     }
-    MatmulShape shape = {};
-    shape.m = N, shape.n = 4 * C, shape.k = C;
-    shape.transpose_b = true;
-    shape.epilogue = MATMUL_DGELU;
-    TRY(matmul_run(engine->matmul, &shape, dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, engine->stream, e));
+    TRY(matmul_run(engine->matmul, {.m = N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU}, dwide,
+                   engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
     return bias_backward(dbias, dwide, B, T, 4 * C, engine->scratch, engine->stream, e);
 }
 
-// Computes again what the forward did not keep of block l. The last block's is still there: no other has run since.
+// Recomputes what the forward did not keep of block l. The last block's activations are still there.
 static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, Error *e) {
     if (l == engine->config.model->config.layers - 1) return 0;
     int N = B * T, C = engine->config.model->config.channels;
@@ -409,13 +391,13 @@ static int block_backward(Engine *engine, const Block *k, int l, int B, int T, G
     TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
     TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
-    // Block l - 1's gradient begins here: its fcproj's bias comes with this LayerNorm.
+    // Block l - 1's gradient begins here, with its fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head), whose gradient is there:
-// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has left |U|^2, and engine_result doubles the cross term.
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has added U and |U|^2, and engine_result doubles the cross term.
 static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
     int C = engine->config.model->config.channels;
     EmbeddingOrder order;
@@ -474,8 +456,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step that training will run, so that all of its products are timed, on made-up tokens: one
-// whose gradients are the first, and one whose gradients are added. What comes of it is thrown away.
+// Runs each kind of micro-step that training will run on arbitrary tokens, so that all products are timed: first
+// gradients, and added ones. Their results are dropped.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -539,8 +521,7 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// What follows a token does not change its logits (the model is causal), so n is rounded up to a whole tile: text that
-// grows a token at a time needs few matmul plans.
+// The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const size_t tile = 64;
     int T = (int)size_min(round_up(n, tile), engine->config.seq_len);

@@ -16,13 +16,13 @@ typedef __nv_bfloat16 real;
 #endif
 
 // A CUDA call's status as an error code: 71 for memory, 70 for the rest.
-static inline int cuda_check(cudaError_t status, const char *call, const char *file, int line, Error *e) {
+static inline int cuda_status(cudaError_t status, const char *call, const char *file, int line, Error *e) {
     if (status == cudaSuccess) return 0;
     return error_set(e, file, line, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_INTERNAL, NULL, "%s: %s",
                      call, cudaGetErrorString(status));
 }
-#define CUDA_CALL(call, e) cuda_check((call), #call, __FILE__, __LINE__, (e))
-#define CUDA_TRY(call, e)  TRY(cuda_check((call), #call, __FILE__, __LINE__, (e)))
+#define CUDA_CALL(call, e) cuda_status((call), #call, __FILE__, __LINE__, (e))
+#define CUDA_TRY(call, e)  TRY(cuda_status((call), #call, __FILE__, __LINE__, (e)))
 
 // After a kernel launch: an error code where its configuration is bad. (A later failure shows at the next sync.)
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
