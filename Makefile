@@ -114,7 +114,7 @@ $(BUILD)/dev/test/run/test_best: LDFLAGS += $(FAULTS)
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(FAULTS) $(addprefix -Wl$(comma)--wrap=,gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,write fsync pread fcntl)
-$(BUILD)/dev/test/base/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
+$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(addprefix -Wl$(comma)--wrap=,lstat open openat unlink unlinkat)
 
 # Which these tests count.
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += -Wl,--wrap=aligned_alloc
@@ -148,7 +148,7 @@ $(error compute capability $(TOO_OLD): the CUDA trainer needs 8.0 (A100) or newe
 endif
 endif
 # 90 has Hopper's own instructions, which the fast attention is made of, as 90a only.
-NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra -Xptxas -v \
+NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
 	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
 

@@ -44,8 +44,7 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// User input ends up in messages: a newline or a control byte in it must not break "one clear line". And the line goes
-// out in one piece, whatever other ranks have to say.
+// Messages quote user input: control bytes in it become '?'. One fwrite keeps lines of several ranks apart.
 void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
     bool named = host && *host;
@@ -63,7 +62,7 @@ void error_print_on(const Error *e, int rank, int ranks, const char *host) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-// What is asked for is rounded up below; the sanitizer is to see a step into the rest as well.
+// Lets the sanitizer report accesses between `bytes` and the rounded size.
 static void forbid_rest(void *block, size_t bytes, size_t rounded) {
 #ifdef __SANITIZE_ADDRESS__
     ASAN_POISON_MEMORY_REGION((char *)block + bytes, rounded - bytes);

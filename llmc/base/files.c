@@ -243,43 +243,58 @@ int file_cut(const char *path, int64_t bytes, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
-    int code = 0;
-    *out = NULL;
-    *out_bytes = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO is to be refused, not waited for
-    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        code = FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
-        goto done;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a FIFO's writer
+    if (*fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        *bytes = (uint64_t)st.st_size;
+        return 0;
     }
-    if ((size_t)st.st_size > max_bytes) {
-        code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: %lld bytes, more than the %zu it may have", path,
-                    (long long)st.st_size, max_bytes);
-        goto done;
-    }
-    TRY_GOTO(memory_alloc((void **)out, (size_t)st.st_size + 1, path, e));
-    size_t have = 0;
-    while (have < (size_t)st.st_size) {
-        ssize_t n = read(fd, *out + have, (size_t)st.st_size - have);
+    close(*fd);
+    *fd = -1;
+    return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+}
+
+// Reads at least `bytes` and at most `room` bytes.
+static int read_between(int fd, const char *path, uint64_t offset, void *out, size_t bytes, size_t room, Error *e) {
+    for (size_t have = 0; have < bytes;) {
+        ssize_t n = pread(fd, (char *)out + have, room - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            code = FAIL(e, ERR_INPUT, "check the disk", "%s: read failed at byte %zu: %s", path, have,
-                        n ? strerror(errno) : "file got shorter");
-            goto done;
-        }
+        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
+        if (n <= 0)
+            return FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
+                        "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),
+                        n ? strerror(errno) : "the file ends there");
         have += (size_t)n;
     }
-    (*out)[have] = 0;
-    *out_bytes = have;
-done:
+    return 0;
+}
+
+int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e) {
+    return read_between(fd, path, offset, out, bytes, bytes, e);
+}
+
+int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+    int fd, code = 0;
+    uint64_t bytes;
+    *out = NULL;
+    *out_bytes = 0;
+    TRY(file_open_input(path, &fd, &bytes, e));
+    if (bytes > max_bytes)
+        code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: %llu bytes, more than the %zu it may have", path,
+                    (unsigned long long)bytes, max_bytes);
+    if (!code) code = memory_alloc((void **)out, bytes + 1, path, e);
+    if (!code) code = file_read_range(fd, path, 0, *out, bytes, e);
+    close(fd);
     if (code) {
         memory_free(*out);
         *out = NULL;
+        return code;
     }
-    close(fd);
-    return code;
+    (*out)[bytes] = 0;
+    *out_bytes = bytes;
+    return 0;
 }
 
 enum {
@@ -287,21 +302,6 @@ enum {
     SAMPLE_BLOCKS = 64,
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
-
-// The buffer has room for whole blocks, which are what is asked for: behind the last byte of the file is nothing to read.
-static int read_block(int fd, const char *path, void *buffer, size_t bytes, uint64_t offset, Error *e) {
-    for (size_t have = 0; have < bytes;) {
-        size_t want = round_up(bytes, BLOCK_BYTES) - have;
-        ssize_t n = pread(fd, (char *)buffer + have, want, (off_t)(offset + have));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
-        if (n <= 0)
-            return FAIL(e, ERR_INPUT, "check the disk", "%s: read failed at byte %llu: %s", path,
-                        (unsigned long long)(offset + have), n ? strerror(errno) : "the file got shorter");
-        have += (size_t)n;
-    }
-    return 0;
-}
 
 // Hashes the file in pieces: all of them, or SAMPLE_BLOCKS of them.
 static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, const Pulse *pulse, FileDigest *digest,
@@ -317,7 +317,7 @@ static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, co
     for (uint64_t i = 0; i < count; i++) {
         uint64_t at = block_bytes * (sampled ? (blocks - 1) * i / (count - 1) : i);
         size_t bytes = size - at < block_bytes ? (size_t)(size - at) : (size_t)block_bytes;
-        TRY_GOTO(read_block(fd, path, buffer, bytes, at, e));
+        TRY_GOTO(read_between(fd, path, at, buffer, bytes, round_up(bytes, BLOCK_BYTES), e)); // O_DIRECT: whole blocks
         XXH3_128bits_update(hash, buffer, bytes);
         pulse_beat(pulse);
     }
@@ -331,14 +331,12 @@ done:
 typedef enum { READ_ALL, READ_DISK, READ_SAMPLE } HowToRead;
 
 static int digest_file(const char *path, HowToRead how, const Pulse *pulse, FileDigest *digest, Error *e) {
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO is to be refused, not waited for
-    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-    bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    bool sampled = how == READ_SAMPLE && regular && st.st_size > SAMPLE_ABOVE_BYTES;
-    if (how == READ_DISK && regular && st.st_size >= STAGE_BYTES) direct_begin(fd);
-    int code = regular ? hash_blocks(fd, path, (uint64_t)st.st_size, sampled, pulse, digest, e)
-                       : FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+    int fd;
+    uint64_t bytes;
+    TRY(file_open_input(path, &fd, &bytes, e));
+    bool sampled = how == READ_SAMPLE && bytes > SAMPLE_ABOVE_BYTES;
+    if (how == READ_DISK && bytes >= STAGE_BYTES) direct_begin(fd);
+    int code = hash_blocks(fd, path, bytes, sampled, pulse, digest, e);
     close(fd);
     return code;
 }
@@ -359,6 +357,11 @@ int file_digest_sampled(const char *path, FileDigest *digest, Error *e) {
 bool file_exists(const char *path) {
     struct stat st;
     return lstat(path, &st) == 0;
+}
+
+bool directory_holds(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
 }
 
 bool directory_exists(const char *path) {

@@ -58,6 +58,12 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
 // ---------------------------------------------------------------------------------------------------------------------
 // Files and directories that are there
 
+// Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
+int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
+
+// Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
+int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
+
 // Reads the file: a file that cannot be read is ERR_INPUT. The pulse beats every 4 MiB.
 int file_digest(const char *path, const Pulse *pulse, FileDigest *digest, Error *e);
 
@@ -73,6 +79,7 @@ int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes,
 
 bool file_exists(const char *path); // of whatever kind
 bool directory_exists(const char *path);
+bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 int descriptor_sync(int fd, const char *path, Error *e);
 int directory_sync(const char *path, Error *e);
 

@@ -1,10 +1,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include "ranks/watchdog.h"
 
+#include "base/thread.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -236,7 +237,6 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Watchdog), "watchdog", e));
     Watchdog *w = *out;
     pthread_condattr_t attributes;
-    sigset_t all, before;
     w->config = *config;
     w->since = w->looked = clock_seconds();
     enter(w);
@@ -245,15 +245,12 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&w->changed, &attributes);
     pthread_condattr_destroy(&attributes);
-    sigfillset(&all); // signals are for the main thread
-    sigdelset(&all, SIGALRM);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&w->thread, NULL, watch, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed) return 0;
-    memory_free(w);
-    *out = NULL;
-    return FAIL(e, ERR_INTERNAL, NULL, "no thread for the watchdog: %s", strerror(failed));
+    int code = thread_start(&w->thread, watch, w, "the watchdog", e);
+    if (code) {
+        memory_free(w);
+        *out = NULL;
+    }
+    return code;
 }
 
 void watchdog_destroy(Watchdog *w) {

@@ -17,26 +17,26 @@ static void existing_part(char *path) {
 }
 
 // What a rank of so many keeps, without starting any: rank 0's share.
-static int plan_ownership(Run *r, int ranks, Error *e) {
+static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
-    TRY(setup_shards(r, &comm, e));
-    r->parallel.comm = NULL; // which ends here
+    TRY(setup_shards(setup, position, &comm, e));
+    setup->parallel.comm = NULL; // which ends here
     return 0;
 }
 
-static int plan_of(Run *r, Plan *plan, Error *e) {
-    const Options *o = &r->options;
-    int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
+static int plan_of(Setup *setup, const Position *position, Plan *plan, Error *e) {
+    const Options *o = &setup->options;
+    int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks;
     EngineDevice here;
-    r->api->device(&r->shape, true, &here);
+    setup->engine_api->device(&setup->shape, true, &here);
     if (o->tune && !o->device[0] && here.flops > 0) // a CPU, where the run would be refused
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and this is a plan for %s", here.name);
-    TRY(plan_ownership(r, ranks, e));
+    TRY(plan_ownership(setup, position, ranks, e));
     *plan = (Plan){
-        .engine = r->api,
-        .model = &r->model,
-        .shape = r->shape,
+        .engine = setup->engine_api,
+        .model = &setup->model,
+        .shape = setup->shape,
         .estimate_memory = o->device[0] && here.flops > 0,
         .ranks = ranks,
         .zero = o->zero,
@@ -48,31 +48,34 @@ static int plan_of(Run *r, Plan *plan, Error *e) {
 }
 
 int run_dry(Run *r, Error *e) {
-    const Options *o = &r->options;
+    const Options *o = &r->setup.options;
     Plan plan;
     Error unknown;
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
     bool trains = o->run.horizon_tokens > 0;
-    TRY(setup_sampling(r, e));
+    TRY(setup_sampling(&r->setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
-    if (trains) TRY(setup_schedule(r, e));
-    TRY(plan_of(r, &plan, e));
-    int64_t T = r->shape.seq_len, val_rows = (o->val_tokens + T - 1) / T;
-    if (r->val && (int64_t)data_windows(r->val) < val_rows) val_rows = (int64_t)data_windows(r->val);
+    if (trains) TRY(setup_schedule(&r->setup, &r->position, e));
+    TRY(plan_of(&r->setup, &r->position, &plan, e));
+    int64_t T = r->setup.shape.seq_len, val_rows = (o->val_tokens + T - 1) / T;
+    if (r->data.val && (int64_t)dataset_windows(r->data.val) < val_rows)
+        val_rows = (int64_t)dataset_windows(r->data.val);
     PlanReport report = {
         .plan = &plan,
-        .ramp = trains ? &r->ramp : NULL,
-        .rows = trains ? ramp_largest(&r->ramp) : o->run.batch_ref_rows,
+        .ramp = trains ? &r->position.ramp : NULL,
+        .rows = trains ? ramp_largest(&r->position.ramp) : o->run.batch_ref_rows,
         .price = o->price,
-        .train_tokens = r->train ? (double)data_windows(r->train) * (double)T : 0,
-        .host_bytes = may_save_aside(r) ? (double)(SAVER_ARRAYS * saver_copy_stride(&r->model) * sizeof(float)) : 0,
+        .train_tokens = r->data.train ? (double)dataset_windows(r->data.train) * (double)T : 0,
+        .host_bytes = may_save_aside(&r->setup, &r->position)
+                          ? (double)(SAVER_ARRAYS * saver_copy_stride(&r->setup.model) * sizeof(float))
+                          : 0,
         .val_every = o->val[0] ? o->val_every : 0,
         .val_rows = val_rows,
         .checkpoint_every = o->checkpoint_every,
         .best_every = best_every(o),
         .keep = o->keep,
-        .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer),
+        .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer),
         .disk = disk,
     };
     snprintf(disk, sizeof disk, "%s", o->out);

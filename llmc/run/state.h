@@ -22,7 +22,7 @@ typedef struct {
     int count;
 } ShardList;
 
-int shard_list_create(ShardList *list, const DataSet *data, Error *e);
+int shard_list_create(ShardList *list, const Dataset *data, Error *e);
 void shard_list_destroy(ShardList *list);
 
 // The lowest validation loss of those after which a checkpoint was written (--keep-best).

@@ -32,7 +32,7 @@ typedef struct {
     uint64_t first_window; // windows in the shards before this one
 } Shard;
 
-struct DataSet {
+struct Dataset {
     Shard *shards;
     int count;
     int seq_len, vocab_size;
@@ -109,7 +109,7 @@ static int tokens_largest(const uint16_t *tokens, size_t count) { // a loop the 
     return largest;
 }
 
-static int tokens_check(const DataSet *data, const Shard *shard, const uint16_t *tokens, size_t count, uint64_t at,
+static int tokens_check(const Dataset *data, const Shard *shard, const uint16_t *tokens, size_t count, uint64_t at,
                         Error *e) {
     if (data->vocab_size > UINT16_MAX) return 0;                    // every uint16 is a token
     if (tokens_largest(tokens, count) < data->vocab_size) return 0; // a bad one is rare
@@ -122,7 +122,7 @@ static int tokens_check(const DataSet *data, const Shard *shard, const uint16_t 
                       "the shard was made with another tokenizer, or is damaged: see --vocab-size, or tokenize again");
 }
 
-static int shard_check_tokens(const DataSet *data, const Shard *shard, int fd, Error *e) {
+static int shard_check_tokens(const Dataset *data, const Shard *shard, int fd, Error *e) {
     uint16_t *tokens = NULL;
     int code = memory_alloc((void **)&tokens, CHECK_TOKENS * sizeof *tokens, "checking a shard", e);
     for (uint64_t at = 0; !code && at < shard->tokens; at += CHECK_TOKENS) {
@@ -135,7 +135,7 @@ done:
     return code;
 }
 
-static int shard_open(DataSet *data, Shard *shard, bool keep_open, Error *e) {
+static int shard_open(Dataset *data, Shard *shard, bool keep_open, Error *e) {
     int fd, code = 0;
     TRY(file_open(&fd, shard->path, e));
     TRY_GOTO(shard_check_header(shard, fd, e));
@@ -153,7 +153,7 @@ done:
 static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 // The files a pattern names, copied into data->shards. A file whose name holds a '*' or '[' is found as itself.
-static int data_find(DataSet *data, const char *pattern, Error *e) {
+static int data_find(Dataset *data, const char *pattern, Error *e) {
     struct stat st;
     glob_t found = {0};
     int code = 0;
@@ -182,9 +182,9 @@ done:
     return code;
 }
 
-int data_open(DataSet **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e) {
+int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e) {
     assert(seq_len > 0 && vocab_size > 0);
-    DataSet *data;
+    Dataset *data;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
     data->seq_len = seq_len;
@@ -202,11 +202,11 @@ int data_open(DataSet **out, const char *pattern, int seq_len, int vocab_size, u
     *out = data;
     return 0;
 done:
-    data_close(data);
+    dataset_close(data);
     return code;
 }
 
-void data_close(DataSet *data) {
+void dataset_close(Dataset *data) {
     if (!data) return;
     for (int i = 0; data->shards && i < data->count; i++) {
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
@@ -216,13 +216,13 @@ void data_close(DataSet *data) {
     memory_free(data);
 }
 
-DataInfo data_describe(const DataSet *data) {
-    DataInfo info = {data->count, data->tokens, data->windows, 0};
+DatasetInfo dataset_describe(const Dataset *data) {
+    DatasetInfo info = {data->count, data->tokens, data->windows, 0};
     for (int i = 0; i < data->count; i++) info.skipped += data->shards[i].windows == 0;
     return info;
 }
 
-int data_largest_token(const DataSet *data, uint64_t tokens, int *largest, Error *e) {
+int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
     const Shard *shard = &data->shards[0];
     uint16_t *buffer;
     int fd = shard->fd, code = 0;
@@ -242,9 +242,9 @@ done:
     return code;
 }
 
-uint64_t data_windows(const DataSet *data) { return data->windows; }
+uint64_t dataset_windows(const Dataset *data) { return data->windows; }
 
-const char *data_shard_path(const DataSet *data, int shard) {
+const char *dataset_shard_path(const Dataset *data, int shard) {
     assert(shard >= 0 && shard < data->count);
     return data->shards[shard].path;
 }
@@ -252,14 +252,14 @@ const char *data_shard_path(const DataSet *data, int shard) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Examples
 
-uint64_t data_window_at(const DataSet *data, uint64_t example) {
+uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
     uint64_t epoch = example / data->windows, k = example % data->windows;
     return permutation_at(data->windows, permutation_key(data->seed, epoch), k);
 }
 
 // The last shard whose first window is this one or an earlier one. (A shard without windows shares its first_window
 // with the next shard, or has first_window = N: it is never the answer.)
-static const Shard *shard_of_window(const DataSet *data, uint64_t window) {
+static const Shard *shard_of_window(const Dataset *data, uint64_t window) {
     int low = 0, high = data->count - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
@@ -269,7 +269,7 @@ static const Shard *shard_of_window(const DataSet *data, uint64_t window) {
     return &data->shards[low];
 }
 
-static int window_read(const DataSet *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e) {
+static int window_read(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e) {
     const Shard *shard = shard_of_window(data, window);
     uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len;
     size_t count = (size_t)data->seq_len + 1;
@@ -280,21 +280,21 @@ static int window_read(const DataSet *data, uint64_t window, uint16_t *out /* (T
     return code ? code : tokens_check(data, shard, out, count, at, e);
 }
 
-int data_rows(const DataSet *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
+int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
     for (int i = 0; i < count; i++)
-        TRY(window_read(data, data_window_at(data, first_example + (uint64_t)i),
+        TRY(window_read(data, dataset_window_at(data, first_example + (uint64_t)i),
                         out + (size_t)i * ((size_t)data->seq_len + 1), e));
     return 0;
 }
 
-int data_rows_sequential(const DataSet *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
+int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
     assert(count >= 0 && first_window + (uint64_t)count <= data->windows);
     for (int i = 0; i < count; i++)
         TRY(window_read(data, first_window + (uint64_t)i, out + (size_t)i * ((size_t)data->seq_len + 1), e));
     return 0;
 }
 
-int data_check(const DataSet *data, Error *e) {
+int dataset_check(const Dataset *data, Error *e) {
     for (int i = 0; i < data->count; i++) {
         const Shard *shard = &data->shards[i];
         int fd = shard->fd;

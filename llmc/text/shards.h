@@ -29,37 +29,37 @@ enum {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-typedef struct DataSet DataSet; // immutable once open: any number of threads may read from one
+typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
 
 typedef struct {
     int shards;
     uint64_t tokens;  // in all shards
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
-} DataInfo;
+} DatasetInfo;
 
 // Opens the shards named by `pattern`: a file, or a glob such as "dir/x_train_*.bin", taken in the byte order of their
 // names. Checks every header against its file's size, and the tokens of every file under 64 MB against vocab_size.
-int data_open(DataSet **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e);
-void data_close(DataSet *data); // NULL is fine
+int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e);
+void dataset_close(Dataset *data); // NULL is fine
 
-DataInfo data_describe(const DataSet *data);
+DatasetInfo dataset_describe(const Dataset *data);
 // The largest of the first shard's first so many tokens: what they can have been made with.
-int data_largest_token(const DataSet *data, uint64_t tokens, int *largest, Error *e);
-uint64_t data_windows(const DataSet *data);                     // N
-const char *data_shard_path(const DataSet *data, int shard);    // in reading order
-uint64_t data_window_at(const DataSet *data, uint64_t example); // the shuffled order itself
+int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
+uint64_t dataset_windows(const Dataset *data);                     // N
+const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
+uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the shuffled order itself
 
 // Examples [first_example, first_example + count) of the shuffled sequence, which goes on for ever, epoch after
 // epoch. Every token read is checked against the vocabulary.
-int data_rows(const DataSet *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
+int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
 // Windows in the order of the files, for validation: first_window + count <= N.
-int data_rows_sequential(const DataSet *data, uint64_t first_window, int count, uint16_t *out /* (count, T+1) */,
-                         Error *e);
+int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out /* (count, T+1) */,
+                            Error *e);
 
 // Reads every token of every shard and checks its range (`--check`).
-int data_check(const DataSet *data, Error *e);
+int dataset_check(const Dataset *data, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing

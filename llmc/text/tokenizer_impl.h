@@ -22,6 +22,15 @@ typedef struct {
 } AddedToken;
 enum { ADDED_PASSES = 2 };
 
+typedef enum {
+    CLASS_OTHER,
+    CLASS_LETTER,
+    CLASS_NUMBER,
+    CLASS_SPACE,
+    CLASS_MULTI // a byte of a character of several bytes
+} CharClass;
+enum { UNICODE_CLASS_END = 0x31350 }; // from here on every code point is CLASS_OTHER
+
 struct Tokenizer {
     int vocab_size, eot;
     bool is_bytes;
@@ -36,7 +45,8 @@ struct Tokenizer {
     int merge_count;
     uint64_t *pairs; // (pair_mask + 1) the hash table
     uint32_t pair_mask;
-    uint8_t *classes; // (UNICODE_CLASS_END) CharClass of every code point
+    uint8_t byte_class[BYTE_VALUES];    // CharClass of every byte
+    uint8_t classes[UNICODE_CLASS_END]; // and of every code point
 };
 
 // An empty tokenizer with its character classes; the caller fills in the rest.

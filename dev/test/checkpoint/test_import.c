@@ -93,9 +93,7 @@ static void test_beyond_a_chunk(void) {
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
     CHECK_OK(directory_create("large", &e), &e);
     CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
-    CHECK_OK(checkpoint_save_optimizer("large", OPTIMIZER_NAME, &model, (Range){0, model.flat_count}, give, give_again,
-                                       NULL, NULL, &e),
-             &e);
+    CHECK_OK(checkpoint_save_optimizer("large", &model, give, give_again, NULL, NULL, &e), &e);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
@@ -128,7 +126,7 @@ static void write_part(const char *path, SafetensorsType type, int part, int par
         char name[80];
         uint64_t shape[2] = {t->rows, t->columns};
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        CHECK_OK(safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1), &e), &e);
+        safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1));
     }
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
@@ -233,42 +231,14 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// The moments may lie in several files, whichever comes first; a hole or a part twice is refused.
-static void test_moments_in_parts(void) {
-    static const struct {
-        size_t begin, end; // of the second part; the first ends at 640, the third begins at 1280
-        int code;
-    } cases[] = {{640, 1280, 0}, {704, 1280, ERR_INPUT}, {640, 1216, ERR_INPUT}, {576, 1280, ERR_INPUT}};
-    Error e = {0};
-    make_values(7);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Range part[] = {{0, 640}, {cases[i].begin, cases[i].end}, {1280, model.flat_count}};
-        static const char *const names[] = {"optimizer-c.safetensors", "optimizer-a.safetensors",
-                                            "optimizer-b.safetensors"};
-        size_t wrong = 0;
-        CHECK_OK(directory_create("moments", &e), &e);
-        for (int k = 0; k < 3; k++)
-            CHECK_OK(checkpoint_save_optimizer("moments", names[k], &model, part[k], give, give_again, NULL, NULL, &e),
-                     &e);
-        memset(received, 0, model.flat_count * sizeof *received);
-        int code = checkpoint_load_optimizer("moments", &model, NULL, 0, receive, receive_again, NULL, &e);
-        CHECK(code == cases[i].code, "case %zu: exit code %d", i, code);
-        for (size_t k = 0; k < model.flat_count; k++) wrong += received[k] != values[k] + 1;
-        CHECK(cases[i].code || wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
-        remove_tree("moments");
-    }
-}
-
-// A rank that keeps a share asks for no more: of parts that a file boundary cuts, too, and of both moments.
+// A rank that keeps a share reads its ranges only, of both moments.
 static void test_moments_that_are_wanted(void) {
-    const Range part[] = {{0, 640}, {640, model.flat_count}}, wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
-    static const char *const names[] = {"optimizer-a.safetensors", "optimizer-b.safetensors"};
+    const Range wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
     Error e = {0};
     size_t wrong = 0;
     make_values(8);
     CHECK_OK(directory_create("wanted", &e), &e);
-    for (int k = 0; k < 2; k++)
-        CHECK_OK(checkpoint_save_optimizer("wanted", names[k], &model, part[k], give, give_again, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_optimizer("wanted", &model, give, give_again, NULL, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
     CHECK_OK(checkpoint_load_optimizer("wanted", &model, wanted, 3, receive, receive_again, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) {
@@ -291,8 +261,8 @@ static void test_moments_of_another_kind(void) {
         {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_I32, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_F32, 0, "moment3.0-%zu", "is no range of a moment"},
-        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "is no range of a moment"},
+        {SAFETENSORS_F32, 0, "moment3.0-%zu", "no tensor moment2.0-"},
+        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
     Error e = {0};
     CHECK_OK(directory_create("kind", &e), &e);
@@ -304,7 +274,7 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
         for (int k = 0; k < 2; k++) {
             snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
-            CHECK_OK(safetensors_add(writer, name[k], type[k], 1, &count[k], &e), &e);
+            safetensors_add(writer, name[k], type[k], 1, &count[k]);
         }
         for (int k = 0; k < 2; k++) {
             size_t bytes = count[k] * safetensors_type_bytes(type[k]);
@@ -315,8 +285,7 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
         CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
                     cases[i].said);
-        CHECK(strstr(e.what, "kind/optimizer.safetensors: tensor ") && strstr(e.what, name[1]) &&
-                  test_says_byte(e.what) && e.hint[0],
+        CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
               "case %zu: %s (%s)", i, e.what, e.hint);
     }
 }
@@ -467,7 +436,6 @@ int main(void) {
     RUN(test_beyond_a_chunk);
     RUN(test_text_tokens);
     RUN(test_other_models);
-    RUN(test_moments_in_parts);
     RUN(test_moments_that_are_wanted);
     RUN(test_moments_of_another_kind);
     RUN(test_several_files);

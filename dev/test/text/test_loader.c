@@ -1,4 +1,4 @@
-// The loader hands out what data_rows does, whatever was expected and whoever reads; it ends and fails cleanly.
+// The loader hands out what dataset_rows does, whatever was expected and whoever reads; it ends and fails cleanly.
 #define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 #include "ranks/parallel.h"
@@ -43,29 +43,29 @@ static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
 }
 
 typedef struct {
-    DataSet *data;
+    Dataset *data;
     Loader *loader;
 } Fixture;
 
 static Fixture fixture_open(const char *pattern, int max_rows, int seq_len) {
     Fixture f = {0};
-    CHECK_OK(data_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
+    CHECK_OK(dataset_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
     CHECK_OK(loader_create(&f.loader, f.data, max_rows, seq_len, &e), &e);
     return f;
 }
 
 static void fixture_close(Fixture *f) {
     loader_destroy(f->loader);
-    data_close(f->data);
+    dataset_close(f->data);
 }
 
 // Waits until nothing is being read.
 static void settle(Loader *loader) { loader_expect(loader, 0, 0); }
 
-// Rows as data_rows gives them.
+// Rows as dataset_rows gives them.
 static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, int n) {
     uint16_t want[MAX_ROWS * (T + 1)];
-    CHECK_OK(data_rows(f->data, first, n, want, &e), &e);
+    CHECK_OK(dataset_rows(f->data, first, n, want, &e), &e);
     return memcmp(rows, want, (size_t)n * (T + 1) * sizeof *rows) == 0;
 }
 
@@ -75,7 +75,7 @@ static void test_order(void) {
     make_shard("order_0.bin", 1700, V);
     make_shard("order_1.bin", 450, V);
     Fixture f = fixture_open("order_*.bin", MAX_ROWS, T);
-    uint64_t windows = data_windows(f.data), first = 0;
+    uint64_t windows = dataset_windows(f.data), first = 0;
     for (int i = 0; i < 2000; i++) {
         int n = 1 + (int)draw(MAX_ROWS), kind = (int)draw(6);
         const uint16_t *rows = NULL;
@@ -100,7 +100,7 @@ static void test_reads_ahead(void) {
     loader_expect(f.loader, 0, 4);
     settle(f.loader);
     uint16_t before[4 * (T + 1)];
-    CHECK_OK(data_rows(f.data, 0, 4, before, &e), &e);
+    CHECK_OK(dataset_rows(f.data, 0, 4, before, &e), &e);
     overwrite_tokens("ahead.bin", count, V - 1);
     CHECK_OK(loader_rows(f.loader, 0, 3, &rows, &e), &e); // the last step of a run asks for less
     CHECK(memcmp(rows, before, 3 * (T + 1) * sizeof *rows) == 0, "read when asked for, not ahead");

@@ -489,13 +489,13 @@ static void test_bad_files(void) {
     refuse("merges.txt: cannot open");
     write_vocabulary(merges, 3);
     write_text("vocab.json", "{\"a\": 0,\n \"b\": ");
-    refuse("vocab.json line 2: not a JSON object");
+    refuse("vocab.json: malformed JSON at byte");
     write_text("vocab.json", "");
-    refuse("vocab.json line 1: not a JSON object");
+    refuse("vocab.json: malformed JSON at byte 0");
     write_text("vocab.json", "[1, 2]");
     refuse("not a JSON object");
     write_text("vocab.json", "{} x");
-    refuse("not a JSON object");
+    refuse("malformed JSON at byte 3");
     write_text("vocab.json", "{\"a\": \"0\"}");
     refuse("the number of token 'a' is malformed");
     write_text("vocab.json", "{\"a\": -1}");
