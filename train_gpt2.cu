@@ -136,7 +136,7 @@ static float *grad(Engine *engine, TensorKind kind, int layer) {
 }
 static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     const Model *model = engine->config.model;
-    return stats_example_sq(engine->stats, model) + (model_tensor(model, kind, layer) - model->tensors);
+    return stats_row(engine->stats, model, STATS_EXAMPLE_SQ) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
 // Where to put a vector's gradient, and its per-example squares where the mode wants them.
@@ -492,11 +492,12 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     TRY(engine_send_stats(engine, e));
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
     result->loss_sum = stats[STAT_LOSS] / engine->config.seq_len;
-    memcpy(result->grad_sq, stats_grad_sq(stats), model->tensor_count * sizeof(double));
-    if (result->rank_sq) memcpy(result->rank_sq, stats_rank_sq(stats, model), model->tensor_count * sizeof(double));
+    memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
+    if (result->rank_sq)
+        memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
     for (int i = 0; i < model->tensor_count; i++)
         result->example_sq[i] =
-            gns_measures(&model->tensors[i], engine->mode) ? stats_example_sq(stats, model)[i] : NAN;
+            gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
     return 0;
 }
