@@ -12,8 +12,7 @@ __device__ static float dot_vectors(uint4 a, uint4 b) {
     *(uint4 *)x = a;
     *(uint4 *)y = b;
     float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
+    UNROLL_FOR (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
     return sum;
 }
 
@@ -38,17 +37,15 @@ __global__ static void rows_kernel(AttentionRows rows, const float *lse, const r
     int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
 
     float delta[ROWS_A_THREAD];
-#pragma unroll
-    for (int i = 0; i < ROWS_A_THREAD; i++) {
+    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
         int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
         size_t start = ((size_t)b * s.T + t) * s.C() + h * s.D; // (B, T, C)
         delta[i] = t < s.T ? lane_dot(dout + start, out + start, s.D, lane) : 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < ROWS_A_THREAD; i++) {
+    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
         int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
-#pragma unroll
-        for (int offset = ROW_LANES / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
+        UNROLL_FOR (int offset = ROW_LANES / 2; offset > 0; offset /= 2)
+            delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
         if (lane == 0) {
             rows.delta[(size_t)head * padded_T + t] = delta[i];
             rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;

@@ -42,8 +42,7 @@ template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t 
 }
 
 template <int N> __device__ static inline void clear(float (&c)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) c[i] = 0.0f;
+    UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
 #ifndef GNS_FP32

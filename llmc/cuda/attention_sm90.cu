@@ -84,11 +84,9 @@ constexpr float STALE_LIMIT = 8.0f;
 // Scores (64, KEYS) to unnormalised probabilities. shrink: the factor for earlier sums and outputs.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
-#        pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         float top = state.top[i], sum = 0.0f;
-#        pragma unroll
-        for (int k = 0; k < N / 2; k++) {
+        UNROLL_FOR (int k = 0; k < N / 2; k++) {
             int j = fragment_element(i, k);
             if (DIAGONAL && key0 + fragment_column(j) > row + fragment_row(j)) c[j] = -INFINITY;
             top = fmaxf(top, c[j]);
@@ -98,8 +96,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
         float offset = top * scale2;
-#        pragma unroll
-        for (int k = 0; k < N / 2; k++) {
+        UNROLL_FOR (int k = 0; k < N / 2; k++) {
             float &x = c[fragment_element(i, k)];
             x = exp2_fast(fmaf(x, scale2, -offset));
             sum += x;
@@ -150,8 +147,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         ring.advance();
         pack_rows(p, c);
         if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#        pragma unroll
-            for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+            UNROLL_FOR (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
         }
     }
 

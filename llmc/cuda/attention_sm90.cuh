@@ -106,10 +106,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
 template <int ROWS, int D>
 __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                       int b) {
-#    pragma unroll
-    for (int panel = 0; panel < D / PANEL; panel++)
-#    pragma unroll
-        for (int r = 0; r < ROWS; r += BOX_ROWS)
+    UNROLL_FOR (int panel = 0; panel < D / PANEL; panel++)
+        UNROLL_FOR (int r = 0; r < ROWS; r += BOX_ROWS)
             copy_box_in(tile + (panel * ROWS + r) * PANEL_ROW_BYTES, map, barrier, column + panel * PANEL, row + r, b);
 }
 
@@ -141,8 +139,7 @@ template <int PENDING> __device__ static inline void wgmma_wait() {
 
 // Keeps the compiler from moving reads of wgmma's registers above the wait, and writes to them below the issue.
 template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
-#    pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+    UNROLL_FOR (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
 #    define SM90_LIST_32                                                                                               \
@@ -211,8 +208,7 @@ struct LeftRegisters {
 
     __device__ void load(const char *own_tile) {
         int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16;
-#    pragma unroll
-        for (int k = 0; k < 4; k++) {
+        UNROLL_FOR (int k = 0; k < 4; k++) {
             int piece = 2 * k + threadIdx.x % 32 / 16;
             unsigned address = shared_address(own_tile) + row * PANEL_ROW_BYTES + (piece ^ row % 8) * 16;
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -226,8 +222,7 @@ struct LeftRegisters {
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group; b is a tile of N rows.
 template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], LeftShared a, const char *b) {
     uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // the step goes from panel to panel
-#    pragma unroll
-    for (int k = 0; k < D / 16; k++)
+    UNROLL_FOR (int k = 0; k < D / 16; k++)
         wgmma_abt(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
 }
@@ -236,8 +231,7 @@ template <int D, int N>
 __device__ static inline void multiply_abt(float (&c)[N / 2], const LeftRegisters &a, const char *b) {
     static_assert(D == 64 && N == 64, "the one case in use");
     uint64_t b_operand = operand(b, 0);
-#    pragma unroll
-    for (int k = 0; k < D / 16; k++) wgmma_abt(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
+    UNROLL_FOR (int k = 0; k < D / 16; k++) wgmma_abt(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
 }
 
@@ -245,15 +239,13 @@ __device__ static inline void multiply_abt(float (&c)[N / 2], const LeftRegister
 template <int D, int K>
 __device__ static inline void multiply_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
     uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
-#    pragma unroll
-    for (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
+    UNROLL_FOR (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
     wgmma_commit();
 }
 
 // An accumulator as the left operand of the next product: the layouts agree (figure "wgmma.m64k16 A fragment").
 template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], const float (&c)[N]) {
-#    pragma unroll
-    for (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
+    UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -291,8 +283,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     int lane = threadIdx.x % 32;
     if (lane == 0) copy_out_wait_read(); // of the rows last staged here
     __syncwarp();
-#    pragma unroll
-    for (int n = 0; n < D / 8; n++) {
+    UNROLL_FOR (int n = 0; n < D / 8; n++) {
         char *piece = stage + n / 8 * STORE_ROWS * PANEL_ROW_BYTES + lane / 4 * PANEL_ROW_BYTES +
                       ((n % 8) ^ (lane / 4)) * 16 + lane % 4 * 4;
         *(unsigned *)piece = pack(c[4 * n] * factor0, c[4 * n + 1] * factor0);
@@ -301,8 +292,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     fence_before_copy_out();
     __syncwarp();
     if (lane == 0) {
-#    pragma unroll
-        for (int panel = 0; panel < D / PANEL; panel++)
+        UNROLL_FOR (int panel = 0; panel < D / PANEL; panel++)
             copy_box_out(map, stage + panel * STORE_ROWS * PANEL_ROW_BYTES, column + panel * PANEL, row, b);
         copy_out_commit();
     }

@@ -151,8 +151,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
-#        pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) {
+    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) {
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
@@ -160,8 +159,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
-#        pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
+    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
     pack_rows(packed, dp);
     registers_settle(dq);
     wgmma_fence();
@@ -262,11 +260,9 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
-#        pragma unroll
-    for (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(lse2 + 8 * n);
-#        pragma unroll
-        for (int i = 4 * n; i < 4 * n + 4; i++) {
+        UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             p[i] = exp2_fast(fmaf(p[i], scale2, -(i % 2 ? column.y : column.x)));
             if (DIAGONAL && key + fragment_row(i) > query0 + fragment_column(i)) p[i] = 0.0f;
         }
@@ -278,11 +274,9 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
     wgmma_wait<1>();
     registers_settle(dp);
-#        pragma unroll
-    for (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
-#        pragma unroll
-        for (int i = 4 * n; i < 4 * n + 4; i++) {
+        UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
             dp[i] = probability * (dp[i] - (i % 2 ? column.y : column.x)); // dS
         }

@@ -91,12 +91,10 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
     clear(c);
     a += lane % 16 * STRIDE<DP> + lane / 16 * 8;
     b += (lane / 16 * 8 + lane % 8) * STRIDE<DP> + lane / 8 % 2 * 8;
-#    pragma unroll
-    for (int k = 0; k < DP; k += 16) {
+    UNROLL_FOR (int k = 0; k < DP; k += 16) {
         unsigned af[4], bf[4];
         ldmatrix(af, a + k);
-#    pragma unroll
-        for (int n = 0; n < E / 4; n += 2) {
+        UNROLL_FOR (int n = 0; n < E / 4; n += 2) {
             ldmatrix(bf, b + n * 8 * STRIDE<DP> + k);
             mma(c + 4 * n, af, bf[0], bf[1]);
             mma(c + 4 * n + 4, af, bf[2], bf[3]);
@@ -109,12 +107,10 @@ template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const real *b) {
     int lane = threadIdx.x % 32;
     b += lane % 16 * STRIDE<DP> + lane / 16 * 8;
-#    pragma unroll
-    for (int k = 0; k < E / 4; k += 2) {
+    UNROLL_FOR (int k = 0; k < E / 4; k += 2) {
         const float *q = p + 4 * k;
         unsigned af[4] = {pack(q[0], q[1]), pack(q[2], q[3]), pack(q[4], q[5]), pack(q[6], q[7])}, bf[4];
-#    pragma unroll
-        for (int n = 0; n < DP / 8; n += 2) {
+        UNROLL_FOR (int n = 0; n < DP / 8; n += 2) {
             ldmatrix_transposed(bf, b + k * 8 * STRIDE<DP> + n * 8);
             mma(c + 4 * n, af, bf[0], bf[1]);
             mma(c + 4 * n + 4, af, bf[2], bf[3]);
@@ -139,14 +135,12 @@ __device__ static int element_column(int i) { return threadIdx.x % LANES + i / 2
 __device__ static void tile_wait() { __syncthreads(); }
 
 __device__ static float row_max(float x) {
-#    pragma unroll
-    for (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
     return x;
 }
 
 __device__ static float row_sum(float x) {
-#    pragma unroll
-    for (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
     return x;
 }
 
@@ -160,8 +154,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
     clear(c);
 #    pragma unroll 8
     for (int d = 0; d < DP; d++)
-#    pragma unroll
-        for (int i = 0; i < E; i++)
+        UNROLL_FOR (int i = 0; i < E; i++)
             c[i] += a[(own_row() + element_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
 }
 
@@ -171,13 +164,11 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
     __shared__ float p_tile[WARPS][WARP_ROWS][ROWS + 1];
     float(*p_rows)[ROWS + 1] = p_tile[threadIdx.x / 32] + own_row();
     __syncwarp();
-#    pragma unroll
-    for (int i = 0; i < E; i++) p_rows[element_row(i)][element_column(i)] = p[i];
+    UNROLL_FOR (int i = 0; i < E; i++) p_rows[element_row(i)][element_column(i)] = p[i];
     __syncwarp();
 #    pragma unroll 4
     for (int k = 0; k < ROWS; k++)
-#    pragma unroll
-        for (int i = 0; i < ELEMENTS<DP>; i++)
+        UNROLL_FOR (int i = 0; i < ELEMENTS<DP>; i++)
             c[i] += p_rows[element_row(i)][k] * b[k * STRIDE<DP> + element_column(i)];
 }
 #endif
@@ -218,14 +209,12 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
 template <int E>
 __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
                                   AttentionShape s) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         int t = row + element_row(element(i, 0));
         if (t >= s.T) continue;
         real *p = (real *)to.data + (size_t)t * to.stride;
         float factor = i ? factor1 : factor0;
-#pragma unroll
-        for (int k = 0; k < E / 2; k += 2) {
+        UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
             int d = element_column(element(i, k));
             float x = c[element(i, k)] * factor, y = c[element(i, k + 1)] * factor;
             store_two(p, d, x, y, s.D);
@@ -271,11 +260,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
         float p[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+        UNROLL_FOR (int i = 0; i < 2; i++) {
             float top = m[i];
-#pragma unroll
-            for (int k = 0; k < E / 2; k++) {
+            UNROLL_FOR (int k = 0; k < E / 2; k++) {
                 int j = element(i, k);
                 int key = key0 + element_column(j);
                 p[j] = key > at.row + element_row(j) ? -INFINITY : p[j] * scale2;
@@ -284,18 +271,15 @@ __global__ void __launch_bounds__(THREADS, 2)
             top = row_max(top); // finite: the first tile holds key 0, which every row sees
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
-#pragma unroll
-            for (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
+            UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
             l[i] = l[i] * shrink + row_sum(sum);
-#pragma unroll
-            for (int k = 0; k < ELEMENTS<DP> / 2; k++) o[element(i, k)] *= shrink;
+            UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[element(i, k)] *= shrink;
         }
         multiply_pb<DP>(o, p, v_tile);
     }
 
     store_rows(slice_of(out, s, at.head, 1, 0), o, 1.0f / l[0], 1.0f / l[1], at.row, s);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         int t = at.row + element_row(element(i, 0));
         if (element_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
     }
@@ -314,8 +298,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     real *v_tile = k_tile + KEYS * STRIDE<DP>;
     Place at = place_of(qkv, s, true);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         size_t row = (size_t)at.head * s.padded_T() + at.row + element_row(element(i, 0));
         lse2[i] = rows.lse2[row];
         delta[i] = rows.delta[row];
@@ -330,8 +313,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         float p[E], dp[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
         multiply_abt<DP>(dp, do_tile + at.warp_row * STRIDE<DP>, v_tile);
-#pragma unroll
-        for (int j = 0; j < E; j++) {
+        UNROLL_FOR (int j = 0; j < E; j++) {
             int i = element_row(j) > 0;
             int key = key0 + element_column(j), query = at.row + element_row(j);
             float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
@@ -365,15 +347,13 @@ __global__ void __launch_bounds__(THREADS, 2)
         tiles_next<QUERIES, DP>(q_tile, at.q, do_tile, dout_slice, query0, s);
         float p[E], dp[E];
         multiply_abt<DP>(p, k_tile + at.warp_row * STRIDE<DP>, q_tile);
-#pragma unroll
-        for (int j = 0; j < E; j++) {
+        UNROLL_FOR (int j = 0; j < E; j++) {
             int query = query0 + element_column(j);
             p[j] = at.row + element_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
         }
         multiply_pb<DP>(dv, p, do_tile);
         multiply_abt<DP>(dp, v_tile + at.warp_row * STRIDE<DP>, do_tile);
-#pragma unroll
-        for (int j = 0; j < E; j++) p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
+        UNROLL_FOR (int j = 0; j < E; j++) p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
         multiply_pb<DP>(dk, p, q_tile);
     }
     store_rows(slice_of(dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);

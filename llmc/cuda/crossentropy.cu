@@ -42,8 +42,8 @@ typedef struct {
 // inf - inf is not formed).
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
@@ -60,8 +60,7 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
 // Columns at and behind V do not take part.
 __device__ static inline void mask_padding(float (&x)[VEC], int c, int V) {
     if (c + VEC <= V) return;
-#pragma unroll
-    for (int j = 0; j < VEC; j++)
+    UNROLL_FOR (int j = 0; j < VEC; j++)
         if (c + j >= V) x[j] = -CUDART_INF_F;
 }
 
@@ -79,8 +78,7 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
     float x[VEC];
     pack_get(x, pack);
     float max = x[0];
-#    pragma unroll
-    for (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
+    UNROLL_FOR (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
 #else // two comparisons an instruction
     const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
@@ -98,22 +96,18 @@ template <bool CACHED> __device__ inline Partial row_partial(const real *row, re
     for (int c0 = threadIdx.x * VEC; c0 < V; c0 += stride * ROW_PACKS) {
         Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++)
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
             if (c0 + p * stride < V) packs[p] = logits_load(row, c0 + p * stride, V);
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++)
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
             if (c0 + p * stride < V) max = fmaxf(max, pack_max(packs[p]));
         mine.sum *= exp_minus(mine.max, max);
         mine.max = max;
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++) {
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
             if (CACHED) pack_store(cache + c0 + p * stride, packs[p]);
             float x[VEC];
             pack_get(x, packs[p]);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
+            UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
         }
     }
     return mine;
@@ -141,11 +135,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
         if (c < k.V) pack_get(x, pack_load<VEC>((CACHED ? cache : row) + c));
         mask_padding(x, c, k.V); // exp(-inf) = 0
         float p[VEC];
-#pragma unroll
-        for (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
+        UNROLL_FOR (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
         if (target / VEC == c / VEC) { // the one thread that has it
-#pragma unroll
-            for (int j = 0; j < VEC; j++) {
+            UNROLL_FOR (int j = 0; j < VEC; j++) {
                 if (c + j != target) continue;
                 k.losses[blockIdx.x] = loss_at(logsumexp, x[j]);
                 p[j] = loss_gradient_at_target(p[j], onehot);

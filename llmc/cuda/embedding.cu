@@ -113,11 +113,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     float sum[W] = {};
     for (int i0 = begin; i0 < end; i0 += ROWS_IN_FLIGHT) {
         Pack<W> packs[ROWS_IN_FLIGHT];
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++)
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++)
             if (i0 + r < end) packs[r] = pack_load<W>(dx + (size_t)order.row[i0 + r] * C + c);
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
             if (i >= end) continue;
             float x[W];
@@ -131,8 +129,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
             else if (continues) floats_store(slot + C, sum);
             else row_add(dwte + (size_t)token * C + c, sum);
             continued = false;
-#pragma unroll
-            for (int j = 0; j < W; j++) sum[j] = 0.0f;
+            UNROLL_FOR (int j = 0; j < W; j++) sum[j] = 0.0f;
         }
     }
 }
@@ -172,13 +169,11 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
             floats_add(sum, part);
         }
     }
-#pragma unroll
-    for (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
+    UNROLL_FOR (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
     __syncthreads();
     if (threadIdx.y > 0 || c >= C) return;
     for (int share = 1; share < RUN_SHARES; share++)
-#pragma unroll
-        for (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
+        UNROLL_FOR (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
     row_add(dwte + (size_t)token * C + c, sum);
 }
 
@@ -239,14 +234,12 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
     float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
     for (int i0 = 0; c < C && i0 < T; i0 += ROWS_IN_FLIGHT) {
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const size_t at = i0 + r < T ? (size_t)row[i0 + r] * C + c : 0;
             x[r] = i0 + r < T ? real_to_float(dx[at]) : 0.0f;
             u[r] = UG && i0 + r < T ? UG[at] : 0.0f;
         }
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
             if (i >= T) continue;
             run += x[r];
@@ -259,8 +252,7 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
     }
     const float sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
     if (threadIdx.x > 0) return;
-#pragma unroll
-    for (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
+    UNROLL_FOR (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
 }
 
 size_t embedding_example_squares_workspace_bytes(int B, int C) {

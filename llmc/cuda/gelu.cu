@@ -30,19 +30,16 @@ enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, const real *x, size_t packs) {
     const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
     Pack<W> v[FLAT_PACKS];
-#pragma unroll
-    for (int p = 0; p < FLAT_PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
         if (i < packs) v[p] = pack_load<W>(x + i * W);
     }
-#pragma unroll
-    for (int p = 0; p < FLAT_PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
         float f[W];
         pack_get(f, v[p]);
-#pragma unroll
-        for (int j = 0; j < W; j++) f[j] = gelu(f[j]);
+        UNROLL_FOR (int j = 0; j < W; j++) f[j] = gelu(f[j]);
         pack_store(y + i * W, pack_of<W>(f));
     }
 }
@@ -80,20 +77,17 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
         float sums[W] = {};
         for (; row < stop; row += ROWS) {
             Pack<W> d[ROWS], v[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 const size_t i = (size_t)(row + r) * C + c;
                 d[r] = row + r < stop ? pack_load<W>(dy + i) : pack_zero<W>();
                 if (GELU) v[r] = row + r < stop ? pack_load<W>(x + i) : pack_zero<W>();
             }
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W], u[W];
                 pack_get(f, d[r]);
                 if constexpr (GELU) {
                     pack_get(u, v[r]);
-#pragma unroll
-                    for (int j = 0; j < W; j++) f[j] *= gelu_derivative(u[j]);
+                    UNROLL_FOR (int j = 0; j < W; j++) f[j] *= gelu_derivative(u[j]);
                     const Pack<W> written = pack_of<W>(f);
                     if (row + r < stop) pack_store(dx + (size_t)(row + r) * C + c, written);
                     pack_get(f, written);

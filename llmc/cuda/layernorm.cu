@@ -24,8 +24,7 @@ __device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd,
     float g[W], b[W], y[W];
     pack_get(g, pack_load<W>(gamma + c));
     pack_get(b, pack_load<W>(beta + c));
-#pragma unroll
-    for (int j = 0; j < W; j++) y[j] = layernorm_y(layernorm_xhat(x[j], mean, rstd), g[j], b[j]);
+    UNROLL_FOR (int j = 0; j < W; j++) y[j] = layernorm_y(layernorm_xhat(x[j], mean, rstd), g[j], b[j]);
     return pack_of<W>(y);
 }
 
@@ -40,30 +39,24 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     if (row >= N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : pack_zero<VEC>();
     }
     float x[PACKS][VEC], sum = 0.0f;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         if (RESIDUAL && c < C) pack_store(residual + start + c, packs[p]);
         pack_get(x[p], packs[p]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) sum += x[p][j];
+        UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
     const float m = warp_sum(sum) / C;
     float squares = 0.0f;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    UNROLL_FOR (int p = 0; p < PACKS; p++)
         if ((p * WARP + lane) * VEC < C)
-#pragma unroll
-            for (int j = 0; j < VEC; j++) squares = add_square(squares, x[p][j] - m);
+            UNROLL_FOR (int j = 0; j < VEC; j++) squares = add_square(squares, x[p][j] - m);
     const float r = layernorm_rstd(warp_sum(squares), C);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         if (c < C) pack_store(out + start + c, normalise<VEC>(x[p], m, r, gamma, beta, c));
     }
@@ -157,8 +150,7 @@ typedef struct {
 // Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
 template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
         const size_t i = start + r * k.C;
         t.dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
@@ -176,14 +168,12 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
                                  const Pack<VEC> &gamma_pack) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         float dy[VEC], x[VEC];
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
             const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
             layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
@@ -200,11 +190,9 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     const float sum = warp_sum_each(sums);
     if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
     for (int w = 1; w < warps; w++)
-#pragma unroll
-        for (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
 }
 
 // Second half: dresidual, and its columns' sums. means: the sums divided by C.
@@ -213,15 +201,13 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
                                   const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
             const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
             dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
         }
@@ -257,14 +243,12 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             tile_sums(sums, grads, tile, gamma);
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
-#pragma unroll
-            for (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
+            UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
             tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
         }
         row = stop; // the last tile may end beyond it
         if (c >= k.C) continue;
-#pragma unroll
-        for (int set = 0; set < SETS; set++)
+        UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
 }

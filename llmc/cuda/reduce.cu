@@ -93,13 +93,11 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     if (b < f.B && c < f.C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
             float v[SLOTS_IN_FLIGHT];
-#pragma unroll
-            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
                 const int k = k0 + i * f.warps_per_example;
                 v[i] = k <= last ? partials[((size_t)(k + b) * f.sets + set) * f.C + c] : 0.0f;
             }
-#pragma unroll
-            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
         }
     }
     parts[warp][lane] = part;
@@ -177,8 +175,7 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * FLAT_THREADS) {
         float v[4];
         floats_load(v, x + i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) s[j] = add_square(s[j], v[j]);
+        UNROLL_FOR (int j = 0; j < 4; j++) s[j] = add_square(s[j], v[j]);
     }
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
@@ -246,22 +243,18 @@ __global__ void __launch_bounds__(FLAT_THREADS)
          i += (size_t)gridDim.x * FLAT_THREADS * W) {
         float v[EXAMPLES_AT_ONCE][W], g[W];
         floats_load(g, gradient + i);
-#pragma unroll
-        for (int b = 0; b < EXAMPLES_AT_ONCE; b++)
+        UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++)
             if (b < E) floats_load(v[b], x + b * n + i);
-#pragma unroll
-        for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+        UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
             if (b >= E) continue;
-#pragma unroll
-            for (int j = 0; j < W; j++) {
+            UNROLL_FOR (int j = 0; j < W; j++) {
                 squares[b] = add_square(squares[b], v[b][j]);
                 g[j] += v[b][j];
             }
         }
         floats_store(gradient + i, g);
     }
-#pragma unroll
-    for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+    UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
         if (b >= E) continue;
         const double sum = block_sum((double)squares[b], shared[b]);
         if (threadIdx.x == 0) partials[(size_t)b * gridDim.x + blockIdx.x] = sum;

@@ -18,11 +18,10 @@ template <int W> __device__ inline Pack<W> pack_zero() { return Pack<W>{}; }
 template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
     if constexpr (W == 1) f[0] = real_to_float(v.x);
     else if constexpr (sizeof(real) == sizeof(float)) {
-#pragma unroll
-        for (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
+        UNROLL_FOR (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
     } else { // a bf16 is the upper half of a float
-#pragma unroll
-        for (int i = 0; i < W; i++) f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
+        UNROLL_FOR (int i = 0; i < W; i++)
+            f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
     }
 }
 
@@ -30,11 +29,9 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     Pack<W> v;
     if constexpr (W == 1) v.x = (real)f[0];
     else if constexpr (sizeof(real) == sizeof(float)) {
-#pragma unroll
-        for (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
+        UNROLL_FOR (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
     } else {
-#pragma unroll
-        for (int i = 0; i < W / 2; i++) {
+        UNROLL_FOR (int i = 0; i < W / 2; i++) {
             const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
             v.words[i] = *reinterpret_cast<const uint32_t *>(&pair);
         }
@@ -44,33 +41,28 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
 
 // Makes the compiler unpack a pack again instead of keeping the floats alive.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
+    UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
 // W floats in memory; 16-byte accesses where W allows.
 template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
 template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
     const Floats<W> v = *reinterpret_cast<const Floats<W> *>(p);
-#pragma unroll
-    for (int j = 0; j < W; j++) x[j] = v.x[j];
+    UNROLL_FOR (int j = 0; j < W; j++) x[j] = v.x[j];
 }
 template <int W> __device__ inline void floats_store(float *p, const float (&x)[W]) {
     Floats<W> v;
-#pragma unroll
-    for (int j = 0; j < W; j++) v.x[j] = x[j];
+    UNROLL_FOR (int j = 0; j < W; j++) v.x[j] = x[j];
     *reinterpret_cast<Floats<W> *>(p) = v;
 }
 
 template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
-#pragma unroll
-    for (int j = 0; j < W; j++) sum[j] += x[j];
+    UNROLL_FOR (int j = 0; j < W; j++) sum[j] += x[j];
 }
 
 // The sum over the warp, in every lane.
 template <typename F> __device__ inline F warp_sum(F x) {
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
@@ -79,19 +71,16 @@ template <typename F> __device__ inline F warp_sum(F x) {
 template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     const int lane = threadIdx.x % WARP;
     int offset = WARP / 2;
-#pragma unroll
-    for (int half = K / 2; half > 0; half /= 2, offset /= 2) {
+    UNROLL_FOR (int half = K / 2; half > 0; half /= 2, offset /= 2) {
         const bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
+        UNROLL_FOR (int i = 0; i < half; i++) {
             const float sent = upper ? v[i] : v[i + half];
             const float kept = upper ? v[i + half] : v[i];
             v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
         }
     }
     float x = v[0];
-#pragma unroll
-    for (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    UNROLL_FOR (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
