@@ -36,11 +36,6 @@ static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((flo
 int attention_rows_fill(AttentionRows *rows, void *workspace, const float *lse, const real *dout, const real *out,
                         AttentionShape s, cudaStream_t stream, Error *e);
 
-// Grants a kernel `bytes` of dynamic shared memory: more than 48 KB need it.
-template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
-    return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
-}
-
 template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }

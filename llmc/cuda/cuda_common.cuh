@@ -27,6 +27,11 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 // After a kernel launch: an error code where its configuration is bad. (A later failure shows at the next sync.)
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
 
+// Grants a kernel `bytes` of dynamic shared memory: more than 48 KB need it.
+template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
+    return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
+}
+
 #define UNROLL_FOR _Pragma("unroll") for // a loop that is unrolled, so that the arrays that it indexes are registers
 
 __device__ static inline float real_to_float(float x) { return x; }

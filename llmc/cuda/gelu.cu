@@ -119,24 +119,13 @@ size_t bias_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(column_launch(B, T, C).split, 1, C);
 }
 
-template <bool GELU>
-static int column_sums(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
+int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
+                  cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
-    const dim3 blocks(l.split.blocks, l.columns);
-    float *partials = (float *)workspace;
-    if (C % VEC) columns_kernel<1, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
-    else columns_kernel<VEC, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
+    const auto kernel_1 = x ? columns_kernel<1, true> : columns_kernel<1, false>;
+    const auto kernel_vec = x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>;
+    (C % VEC ? kernel_1 : kernel_vec)<<<dim3(l.split.blocks, l.columns), l.threads, 0, stream>>>(dx, (float *)workspace,
+                                                                                                 dy, x, l.split, C);
     TRY(CUDA_LAUNCHED(e));
     return column_finish(&dbias, 1, l.split, C, workspace, stream, e);
-}
-
-int gelu_backward_bias(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
-    return column_sums<true>(dx, dbias, dy, x, B, T, C, workspace, stream, e);
-}
-
-int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, void *workspace, cudaStream_t stream,
-                  Error *e) {
-    return column_sums<false>(NULL, dbias, dy, NULL, B, T, C, workspace, stream, e);
 }

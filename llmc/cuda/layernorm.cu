@@ -114,14 +114,9 @@ static int forward(real *residual, real *out, float *mean, float *rstd, const re
     return CUDA_LAUNCHED(e);
 }
 
-int layernorm_forward(real *out, float *mean, float *rstd, const real *x, const real *gamma, const real *beta, int N,
-                      int C, cudaStream_t stream, Error *e) {
-    return forward<false>(NULL, out, mean, rstd, x, NULL, gamma, beta, N, C, stream, e);
-}
-
-int residual_layernorm_forward(real *residual_out, real *out, float *mean, float *rstd, const real *a, const real *b,
-                               const real *gamma, const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    return forward<true>(residual_out, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
+int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
+                      const real *beta, int N, int C, cudaStream_t stream, Error *e) {
+    return (b ? forward<true> : forward<false>)(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
