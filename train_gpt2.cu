@@ -42,16 +42,17 @@ static int pinned_take(Engine *engine, Error *e) {
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    size_t decay_bytes = model->flat_count / DECAY_GRANULE, segment_bytes = model->tensor_count * sizeof(ReduceSegment);
-    void *host;
-    TRY(memory_alloc(&host, size_max(decay_bytes, segment_bytes), "tables", e));
-    optimizer_decay_map((uint8_t *)host, model);
-    cudaError_t status = cudaMemcpy(engine->decay, host, decay_bytes, cudaMemcpyHostToDevice);
-    for (int i = 0; i < model->tensor_count; i++)
-        ((ReduceSegment *)host)[i] = {model->tensors[i].offset, model->tensors[i].count};
-    if (status == cudaSuccess) status = cudaMemcpy(engine->segment, host, segment_bytes, cudaMemcpyHostToDevice);
-    memory_free(host);
-    return CUDA_CALL(status, e);
+    CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const ReduceSegment segment = {t->offset, t->count};
+        assert(t->offset % DECAY_GRANULE == 0);
+        TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
+        if (t->dimensions < 2) continue;
+        const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
+        CUDA_TRY(cudaMemsetAsync(engine->decay + t->offset / DECAY_GRANULE, 1, granules, engine->stream), e);
+    }
+    return 0;
 }
 
 // All other kernels take any model.
@@ -107,9 +108,9 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 }
 
 static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
-    const Device *d = &engine->device;
+    const cudaDeviceProp *d = &engine->device.properties;
     snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
-             d->multiprocessors, (double)d->memory_bytes / (1 << 30));
+             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30));
 }
 
 static size_t cuda_memory_in_use(const Engine *) {
@@ -124,8 +125,8 @@ static void cuda_device(const EngineConfig *, bool, EngineDevice *out) { // its 
     out->value_bytes = sizeof(real);
     out->head_bytes = CUDA_HEAD_BYTES;
     if (device_open(&device, &none_here)) return;
-    snprintf(out->name, sizeof out->name, "%s", device.name);
-    out->memory_bytes = (double)device.memory_bytes;
+    snprintf(out->name, sizeof out->name, "%s", device.properties.name);
+    out->memory_bytes = (double)device.properties.totalGlobalMem;
 }
 
 // B rows of T tokens, of which a forward or backward pass takes all.
@@ -167,9 +168,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Err
     engine->slot = (slot + 1) % TOKEN_SLOTS;
     CUDA_TRY(cudaEventSynchronize(engine->sent[slot]), e);
     memcpy(engine->staged[slot], tokens, count * sizeof *tokens);
-    CUDA_TRY(cudaMemcpyAsync(engine->tokens, engine->staged[slot], count * sizeof *tokens, cudaMemcpyHostToDevice,
-                             engine->stream),
-             e);
+    TRY(copy_in(engine, engine->tokens, engine->staged[slot], count * sizeof *tokens, e));
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
@@ -521,7 +520,7 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, &p, e));
     TRY(head(engine, &p, false, e));
-    CUDA_TRY(cudaMemcpyAsync(loss, engine->loss, p.N * sizeof(float), cudaMemcpyDeviceToHost, engine->stream), e);
+    TRY(copy_out(engine, loss, engine->loss, p.N * sizeof(float), e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
@@ -534,9 +533,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
     TRY(head_logits(engine, n - 1, 1, true, e));
-    CUDA_TRY(cudaMemcpyAsync(logits, engine->logits, engine->config.model->config.vocab * sizeof(float),
-                             cudaMemcpyDeviceToHost, engine->stream),
-             e);
+    TRY(copy_out(engine, logits, engine->logits, engine->config.model->config.vocab * sizeof(float), e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 

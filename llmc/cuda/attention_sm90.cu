@@ -244,7 +244,7 @@ int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream
     int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_blocks(&blocks, e));
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(forward_kernel<F>, F::SHARED_BYTES, e));
     forward_kernel<F><<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
@@ -263,12 +263,6 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<ForwardLayout<64>>), e);
     *yes = attributes.maxThreadsPerBlock >= ForwardLayout<64>::THREADS;
     return 0;
-}
-
-int attention_sm90_blocks(int *count, Error *e) {
-    int device;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    return CUDA_CALL(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
 }
 
 // The driver's cuTensorMapEncodeTiled, without linking to the driver's library.

@@ -72,9 +72,6 @@ template <int STAGES> struct Ring {
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Copies between device and shared memory
-
 __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                           int b) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -248,9 +245,6 @@ template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], c
     UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Registers and shared memory of a block
-
 // A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call.
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
@@ -298,9 +292,6 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which block works on what
-
 // One tile of rows of one head. tile < 0: no more work.
 struct Work {
     int tile, head, b, column; // column of the head in (NH, D)
@@ -325,11 +316,6 @@ __device__ static inline Work work_draw(unsigned *tickets, int workers, int at_o
 
 // Tiles of KEYS keys that queries up to `last` see.
 template <int KEYS> __device__ static inline int key_tiles(int last, int T) { return min(last, T - 1) / KEYS + 1; }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Host
-
-int attention_sm90_blocks(int *count, Error *e); // one a multiprocessor
 
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e);

@@ -208,9 +208,6 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// dK, dV
-
 template <class F>
 __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
                           AttentionRows rows, AttentionShape s) {
@@ -336,9 +333,6 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 
 #    endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels and launches
-
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     backward_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
@@ -367,7 +361,7 @@ int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, 
     TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_blocks(&blocks, e));
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     struct {
         void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, AttentionRows, AttentionShape, float);
         size_t bytes;

@@ -232,13 +232,8 @@ struct Place {
 __device__ static Place place_of(const real *qkv, AttentionShape s, bool backwards) {
     int tiles = s.tiles(ROWS), head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     int row0 = (backwards ? tiles - 1 - tile : tile) * ROWS, warp_row = threadIdx.x / 32 * WARP_ROWS;
-    return {head,
-            row0,
-            warp_row,
-            row0 + warp_row + own_row(),
-            slice_of(qkv, s, head, 3, 0),
-            slice_of(qkv, s, head, 3, 1),
-            slice_of(qkv, s, head, 3, 2)};
+    Slice q = slice_of(qkv, s, head, 3, 0), k = slice_of(qkv, s, head, 3, 1), v = slice_of(qkv, s, head, 3, 2);
+    return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -359,9 +354,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);
     store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, 1.0f, 1.0f, at.row, s);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Launches
 
 template <int DP>
 static int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {

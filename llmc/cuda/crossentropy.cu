@@ -154,21 +154,13 @@ template <bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, c
     return CUDA_LAUNCHED(e);
 }
 
-// Does a row fit into this device's shared memory?
-static int cache_fits(bool *fits, int Vp, Error *e) {
-    int device = 0, most = 0;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), e);
-    const size_t bytes = Vp * sizeof(real);
-    *fits = bytes <= CACHE_BYTES_MAX && bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
-    return 0;
-}
-
 int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
                  int Vp, cudaStream_t stream, Error *e) {
     const Rows rows = {losses, logits, tokens, row0, T, V, Vp};
-    bool fits = false;
+    const size_t bytes = Vp * sizeof(real);
+    int most;
     if (!gradient) return rows_launch<false, false>(rows, R, stream, e);
-    TRY(cache_fits(&fits, Vp, e));
+    TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
+    const bool fits = bytes <= CACHE_BYTES_MAX && bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
     return (fits ? rows_launch<true, true> : rows_launch<true, false>)(rows, R, stream, e);
 }

@@ -32,6 +32,12 @@ template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t 
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }
 
+static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *e) {
+    int device;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
+}
+
 #define UNROLL_FOR _Pragma("unroll") for // a loop that is unrolled, so that the arrays that it indexes are registers
 
 __device__ static inline float real_to_float(float x) { return x; }

@@ -15,9 +15,6 @@ __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
-
 template <int W>
 __global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, size_t packs_total,
                                int T, int C) {
@@ -177,9 +174,6 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     row_add(dwte + (size_t)token * C + c, sum);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward of wpe
-
 // A thread a position and W columns; the examples are added in order.
 template <int W> __global__ void position_kernel(float *dwpe, const real *dx, size_t packs_total, int B) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -268,9 +262,6 @@ int embedding_example_squares(double *token, double *cross, double *position, co
     TRY(CUDA_LAUNCHED(e));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Rows of the head's per-example gradients
 
 template <int W>
 __global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens, size_t packs_total, int T, int V,

@@ -40,7 +40,7 @@ struct Engine {
     float *grad;     // of the step so far, with shard_grads of this micro-step: see shard_grad_place
     float *grad_sum; // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
-    uint8_t *decay;              // optimizer_decay_map
+    uint8_t *decay;              // see OptimizerArrays
     ReduceSegment *segment;      // (tensors) the place of each, for norms
     ReduceSegment *segment_part; // (tensors) the part of each in the range of engine_norms
     double *stats;               // numbers of the step, see stats_count
@@ -89,6 +89,14 @@ static inline double *stats_row(double *stats, const Model *model, StatsRow row)
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
 static inline size_t stats_count(const Model *model) { return STAT_TENSORS + STATS_ROWS * (size_t)model->tensor_count; }
+
+// Queue a copy between host and device.
+static inline int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
+    return CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
+}
+static inline int copy_out(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
+    return CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, engine->stream), e);
+}
 
 // Sets weights, gradients and moments to zero. The rows of wte after the vocabulary stay zero.
 int engine_state_clear(Engine *engine, Error *e);

@@ -190,7 +190,7 @@ int engine_memory_take(Engine *engine, Error *e) {
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
              engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
-             engine->device.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
+             engine->device.properties.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
         return error_hint(e, "%s", fit);
     }
     CUDA_TRY(status, e);

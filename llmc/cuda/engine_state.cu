@@ -12,7 +12,6 @@
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
-#include "cuda/hash.cuh"
 #include "cuda/optimizer.cuh"
 
 #include <assert.h>
@@ -46,10 +45,6 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
     return CUDA_CALL(status, e);
-}
-
-static int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
-    return CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
 }
 
 // The working weights, rounded here: the device has no room for the master weights of other ranks.
@@ -190,9 +185,7 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e) {
 
 int engine_send_stats(Engine *engine, Error *e) {
     if (engine->stats_sent) return 0;
-    CUDA_TRY(cudaMemcpyAsync(engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double),
-                             cudaMemcpyDeviceToHost, engine->stream),
-             e);
+    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double), e));
     CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
     engine->stats_sent = true;
     return 0;
@@ -246,9 +239,9 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
     TRY(watch_await(&engine->weights_watch, range, e));
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
-    TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
-    if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
-    CUDA_TRY(cudaMemcpyAsync(answer, sum, sizeof *sum, cudaMemcpyDeviceToHost, engine->stream), e);
+    TRY(reduce_hash(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
+    if (masters) TRY(reduce_hash(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
+    TRY(copy_out(engine, answer, sum, sizeof *sum, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     *hash = *answer;
     return 0;

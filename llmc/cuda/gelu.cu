@@ -21,9 +21,6 @@ __device__ static inline float gelu_derivative(float x) {
     return s + x * s * (1.0f - s) * twice_du;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elementwise
-
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 
 // y = gelu(x), over `packs` packs of W.

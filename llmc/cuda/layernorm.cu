@@ -3,9 +3,6 @@
 #include "cuda/vec.cuh"
 #include "math/layernorm.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
-
 // The row that is normalised: a, or a + b as stored.
 template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a, const real *b, size_t i) {
     const Pack<W> x = pack_load<W>(a + i);
@@ -96,15 +93,11 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <bool RESIDUAL>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                    const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    static constexpr auto kernel = forward_warp_kernel<RESIDUAL, 1>;
-    static constexpr decltype(kernel) of_packs[ROW_PACKS_MAX] = {kernel,
-                                                                 forward_warp_kernel<RESIDUAL, 2>,
-                                                                 forward_warp_kernel<RESIDUAL, 3>,
-                                                                 forward_warp_kernel<RESIDUAL, 4>,
-                                                                 forward_warp_kernel<RESIDUAL, 5>,
-                                                                 forward_warp_kernel<RESIDUAL, 6>,
-                                                                 forward_warp_kernel<RESIDUAL, 7>,
-                                                                 forward_warp_kernel<RESIDUAL, 8>};
+    typedef decltype(forward_warp_kernel<RESIDUAL, 1>) WarpKernel;
+    static WarpKernel *const of_packs[ROW_PACKS_MAX] = {
+        forward_warp_kernel<RESIDUAL, 1>, forward_warp_kernel<RESIDUAL, 2>, forward_warp_kernel<RESIDUAL, 3>,
+        forward_warp_kernel<RESIDUAL, 4>, forward_warp_kernel<RESIDUAL, 5>, forward_warp_kernel<RESIDUAL, 6>,
+        forward_warp_kernel<RESIDUAL, 7>, forward_warp_kernel<RESIDUAL, 8>};
     const auto block_kernel = C % VEC ? forward_block_kernel<RESIDUAL, 1> : forward_block_kernel<RESIDUAL, VEC>;
     const int packs = ceil_div(C, WARP * VEC);
     if (C % VEC == 0 && packs <= ROW_PACKS_MAX)

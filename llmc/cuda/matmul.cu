@@ -15,6 +15,8 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
              properties.multiProcessorCount, sizeof(real) == 4 ? "fp32" : "bf16", cublasLtGetVersion());
+    CUDA_TRY(cudaEventCreate(&mm->start), e);
+    CUDA_TRY(cudaEventCreate(&mm->stop), e);
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
 }
 
@@ -28,27 +30,26 @@ static void plan_destroy(MatmulPlan *plan) {
 
 static void plans_forget(Matmul *mm) {
     for (int i = 0; i < mm->count; i++) plan_destroy(&mm->plan[i]);
-    mm->count = mm->oldest = 0;
+    mm->count = 0;
 }
 
 void matmul_destroy(Matmul *mm) {
     plans_forget(mm);
     if (mm->handle) cublasLtDestroy(mm->handle);
-    mm->handle = NULL;
+    if (mm->stop) cudaEventDestroy(mm->stop);
+    if (mm->start) cudaEventDestroy(mm->start);
 }
 
 static cudaDataType_t data_type(bool is_float) { return is_float || sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF; }
 
 // A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
-static cublasStatus_t layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch,
-                                    int64_t stride) {
-    const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                          offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns);
-    if (batch <= 1 || status != CUBLAS_STATUS_SUCCESS) return status;
-    status = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof batch);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    return cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride);
+static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
+                         Error *e) {
+    const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e));
+    if (batch <= 1) return 0;
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof batch), e));
+    return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride), e);
 }
 
 template <typename X>
@@ -104,9 +105,6 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which algorithm
-
 typedef struct {
     void *out;
     const void *a, *b, *extra;
@@ -121,16 +119,16 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // Shortest of a few runs, in milliseconds; infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
-                     const cudaEvent_t *event, float *shortest, Error *e) {
+                     float *shortest, Error *e) {
     const int runs = 6; // the first warms up
     *shortest = INFINITY;
     for (int run = 0; run < runs; run++) {
         float ms;
-        CUDA_TRY(cudaEventRecord(event[0], mm->stream), e);
+        CUDA_TRY(cudaEventRecord(mm->start, mm->stream), e);
         if (plan_launch(mm, plan, algorithm, o) != CUBLAS_STATUS_SUCCESS) return 0;
-        CUDA_TRY(cudaEventRecord(event[1], mm->stream), e);
-        CUDA_TRY(cudaEventSynchronize(event[1]), e);
-        CUDA_TRY(cudaEventElapsedTime(&ms, event[0], event[1]), e);
+        CUDA_TRY(cudaEventRecord(mm->stop, mm->stream), e);
+        CUDA_TRY(cudaEventSynchronize(mm->stop), e);
+        CUDA_TRY(cudaEventElapsedTime(&ms, mm->start, mm->stop), e);
         if (run > 0 && ms < *shortest) *shortest = ms;
     }
     return 0;
@@ -138,20 +136,13 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
 
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
-    cudaEvent_t event[2] = {};
     float best = INFINITY, ms;
-    int code = CUDA_CALL(cudaEventCreate(&event[0]), e);
-    if (!code) code = CUDA_CALL(cudaEventCreate(&event[1]), e);
     *fastest = 0;
-    for (int i = 0; i < count && !code; i++) {
-        code = plan_time(mm, plan, &found[i].algo, o, event, &ms, e);
-        if (code || ms >= best) continue;
-        best = ms;
-        *fastest = i;
+    for (int i = 0; i < count; i++) {
+        TRY(plan_time(mm, plan, &found[i].algo, o, &ms, e));
+        if (ms < best) best = ms, *fastest = i;
     }
-    for (cudaEvent_t one : event)
-        if (one) cudaEventDestroy(one);
-    return code;
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -168,15 +159,14 @@ static void shape_key(const MatmulPlan *plan, char *key) {
 
 // An algorithm may be stored and read again with the same version of the library (cublasLt.h): its words in hexadecimal,
 // separated by dots. Its place among the heuristic's answers would not do: their order is not guaranteed.
-static int choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm, Error *e) {
+// A text that is full keeps no more choices.
+static void choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, i ? ".%llx" : "%llx", (unsigned long long)algorithm->data[i]);
     if (!used) used = (size_t)snprintf(mm->choices, sizeof mm->choices, "%s:", mm->identity);
-    if (used + n >= sizeof mm->choices) return FAIL(e, ERR_INTERNAL, NULL, "too many tuned matrix products");
-    strcpy(mm->choices + used, text);
-    return 0;
+    if (used + n < sizeof mm->choices) strcpy(mm->choices + used, text);
 }
 
 // text: what follows the key. cuBLASLt checks that the words are an algorithm for the plan.
@@ -209,28 +199,25 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        TRY(choice_write(mm, key, &found[fastest].algo, e));
+        choice_write(mm, key, &found[fastest].algo);
     }
     plan->algorithm = found[fastest].algo;
     return 0;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Plans
 
 static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const Operands *o, Error *e) {
     plan->shape = *s;
     plan->align = align;
     TRY(operation_create(plan, e));
     int a_rows = s->transpose_a ? s->k : s->m, b_rows = s->transpose_b ? s->n : s->k;
-    TRY(CUBLAS_CALL(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b), e));
-    TRY(CUBLAS_CALL(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a), e));
-    TRY(CUBLAS_CALL(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out), e));
+    TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b, e));
+    TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a, e));
+    TRY(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out, e));
     TRY(plan_point(plan, o->extra, e));
     return plan_choose(mm, plan, o, e);
 }
 
-// Finds or makes the plan of a shape; where all are in use it replaces the oldest.
+// Finds or makes the plan of a shape. A full table starts again empty.
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
 static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
     for (int i = 0; i < mm->count; i++)
@@ -244,12 +231,8 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
         plan_destroy(&plan);
         return code;
     }
-    if (mm->count < MATMUL_PLANS_MAX) *out = &mm->plan[mm->count++];
-    else {
-        *out = &mm->plan[mm->oldest];
-        mm->oldest = (mm->oldest + 1) % MATMUL_PLANS_MAX;
-        plan_destroy(*out);
-    }
+    if (mm->count == MATMUL_PLANS_MAX) plans_forget(mm);
+    *out = &mm->plan[mm->count++];
     **out = plan;
     return 0;
 }

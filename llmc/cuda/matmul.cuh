@@ -49,8 +49,8 @@ typedef struct {
     cudaStream_t stream; // of all products
     void *workspace;     // MATMUL_WORKSPACE_BYTES on the device, the caller's
     int count;           // plans in use
-    int oldest;          // plan to replace next when all are in use
     MatmulPlan plan[MATMUL_PLANS_MAX];
+    cudaEvent_t start, stop;            // of a timed product
     bool tuning;                        // time the answers for every new shape
     char identity[320];                 // GPU, precision and library for which choices hold
     char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."

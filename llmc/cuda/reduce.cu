@@ -1,10 +1,8 @@
 // reduce: see reduce.cuh.
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
+#include "base/hash.h"
 #include "math/accumulate.h"
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Small sums over examples
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
@@ -160,7 +158,7 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Squared norms of the tensors of a flat buffer
+// Squared norms: of the tensors of a flat buffer, of per-example gradients
 
 enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
 
@@ -228,9 +226,6 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
     return CUDA_LAUNCHED(e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Per-example gradients
-
 enum { EXAMPLES_AT_ONCE = 8 }; // in one kernel; their squares stay in registers
 
 // W columns a thread at a time, E <= EXAMPLES_AT_ONCE examples of x (E, n). partials (E, gridDim.x): their squares.
@@ -278,7 +273,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One sum
+// Whole arrays
 
 __global__ void sum_kernel(double *sum, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
@@ -294,8 +289,7 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
     return CUDA_LAUNCHED(e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Element by element
+static unsigned flat_blocks(size_t n) { return (unsigned)size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS); }
 
 template <typename X> __global__ static void add_kernel(X *sum, const X *x, size_t n, bool first) {
     for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
@@ -304,10 +298,31 @@ template <typename X> __global__ static void add_kernel(X *sum, const X *x, size
 
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e) {
     if (n == 0) return 0;
-    const size_t blocks = size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS);
-    add_kernel<<<(unsigned)blocks, FLAT_THREADS, 0, stream>>>(sum, x, n, first);
+    add_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, first);
     return CUDA_LAUNCHED(e);
 }
-
 template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);
 template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Error *);
+
+__device__ static inline uint32_t bits_of(float x) { return __float_as_uint(x); }
+__device__ static inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+
+template <typename X>
+__global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const X *x, size_t n, uint64_t place) {
+    const size_t stride = (size_t)gridDim.x * FLAT_THREADS;
+    uint64_t mine = 0;
+#pragma unroll 4
+    for (size_t i = (size_t)blockIdx.x * FLAT_THREADS + threadIdx.x; i < n; i += stride)
+        mine += hash_element(place + i, bits_of(x[i]));
+    for (int lanes = 16; lanes > 0; lanes /= 2) mine += __shfl_down_sync(0xffffffff, mine, lanes);
+    if (threadIdx.x % 32 == 0) atomicAdd((unsigned long long *)sum, (unsigned long long)mine);
+}
+
+template <typename X>
+int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
+    if (n == 0) return 0;
+    hash_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, place);
+    return CUDA_LAUNCHED(e);
+}
+template int reduce_hash(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
+template int reduce_hash(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);

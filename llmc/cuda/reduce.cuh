@@ -1,4 +1,4 @@
-// reduce: ordered sums on the device. Nothing here depends on which block runs first: every sum is a fixed tree.
+// reduce: sums on the device. No result depends on which block runs first: every sum of floats is a fixed tree.
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor. Stage one cuts the rows into
 // equal runs, one a block, and writes a partial row sum for every run k and example b with rows in common, into slot
@@ -57,6 +57,11 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
 
 // sum (n) += x (n) (first: =). X: float, double.
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
+
+// *sum (device) += the hash (base/hash.h) of n elements, the first of which has the given place in the sum. Integers: the
+// order in which blocks add changes nothing. X: float, __nv_bfloat16.
+template <typename X>
+int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
 
 // The last step of every per-example norm. partials (sets, B, G) fp64: parts of |g_b|^2. For every set s
 // *of[s] += sum over b and g of its partials, where of[s] is not NULL.

@@ -113,9 +113,8 @@ __device__ static inline void after_allow(void) {
 template <typename... Parameters, typename... Arguments>
 static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Error *e,
                         Arguments... arguments) {
-    int device = 0, major = 0;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), e);
+    int major;
+    TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
