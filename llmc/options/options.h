@@ -39,9 +39,7 @@ enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
     X(TEXT,   val,             "-j", AS_IS,         "",          "",               "files",  DATA,                     \
       "token shards to validate on; without them there is no validation")                                              \
     X(TEXT,   out,             "-o", AS_IS,         "runs/gpt2", "",               "dir",    DATA,                     \
-      "run directory: run.json, metrics.jsonl, metrics.csv, samples.jsonl and the model are written there")            \
-    X(FLAG,   tensorboard,     "",   AS_IS,         "",          "",               "",       DATA,                     \
-      "write what metrics.jsonl and samples.jsonl say for TensorBoard as well: tensorboard --logdir RUN_DIRECTORY")    \
+      "run directory: run.json, metrics.jsonl, samples.jsonl and the model are written there")                         \
     X(INT,    seed,            "",   AS_IS,         "1337",      "[0, 9e18]",      "",       DATA,                     \
       "seed of the initial weights, of the order of the data and of the samples")                                      \
     X(TEXT,   model,           "-e", AS_IS,         "gpt2-124M", "",               "name|path", MODEL,                 \
