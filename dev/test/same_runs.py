@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs two builds of the CPU trainer and compares their results bit for bit.
 
-    dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR]
+    dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR] [--reuse DIR] [--stop]
 
 A case is one small run or two: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation, schedules, resume, imported
 models, samples, evaluation, refusals. Compared are
@@ -431,6 +431,8 @@ def main():
     parser.add_argument("--ignore", action="append", default=[], metavar="PATTERN",
                         help="FILE:FIELD not to compare, with * and ?, for example 'state.json:ramp.*'")
     parser.add_argument("--keep", metavar="DIR", help="keep the runs in this new directory")
+    parser.add_argument("--reuse", metavar="DIR", help="take the data and the runs before from what --keep DIR has kept")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--list", action="store_true", help="print the cases' names, and end")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.only or any(fnmatch.fnmatchcase(c.name, p) for p in arguments.only)]
@@ -439,26 +441,36 @@ def main():
         return 0 if cases else 64
     programs = [os.path.realpath(arguments.before), os.path.realpath(arguments.after)]
     work = os.path.abspath(arguments.keep) if arguments.keep else tempfile.mkdtemp(prefix="gns_same_runs_")
-    os.makedirs(work, exist_ok=bool(not arguments.keep))
-    failed = 0
+    os.makedirs(work, exist_ok=not arguments.keep)
+    kept = os.path.abspath(arguments.reuse) if arguments.reuse else None
+    done = failed = 0
     try:
-        make_data(os.path.join(work, "data"), programs[0])
+        if kept:
+            os.symlink(os.path.join(kept, "data"), os.path.join(work, "data"))
+        else:
+            make_data(os.path.join(work, "data"), programs[0])
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for case in cases:
                 start = time.time()
-                directories = [os.path.join(work, which, case.name) for which in ("before", "after")]
+                directories = [os.path.join(kept or work, "before", case.name), os.path.join(work, "after", case.name)]
                 try:
-                    codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
+                    if kept:
+                        codes = [case.code, run_case(case, programs[1], programs[0], directories[1])]
+                    else:
+                        codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
                     why = differ(case, codes, directories, arguments.ignore)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     why = str(error)
+                done += 1
                 failed += why is not None
                 print(f"{'FAIL' if why else 'PASS'} same_runs/{case.name} {time.time() - start:.2f}s"
                       f"{': ' + why if why else ''}", flush=True)
+                if why and arguments.stop:
+                    break
     finally:
         if not arguments.keep:
             shutil.rmtree(work)
-    print(f"{len(cases) - failed} passed, {failed} failed")
+    print(f"{done - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 
