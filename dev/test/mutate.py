@@ -1,31 +1,32 @@
 #!/usr/bin/env python3
-"""The mutation check: small changes to the CPU product code, each of which some test has to notice.
+"""The mutation check: small changes to the CPU product code, each of which a test must notice.
 
     mutate.py list TREE [--count N] [--files PATTERN] [--except PATTERN] > mutants.json
     mutate.py run TREE mutants.json --results FILE [--first FILE] [--jobs 2]
     mutate.py compare BEFORE.json AFTER.json [--count 150]
 
-A mutant is known by its text, not by its place: the tokens of one statement or condition, comments and blanks left out,
-and the tokens that replace them. So the same mutants are found in another tree, whose files have moved, been reformatted
-or renamed. `list` chooses only texts that stand once in the tree, by a hash of the text and --seed, by turns from every
-file, at most two of a function. List some more than are needed: a text that the other tree has no longer is "not found".
+A mutant is the tokens of one statement or condition, without comments and blanks, and the tokens that replace them.
+Its place is not part of it: the same mutants are found in another tree, with files moved, functions renamed, lines
+wrapped otherwise. `list` takes only texts that stand once in TREE. It chooses by a hash of the text and --seed, takes
+turns among the files, and takes at most two of a function. List more than you need: some texts change.
 
-`run` copies TREE, builds it with -O1, and finds out by gcov which C test executes which line. Then it applies one mutant
-at a time in a scratch copy, rebuilds, and runs the tests that execute the mutant's line, the quickest first, then those
-that execute its function, until one fails or exceeds its time limit. A mutant that all of them pass is judged by
-same_runs.py against the unchanged program, which is counted apart. Each ends as
+`run` copies TREE, builds it with -O1, and asks gcov which C test executes which line. Then it applies one mutant at a
+time in a scratch copy, rebuilds, and runs tests until one fails or exceeds its time limit: first those that execute the
+mutant's line, the quickest first, then those that execute its function. If all pass, same_runs.py compares the results of
+training runs with those of the unchanged program; that is counted apart, for it is no test. A mutant ends as
     killed          a test failed; `by` names it
-    only same_runs  no test failed, but the results of a training run differ
+    only same_runs  no test failed, but a training run has other results
     survived
     no build        the compiler refused it
     not found       the text is not in this tree, or more than once
-TREE itself is never changed. Tests run as the user nobody when this runs as root: a mutant may delete or kill anything.
-FILE is written after each mutant; mutants that it holds already are not run again. --first takes the results of another
-tree and tries the test that killed the mutant there first. Scripts and the slowest tests (--without) are left out.
+TREE itself is never changed. As root, tests run as the user nobody, because a mutant may delete or kill anything. Scripts
+and the slowest tests (--without) are left out. FILE is written after each mutant; what it holds is not run again, so an
+interrupted run continues with the same command. --first FILE, results of another tree, says which test to try first.
 
-To compare a tree with the one before it, with mutants.json and before.json made there:
-    nice mutate.py run NEW_TREE mutants.json --results after.json --first before.json
-    mutate.py compare before.json after.json
+To compare a tree with the one before it, with the mutants.json and before.json made there:
+    nice dev/test/mutate.py run NEW_TREE mutants.json --results after.json --first before.json --work /dev/shm
+    dev/test/mutate.py compare before.json after.json
+`compare` takes the first 150 mutants that ran in both trees. Its exit code is 1 if fewer are killed after than before.
 """
 import argparse
 import bisect
@@ -165,7 +166,8 @@ def changes(words, spaced):
         elif re.fullmatch(r"\d{1,9}", word) and words[i - 1] not in ("case", "return", "{"):
             yield "constant + 1", words[:i] + [str(int(word) + 1)] + words[i + 1:]
         elif re.fullmatch(r"\d+\.\d*(e-?\d+)?f?|\d+e-?\d+f?", word):
-            new = "1.0" if float(word.rstrip("f")) == 0 else f"( 1.1f * {word} )" if word.endswith("f") else f"( 1.1 * {word} )"
+            factor = "1.1f" if word.endswith("f") else "1.1"
+            new = f"( {factor} * {word} )" if float(word.rstrip("f")) else "1.0"
             yield "constant * 1.1", words[:i] + [new] + words[i + 1:]
     if words[0] == "if":
         end = matching(words, 1)
@@ -196,7 +198,8 @@ def statements(tokens):
             line = line[:-1]
         words = [t.text for t in line]
         balanced = all(words.count(a) == words.count(b) for a, b in ("()", "[]", "{}"))
-        whole = words and (words[-1] == ";" or words[0] in ("if", "while", "for") and matching(words, 1) == len(words) - 1)
+        condition = words and words[0] in ("if", "while", "for") and matching(words, 1) == len(words) - 1
+        whole = words and (words[-1] == ";" or condition)
         if balanced and whole and len(words) >= 6:
             yield line
 
@@ -236,8 +239,8 @@ NOBODY = 65534
 PYTHON = "/usr/bin/python3" if os.geteuid() == 0 and os.path.exists("/usr/bin/python3") else sys.executable  # nobody's
 EXTRA = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "GNS_LONG")},
-               "GNS_SEED": "1", "GOMP_SPINCOUNT": "1000", "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "self,vader",
-               "PYTHONDONTWRITEBYTECODE": "1"}
+               "GNS_SEED": "1", "GOMP_SPINCOUNT": "1000", "OMPI_MCA_mpi_yield_when_idle": "1",
+               "OMPI_MCA_btl": "self,vader", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def build(tree, targets, flags="-O1", jobs=1, more=()):
@@ -412,73 +415,86 @@ class Laboratory:
         return ("only same_runs", why) if why else ("survived", None)
 
 
-def run(arguments):
-    with open(arguments.mutants, encoding="utf-8") as f:
-        mutants = json.load(f)
-    first, results = {}, {}
-    if arguments.first:
-        with open(arguments.first, encoding="utf-8") as f:
-            first = {m["id"]: (m.get("by") or "").partition(":")[0] for m in json.load(f)}
-    if os.path.exists(arguments.results):
-        with open(arguments.results, encoding="utf-8") as f:
-            results = {m["id"]: m for m in json.load(f)}
-    tree = os.path.abspath(arguments.tree)
-    source = Source(tree)
-    work = tempfile.mkdtemp(prefix="gns_mutate_", dir=arguments.work)
-    os.chmod(work, 0o755)
-    lock = threading.Lock()
+class Results:
+    """What became of each mutant, in a file that is replaced after each."""
 
-    def note(mutant, status, by=None, seconds=0.0, path=None):
-        with lock:
-            results[mutant["id"]] = {**mutant, "status": status, "by": by, "seconds": round(seconds, 1), "file": path}
-            with open(arguments.results + ".new", "w", encoding="utf-8") as f:
-                json.dump([results[m["id"]] for m in mutants if m["id"] in results], f, indent=1)
-            os.replace(arguments.results + ".new", arguments.results)
-            print(f"{len(results):4d}/{len(mutants)} {mutant['id']} {status}{': ' + by if by else ''}  "
+    def __init__(self, path, mutants):
+        self.path, self.mutants, self.lock = path, mutants, threading.Lock()
+        self.by_id = {m["id"]: m for m in read_json(path)} if os.path.exists(path) else {}
+
+    def note(self, mutant, status, by=None, seconds=0.0, path=None):
+        with self.lock:
+            self.by_id[mutant["id"]] = {**mutant, "status": status, "by": by, "seconds": round(seconds, 1), "file": path}
+            with open(self.path + ".new", "w", encoding="utf-8") as f:
+                json.dump([self.by_id[m["id"]] for m in self.mutants if m["id"] in self.by_id], f, indent=1)
+            os.replace(self.path + ".new", self.path)
+            print(f"{len(self.by_id):4d}/{len(self.mutants)} {mutant['id']} {status}{': ' + by if by else ''}  "
                   f"{mutant['before']}  ({mutant['operator']})", flush=True)
 
-    try:
-        found = collections.defaultdict(list)  # by file: the next mutant of a file costs one compilation
-        for mutant in mutants:
+
+def read_json(path):
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def find_mutants(mutants, source, results):
+    """{path: [(mutant, place)]} of those still to run. By file, because the next mutant of a file compiles one file."""
+    found = collections.defaultdict(list)
+    for mutant in mutants:
+        if mutant["id"] not in results.by_id:
             places = source.find(mutant["before"], mutant["function"])
-            if mutant["id"] in results:
-                continue
             if len(places) == 1:
                 found[places[0][0]].append((mutant, places[0]))
             else:
-                note(mutant, "not found")
+                results.note(mutant, "not found")
+    return found
+
+
+def run_mutants(laboratory, found, source, results, first):
+    files = queue.Queue()
+    for path in sorted(found, key=lambda p: -len(found[p])):
+        files.put(path)
+
+    def work_off(slot):
+        while True:
+            try:
+                path = files.get_nowait()
+            except queue.Empty:
+                return
+            for mutant, place in found[path]:
+                start = time.time()
+                status, by = laboratory.judge(mutant, place, source, slot, first.get(mutant["id"]))
+                results.note(mutant, status, by, time.time() - start, path)
+
+    with concurrent.futures.ThreadPoolExecutor(laboratory.jobs) as pool:
+        list(pool.map(work_off, range(laboratory.jobs)))
+
+
+def run(arguments):
+    mutants = read_json(arguments.mutants)
+    first = {m["id"]: (m["by"] or "").partition(":")[0] for m in read_json(arguments.first)} if arguments.first else {}
+    results = Results(arguments.results, mutants)
+    tree = os.path.abspath(arguments.tree)
+    source = Source(tree)
+    found = find_mutants(mutants, source, results)
+    work = tempfile.mkdtemp(prefix="gns_mutate_", dir=arguments.work)
+    os.chmod(work, 0o755)
+    try:
         laboratory = Laboratory(tree, work, arguments.without or SLOWEST, arguments.jobs)
         start = time.time()
         laboratory.prepare()
         print(f"{len(laboratory.tests)} tests, prepared in {time.time() - start:.0f} s", flush=True)
-        files = queue.Queue()
-        for path in sorted(found, key=lambda p: -len(found[p])):
-            files.put(path)
-
-        def work_off(slot):
-            while True:
-                try:
-                    path = files.get_nowait()
-                except queue.Empty:
-                    return
-                for mutant, place in found[path]:
-                    start = time.time()
-                    status, by = laboratory.judge(mutant, place, source, slot, first.get(mutant["id"]))
-                    note(mutant, status, by, time.time() - start, path)
-
-        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(work_off, range(arguments.jobs)))
+        run_mutants(laboratory, found, source, results, first)
     finally:
         if not arguments.keep:
             shutil.rmtree(work, ignore_errors=True)
-    count = collections.Counter(r["status"] for r in results.values())
+    count = collections.Counter(r["status"] for r in results.by_id.values())
     print(", ".join(f"{n} {status}" for status, n in count.most_common()))
     return 0
 
 
 def compare(arguments):
-    with open(arguments.before, encoding="utf-8") as a, open(arguments.after, encoding="utf-8") as b:
-        before, after = json.load(a), {m["id"]: m for m in json.load(b)}
+    before, after = read_json(arguments.before), {m["id"]: m for m in read_json(arguments.after)}
     ran = lambda m: m and m["status"] not in ("not found", "no build")
     both = [(m, after[m["id"]]) for m in before if ran(m) and ran(after.get(m["id"]))][:arguments.count]
     killed = [sum(pair[side]["status"] == "killed" for pair in both) for side in (0, 1)]
@@ -500,7 +516,8 @@ def main():
     lister.add_argument("--count", type=int, default=150)
     lister.add_argument("--seed", default="1")
     lister.add_argument("--files", action="append", default=[], metavar="PATTERN", help="only of these files")
-    lister.add_argument("--except", action="append", default=[], dest="excluded", metavar="PATTERN", help="none of these files")
+    lister.add_argument("--except", action="append", default=[], dest="excluded", metavar="PATTERN",
+                        help="none of these files")
     runner = commands.add_parser("run")
     runner.add_argument("tree")
     runner.add_argument("mutants")

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Runs two builds of the CPU trainer and compares their results bit for bit.
 
-    dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR] [--reuse DIR] [--stop]
+    dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR]
 
-A case is one small run or two: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation, schedules, resume, imported
-models, samples, evaluation, refusals. Compared are
+A case is one small run, or two where it resumes: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation,
+schedules, resume, imported models, samples, evaluation, refusals. It compares
     model.safetensors, optimizer.safetensors  every tensor's name, type, shape and bytes
     config.json, state.json, run.json         every field
     metrics.jsonl, samples.jsonl              every line, every field
     other files of a checkpoint               bytes; of MANIFEST.json the list of files
     --eval-only, --sample-only, --dry-run     the numbers, the bytes, the memory table of standard output
     the exit code, and which checkpoints there are.
-Left out are times, speeds, builds, hosts and paths (IGNORED below), and options that only one of the two builds knows.
+It leaves out times, speeds, builds, hosts and paths (IGNORED below), and options that only one of the builds knows.
 
-Prints a line a case and "N passed, N failed"; the exit code is 1 if a case fails. A failure names the first difference.
-Both builds need the same compiler flags. Takes about half a minute on two cores.
+Prints a line a case and "N passed, N failed"; a failure names the first difference. The exit code is 1 if a case fails.
+Both builds need the same compiler flags. Takes half a minute.
 """
 import argparse
 import concurrent.futures
@@ -55,7 +55,8 @@ class Case:
     """Options on top of SMALL; None removes one. back_to: runs again from the checkpoint of this step, `again` holding
     what is different then."""
 
-    def __init__(self, name, base={}, ranks=1, back_to=None, again={}, ranks_again=None, crossed=False, code=0, **options):
+    def __init__(self, name, base={}, ranks=1, back_to=None, again={}, ranks_again=None, crossed=False, code=0,
+                 **options):
         self.name, self.ranks, self.back_to, self.again, self.code = name, ranks, back_to, again, code
         self.ranks_again, self.crossed = ranks_again or ranks, crossed
         self.options = {**SMALL, **base, **options}
