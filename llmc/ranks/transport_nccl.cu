@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events for the transfers that were begun last: more than a step has buckets. For one longer ago the event is a later
-// transfer's, so that the wait is a little too long, and never too short.
+// Events of the last transfers: more than a step has buckets. The event of an older transfer is that of a later one: a wait
+// for it is a little too long, never too short.
 enum { MARKS = 128 };
 
 struct Transport {
@@ -161,8 +161,8 @@ static void destroy(Transport *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of the two streams
 
-// Begins a transfer, behind what the engine has queued. (The watchdog's lock, which watchdog_begin takes, is held while
-// the watchdog aborts NCCL: nothing is handed to a communicator that is going away.)
+// Starts a transfer after all work that the engine has queued. (watchdog_begin takes the watchdog's lock, which is held
+// while the watchdog aborts NCCL: no transfer reaches a communicator that is being aborted.)
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
