@@ -121,7 +121,7 @@ static int verify_file(const char *path, const FileDigest *want, Verify what, co
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
     if (what == VERIFY_SIZES) return 0;
-    TRY(what == VERIFY_DISK ? file_digest_disk(path, pulse, &got, e) : file_digest(path, pulse, &got, e));
+    TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, pulse, &got, e));
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
                 want->hash);

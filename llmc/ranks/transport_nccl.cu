@@ -71,7 +71,7 @@ static int find_place(Place *place, Error *e) {
 }
 
 // Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that are to stand for several
-// machines, each with an NCCL_HOSTID of its own, may: scripts/ranks_check.sh, MACHINES.)
+// machines, each with an NCCL_HOSTID of its own, may: dev/test/ranks_check.sh, MACHINES.)
 static int check_apart(Comm *comm, Error *e) {
     Place mine, *all;
     int same = -1;

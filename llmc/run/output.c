@@ -77,15 +77,6 @@ static int setup_directory(Run *r, Error *e) {
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
 
-static int setup_tensorboard(const Run *r, Error *e) {
-    char *command;
-    TRY(metrics_tensorboard(r->output.metrics, r->position.at.step + 1, e));
-    TRY(run_command_text(&r->setup, &command, e));
-    int code = metrics_command(r->output.metrics, r->position.at.step + 1, command, e);
-    free(command);
-    return code;
-}
-
 void describe_build(const Setup *setup, char *out, size_t bytes) {
     char engine[256];
     engine_describe(setup->engine, engine, sizeof engine);
@@ -109,7 +100,6 @@ int setup_output(Run *r, Error *e) {
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));
-    if (o->tensorboard) TRY(setup_tensorboard(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,

@@ -130,7 +130,7 @@ static int same_checkpoint(const Setup *setup, const Saving *saving, Error *e) {
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // where there is none
     TRY(path_join(path, sizeof path, saving->saved, MANIFEST_NAME, e));
-    (void)file_digest(path, NULL, &manifest, &(Error){0});
+    (void)file_digest(path, DIGEST_ALL, NULL, &manifest, &(Error){0});
     return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }

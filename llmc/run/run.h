@@ -140,9 +140,7 @@ void run_destroy(Run *r);
 
 void say_setup(const Run *r); // all of that in some lines for the user (run_say.c)
 
-// run.json (run_json.c), and the command line as a shell reads it, with where it was given (*text from malloc).
-int write_run_json(const Run *r, Error *e);
-int run_command_text(const Setup *setup, char **text, Error *e);
+int write_run_json(const Run *r, Error *e); // run_json.c
 
 // May a checkpoint be taken before the run's end, of a copy?
 bool may_save_aside(const Setup *setup, const Position *position);

@@ -77,7 +77,7 @@ static void put_this_part(FILE *f, const Run *r) {
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", NULL, &program, &(Error){0}) == 0)
+    if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
         put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     put_part_options(f, r);
@@ -100,40 +100,6 @@ static void put_parts(FILE *f, const Run *r, const cJSON *earlier) {
     fputs("    ", f);
     put_this_part(f, r);
     fputs("\n  ],\n", f);
-}
-
-// One word as a shell reads it.
-static void put_shell_word(FILE *f, const char *word) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%";
-    if (*word && !word[strspn(word, plain)]) {
-        fputs(word, f);
-        return;
-    }
-    fputc('\'', f);
-    for (; *word; word++) {
-        if (*word == '\'') fputs("'\\''", f);
-        else fputc(*word, f);
-    }
-    fputc('\'', f);
-}
-
-int run_command_text(const Setup *setup, char **text, Error *e) {
-    char host[256], directory[PATH_MAX];
-    size_t bytes;
-    FILE *raw = open_memstream(text, &bytes);
-    if (!raw) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the command line");
-    host_name(host, sizeof host);
-    working_directory(directory, sizeof directory);
-    fputs("cd ", raw);
-    put_shell_word(raw, directory);
-    for (int i = 0; i < setup->argc; i++) {
-        fputs(i ? " " : "\n", raw);
-        put_shell_word(raw, setup->argv[i]);
-    }
-    fprintf(raw, "\n# on %s, ranks: %d\n", host, setup->comm->ranks);
-    if (fclose(raw) == 0) return 0;
-    free(*text);
-    return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the command line");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
     for (; list->count < count; list->count++) {
         const char *path = dataset_shard_path(data, list->count), *name = path_name(path);
         char **copy = &list->shard[list->count].name;
-        TRY_GOTO(file_digest_sampled(path, &list->shard[list->count].digest, e));
+        TRY_GOTO(file_digest(path, DIGEST_SAMPLE, NULL, &list->shard[list->count].digest, e));
         TRY_GOTO(memory_alloc((void **)copy, strlen(name) + 1, "shard names", e));
         strcpy(*copy, name);
     }

@@ -13,7 +13,7 @@
 #define STATE_NAME "state.json"
 
 // A set of token shards, as far as it can be told from another: base names, sizes and hashes (of a sample where a
-// shard is large: file_digest_sampled). Where the files lie does not matter.
+// shard is large: file_digest). Where the files lie does not matter.
 typedef struct {
     struct {
         char *name;

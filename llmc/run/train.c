@@ -74,7 +74,7 @@ int print_samples(Run *r, Error *e) {
 // What rank 0 did while the others served is done, with this code.
 static int let_go(Setup *setup, int code, Error *e) {
     Error ignored;
-    int ended = parallel_served(&setup->parallel, code ? &ignored : e);
+    int ended = parallel_serve_end(&setup->parallel, code ? &ignored : e);
     return code ? code : ended;
 }
 
@@ -295,7 +295,6 @@ static int train_loop(Run *r, Error *e) {
             TRY(validate(r, &metrics, e));
         if (r->data.hellaswag && (last || is_due(r->position.at.step, o->hellaswag_every)))
             TRY(test_hellaswag(r, &metrics, e));
-        if (is_first(&r->setup)) TRY(metrics_end_step(r->output.metrics, e));
         if (is_due(r->position.at.step, o->compare_every)) TRY(compare_ranks(&r->setup, &r->position, e));
         if (is_first(&r->setup))
             progress_step(&r->output.progress, &metrics, &r->position.noise, mode, last || r->position.at.step == 1);
@@ -322,10 +321,10 @@ static void end_save(Run *r) {
     Error ignored;
     bool known = r->setup.comm->settled || r->setup.comm->ranks == 1;
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    int failed = known ? parallel_come_to_rest(&r->setup.parallel, &ignored) : 0;
+    int failed = known ? parallel_drain(&r->setup.parallel, &ignored) : 0;
     if (is_first(&r->setup)) end_save_first(r, known && !failed);
     if (known && !failed)
-        failed = is_first(&r->setup) ? parallel_served(&r->setup.parallel, &ignored)
+        failed = is_first(&r->setup) ? parallel_serve_end(&r->setup.parallel, &ignored)
                                      : parallel_serve(&r->setup.parallel, &ignored);
     if (failed) r->setup.comm->settled = false; // ends the job
 }

@@ -1,5 +1,5 @@
-// tokenizer_impl: a tokenizer's inside, for those that make one: tokenizer.c (text to tokens and back) and
-// tokenizer_files.c (the files on disk), and data/tokenize with data/bpe_train.c, which learns one from text.
+// tokenizer_impl: a tokenizer's inside, for tokenizer.c (text to tokens and back), tokenizer_files.c (the files on disk) and
+// data/shards.c (the fingerprint of a vocabulary).
 #ifndef GNS_TOKENIZER_IMPL_H
 #define GNS_TOKENIZER_IMPL_H
 
