@@ -28,18 +28,6 @@ void text_free(Text *text) {
     *text = (Text){0};
 }
 
-size_t utf8_character(const void *at, size_t bytes) {
-    const unsigned char *s = at;
-    if (bytes == 0 || (s[0] >= 0x80 && s[0] < 0xc2) || s[0] > 0xf4) return 0;
-    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-    if (length > bytes) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
-    bool surrogate = s[0] == 0xed && s[1] > 0x9f, beyond = s[0] == 0xf4 && s[1] > 0x8f;
-    return overlong || surrogate || beyond ? 0 : length;
-}
-
 void text_write_json(FILE *f, const char *text) {
     fputc('"', f);
     for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {

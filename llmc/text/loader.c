@@ -1,13 +1,14 @@
 // Two requests take turns: the caller holds the rows of one while the thread reads the other, request[ahead].
 //
-// 1. Only the caller sets `busy` and changes `ahead`; only the thread clears `busy`.
-// 2. While busy, request[ahead] is the thread's; otherwise it is the caller's.
+// 1. The thread reads between a post of `start` and its own post of `done`; `busy` is the caller's note of that.
+// 2. While busy, request[ahead] is the thread's; otherwise everything is the caller's.
 #define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 
 #include "base/thread.h"
 
 #include <assert.h>
+#include <semaphore.h>
 
 typedef struct {
     uint64_t first;
@@ -24,9 +25,12 @@ struct Loader {
     int ahead;
     bool busy, quit, has_thread;
     pthread_t thread;
-    pthread_mutex_t mutex; // guards busy and quit
-    pthread_cond_t changed;
+    sem_t start, done;
 };
+
+static void wait_for(sem_t *semaphore) {
+    while (sem_wait(semaphore) != 0) continue; // a signal came
+}
 
 static void request_read(const Loader *loader, Request *r) {
     r->code = dataset_rows(loader->data, r->first, r->n, r->rows, &r->error);
@@ -34,18 +38,16 @@ static void request_read(const Loader *loader, Request *r) {
 
 static void *read_ahead(void *argument) {
     Loader *loader = argument;
-    pthread_mutex_lock(&loader->mutex);
-    while (!loader->quit) {
-        if (loader->busy) {
-            pthread_mutex_unlock(&loader->mutex);
-            request_read(loader, &loader->request[loader->ahead]);
-            pthread_mutex_lock(&loader->mutex);
-            loader->busy = false;
-            pthread_cond_signal(&loader->changed);
-        } else pthread_cond_wait(&loader->changed, &loader->mutex);
+    for (wait_for(&loader->start); !loader->quit; wait_for(&loader->start)) {
+        request_read(loader, &loader->request[loader->ahead]);
+        sem_post(&loader->done);
     }
-    pthread_mutex_unlock(&loader->mutex);
     return NULL;
+}
+
+static void wait_idle(Loader *loader) {
+    if (loader->busy) wait_for(&loader->done);
+    loader->busy = false;
 }
 
 int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e) {
@@ -55,41 +57,29 @@ int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, 
     Loader *loader = *out;
     loader->data = data;
     loader->max_rows = max_rows;
-    pthread_mutex_init(&loader->mutex, NULL);
-    pthread_cond_init(&loader->changed, NULL);
+    sem_init(&loader->start, 0, 0);
+    sem_init(&loader->done, 0, 0);
     for (int i = 0; i < 2 && !code; i++) code = memory_alloc((void **)&loader->request[i].rows, bytes, "token rows", e);
     if (!code) code = thread_start(&loader->thread, read_ahead, loader, "the data loader", e);
     loader->has_thread = !code;
-    if (code) {
-        loader_destroy(loader);
-        *out = NULL;
-    }
+    if (!code) return 0;
+    loader_destroy(loader);
+    *out = NULL;
     return code;
-}
-
-static void set_flag(Loader *loader, bool *flag) {
-    pthread_mutex_lock(&loader->mutex);
-    *flag = true;
-    pthread_cond_signal(&loader->changed);
-    pthread_mutex_unlock(&loader->mutex);
 }
 
 void loader_destroy(Loader *loader) {
     if (!loader) return;
     if (loader->has_thread) {
-        set_flag(loader, &loader->quit);
+        wait_idle(loader);
+        loader->quit = true;
+        sem_post(&loader->start);
         pthread_join(loader->thread, NULL);
     }
-    pthread_cond_destroy(&loader->changed);
-    pthread_mutex_destroy(&loader->mutex);
+    sem_destroy(&loader->start);
+    sem_destroy(&loader->done);
     for (int i = 0; i < 2; i++) memory_free(loader->request[i].rows);
     memory_free(loader);
-}
-
-static void wait_idle(Loader *loader) {
-    pthread_mutex_lock(&loader->mutex);
-    while (loader->busy) pthread_cond_wait(&loader->changed, &loader->mutex);
-    pthread_mutex_unlock(&loader->mutex);
 }
 
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e) {
@@ -114,5 +104,6 @@ void loader_expect(Loader *loader, uint64_t first, int n) {
     if (n == 0) return;
     loader->request[loader->ahead].first = first;
     loader->request[loader->ahead].n = n;
-    set_flag(loader, &loader->busy);
+    loader->busy = true;
+    sem_post(&loader->start);
 }

@@ -2,6 +2,7 @@
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "text/unicode_class.h"
 
 #include <assert.h>
@@ -11,33 +12,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // UTF-8
 
-// The code point at s[0..bytes), bytes > 0, and its length; -1 and length 1 for an ill-formed byte (RFC 3629: no overlong
-// forms, no surrogates, nothing above U+10FFFF).
-static inline int32_t utf8_decode(const uint8_t *s, size_t bytes, size_t *length) {
-    static const int32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; // by length
-    *length = 1;
-    if (s[0] < 0x80) return s[0];
-    size_t n = s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
-    if (s[0] < 0xC2 || s[0] > 0xF4 || n > bytes) return -1;
-    int32_t c = s[0] & 0x7F >> n;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80) return -1;
-        c = c << 6 | (s[i] & 0x3F);
-    }
-    if (c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000)) return -1;
-    *length = n;
-    return c;
-}
-
 size_t utf8_invalid_at(const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
     const uint64_t high_bits = 0x8080808080808080u;
     for (size_t at = 0, length; at < bytes; at += length) {
         uint64_t eight;
-        while (at + sizeof eight <= bytes && (memcpy(&eight, s + at, sizeof eight), !(eight & high_bits)))
+        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
             at += sizeof eight;
         if (at == bytes) break;
-        if (utf8_decode(s + at, bytes - at, &length) < 0) return at;
+        length = utf8_character(text + at, bytes - at);
+        if (length == 0) return at;
     }
     return bytes;
 }
@@ -59,12 +42,17 @@ size_t utf8_boundary(const char *text, size_t bytes) {
 // by hand: a regular expression engine takes several times as long as all the rest. test_words compares the words with
 // PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
 
+// The class of the character at s < end, and its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
     *length = 1;
     CharClass class = t->byte_class[*s];
     if (class != CLASS_MULTI) return class;
-    int32_t c = utf8_decode(s, (size_t)(end - s), length);
-    return c < 0 || c >= UNICODE_CLASS_END ? CLASS_OTHER : (CharClass)t->classes[c];
+    size_t n = utf8_character(s, (size_t)(end - s));
+    if (n == 0) return CLASS_OTHER;
+    *length = n;
+    uint32_t c = s[0] & 0x7Fu >> n;
+    for (size_t i = 1; i < n; i++) c = c << 6 | (s[i] & 0x3F);
+    return c < UNICODE_CLASS_END ? (CharClass)t->classes[c] : CLASS_OTHER;
 }
 
 // The end of a run of characters of one class.
@@ -90,19 +78,13 @@ static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { //
     return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
 }
 
-// The end of the word that begins at s < end.
-static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
-    size_t length;
-    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return s + length;
-    const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space belongs to the word after it
-    CharClass class = char_class(t, first, end, &length);
-    if (class == CLASS_SPACE) return scan_space(t, s, end);
-    return scan_run(t, first + length, end, class);
-}
-
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
-    return (size_t)(scan_word(t, s, s + bytes) - s);
+    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+    size_t length;
+    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return length;
+    const uint8_t *first = s + (*s == ' ' && bytes > 1); // a space belongs to the word after it
+    CharClass class = char_class(t, first, end, &length);
+    return (size_t)((class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class)) - s);
 }
 
 // The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
@@ -196,14 +178,8 @@ static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes,
     return n;
 }
 
-typedef struct {
-    uint32_t previous, next;
-    uint16_t token;
-    bool merged_away;
-} Symbol;
-
-// A heap of pairs, (rank << 32 | position of the left symbol), smallest first. An entry is stale once a merge has
-// changed its pair: heap_pop's caller drops it.
+// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has
+// changed its pair.
 typedef struct {
     uint64_t *at;
     size_t count;
@@ -227,39 +203,48 @@ static uint64_t heap_pop(PairHeap *h) {
     return top;
 }
 
-static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Symbol *s, uint32_t left, size_t end) {
-    if (s[left].next == end) return;
-    uint32_t found = pair_find(t, s[left].token, s[s[left].next].token);
+// A word as a linked list: the token of position i is out[i].
+typedef struct {
+    uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
+} Link;
+
+static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left,
+                           size_t end) {
+    if (links[left].next == end) return;
+    uint32_t found = pair_find(t, out[left], out[links[left].next]);
     if (found != RANK_NONE) heap_push(h, (uint64_t)(found >> 16) << 32 | left);
 }
 
 static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Symbol *s = NULL;
+    Link *links = NULL;
     PairHeap heap = {0};
     int code = 0;
     assert(bytes < UINT32_MAX);
-    TRY_GOTO(memory_alloc((void **)&s, bytes * sizeof *s, "a long word", e));
+    TRY_GOTO(memory_alloc((void **)&links, bytes * sizeof *links, "a long word", e));
     // A merge pops one entry or more and pushes at most two.
     TRY_GOTO(memory_alloc((void **)&heap.at, 2 * bytes * sizeof *heap.at, "a long word", e));
-    for (uint32_t i = 0; i < bytes; i++) s[i] = (Symbol){i - 1, i + 1, t->byte_token[word[i]], false};
-    for (uint32_t i = 0; i + 1 < bytes; i++) heap_push_pair(t, &heap, s, i, bytes);
+    for (uint32_t i = 0; i < bytes; i++) {
+        out[i] = t->byte_token[word[i]];
+        links[i] = (Link){i - 1, i + 1};
+    }
+    for (uint32_t i = 0; i < bytes; i++) heap_push_pair(t, &heap, links, out, i, bytes);
     while (heap.count > 0) {
         uint64_t item = heap_pop(&heap);
-        uint32_t left = (uint32_t)item, right = s[left].next;
-        if (s[left].merged_away || right == bytes) continue;
-        uint32_t found = pair_find(t, s[left].token, s[right].token);
+        uint32_t left = (uint32_t)item, right = links[left].next;
+        if (right == 0 || right == bytes) continue;
+        uint32_t found = pair_find(t, out[left], out[right]);
         if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // stale
-        s[left].token = (uint16_t)found;
-        s[left].next = s[right].next;
-        s[right].merged_away = true;
-        if (s[left].next < bytes) s[s[left].next].previous = left;
-        heap_push_pair(t, &heap, s, left, bytes);
-        if (left > 0) heap_push_pair(t, &heap, s, s[left].previous, bytes);
+        out[left] = (uint16_t)found;
+        links[left].next = links[right].next;
+        links[right].next = 0;
+        if (links[left].next < bytes) links[links[left].next].previous = left;
+        heap_push_pair(t, &heap, links, out, left, bytes);
+        if (left > 0) heap_push_pair(t, &heap, links, out, links[left].previous, bytes);
     }
     *count = 0;
-    for (uint32_t i = 0; i < bytes; i = s[i].next) out[(*count)++] = s[i].token;
+    for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
 done:
-    memory_free(s);
+    memory_free(links);
     memory_free(heap.at);
     return code;
 }
@@ -308,11 +293,6 @@ static inline size_t word_slot(const uint64_t key[4]) { // Fibonacci hashing of 
     return sum >> (64 - CACHE_BITS);
 }
 
-static inline bool line_holds(const WordLine *line, const uint64_t key[4], size_t bytes) {
-    if (line->bytes != bytes || line->key[0] != key[0]) return false;
-    return bytes <= 8 || (line->key[1] == key[1] && line->key[2] == key[2] && line->key[3] == key[3]);
-}
-
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
@@ -324,7 +304,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     uint64_t key[CACHE_KEY_BYTES / 8];
     word_key(word, bytes, end, key);
     WordLine *line = &encoder->cache[word_slot(key)];
-    if (line_holds(line, key, bytes)) {
+    if (line->bytes == bytes && memcmp(line->key, key, sizeof key) == 0) {
         *count = line->count;
         for (size_t i = 0; i < *count; i++) out[i] = line->tokens[i];
         return 0;
@@ -339,12 +319,9 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
 }
 
 static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
-    while (s < end) {
-        const uint8_t *word_end = scan_word(encoder->t, s, end);
-        size_t tokens;
-        TRY(encode_word(encoder, s, (size_t)(word_end - s), end, *out, &tokens, e));
-        *out += tokens;
-        s = word_end;
+    for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
+        bytes = tokenizer_word(encoder->t, (const char *)s, (size_t)(end - s));
+        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
     }
     return 0;
 }
@@ -365,8 +342,8 @@ static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t 
     return found;
 }
 
-// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to the
-// next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
+// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
+// the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
     if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);
@@ -428,26 +405,28 @@ int tokenizer_new(Tokenizer **out, Error *e) {
     return 0;
 }
 
+int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
+    size_t count = (size_t)vocab_size;
+    t->vocab_size = vocab_size;
+    TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
+    return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
+}
+
 int tokenizer_create_bytes(Tokenizer **out, Error *e) {
-    Tokenizer *t;
-    int code = 0;
-    *out = NULL;
-    TRY(tokenizer_new(&t, e));
-    t->vocab_size = BYTE_VALUES;
+    TRY(tokenizer_new(out, e));
+    Tokenizer *t = *out;
     t->is_bytes = true;
-    TRY_GOTO(memory_alloc((void **)&t->text, BYTE_VALUES, "tokenizer", e));
-    TRY_GOTO(memory_alloc((void **)&t->start, (BYTE_VALUES + 1) * sizeof *t->start, "tokenizer", e));
-    TRY_GOTO(memory_alloc_zero((void **)&t->literal, BYTE_VALUES, "tokenizer", e));
-    for (int b = 0; b < BYTE_VALUES; b++) {
+    int code = tokenizer_room(t, BYTE_VALUES, BYTE_VALUES, e);
+    for (uint32_t b = 0; b < BYTE_VALUES && !code; b++) {
         t->text[b] = (char)b;
         t->byte_token[b] = (uint16_t)b;
+        t->start[b + 1] = b + 1;
     }
-    for (uint32_t i = 0; i <= BYTE_VALUES; i++) t->start[i] = i;
-    TRY_GOTO(tokenizer_index_merges(t, e));
-    *out = t;
-    return 0;
-done:
+    if (!code) code = tokenizer_index_merges(t, e);
+    if (!code) return 0;
     tokenizer_destroy(t);
+    *out = NULL;
     return code;
 }
 

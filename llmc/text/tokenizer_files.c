@@ -7,8 +7,8 @@
 // With any of them, added tokens may be in tokenizer.json (added_tokens), in tokenizer_config.json
 // (added_tokens_decoder) and in added_tokens.json.
 //
-// In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the others,
-// 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+// In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
+// others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
 #define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "base/hash.h"
@@ -214,9 +214,7 @@ static int read_added(Reader *r, int file, Error *e) {
 static int spell_tokens(Reader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;
-    TRY(memory_alloc((void **)&t->text, r->name_bytes, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->literal, count, "vocabulary", e));
+    TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
     TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
     AddedToken *added = t->added;
     for (size_t i = 0; i < count; i++) {
@@ -224,15 +222,14 @@ static int spell_tokens(Reader *r, Error *e) {
         if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
         size_t length = strlen(entry->name);
         int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
-        t->start[i] = (uint32_t)at;
         t->literal[i] = bytes < 0;
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
         at += bytes < 0 ? length : (size_t)bytes;
+        t->start[i + 1] = (uint32_t)at;
         if (!entry->listed || strcmp(entry->name, EOT_NAME) == 0) continue;
         *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
         t->added_begins[entry->normalized][(uint8_t)*entry->name] = true;
     }
-    t->start[count] = (uint32_t)at;
     return 0;
 }
 
@@ -282,28 +279,24 @@ static int find_part(Reader *r, const char *name, size_t length) {
     return bytes > 0 ? find_token(r, text, (size_t)bytes) : -1;
 }
 
-static int add_merge(Reader *r, int number, const char *left, size_t left_length, const char *right,
-                     size_t right_length, Error *e) {
+static int add_merge(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
     char text[2 * NAME_BYTES_MAX];
-    int a = find_part(r, left, left_length), b = find_part(r, right, right_length);
-    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", left, left_length, e);
-    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", right, right_length, e);
+    const char *space = memchr(line, ' ', length);
+    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
+    if (!space || memchr(space + 1, ' ', right))
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    int a = find_part(r, line, left), b = find_part(r, space + 1, right);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left, e);
+    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", space + 1, right, e);
     size_t a_bytes, b_bytes;
     const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
     memcpy(text, a_text, a_bytes);
     memcpy(text + a_bytes, b_text, b_bytes);
     int merged = find_token(r, text, a_bytes + b_bytes);
-    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
-    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
     return 0;
-}
-
-static int add_merge_line(Reader *r, int number, const char *line, size_t length, Error *e) {
-    const char *end = line + length, *space = memchr(line, ' ', length);
-    if (!space || memchr(space + 1, ' ', (size_t)(end - space - 1)))
-        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
-    return add_merge(r, number, line, (size_t)(space - line), space + 1, (size_t)(end - space - 1), e);
 }
 
 static int read_merges_text(Reader *r, Error *e) {
@@ -313,7 +306,7 @@ static int read_merges_text(Reader *r, Error *e) {
         size_t length = (size_t)((newline ? newline : end) - line);
         if (length > 0 && line[length - 1] == '\r') length--;
         bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge_line(r, number, line, length, e));
+        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
         line = newline ? newline + 1 : end;
     }
     return 0;
@@ -321,16 +314,15 @@ static int read_merges_text(Reader *r, Error *e) {
 
 static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
     const cJSON *merges = get(get(r->vocab->json.root, "model"), "merges"), *item;
+    char pair[2 * NAME_BYTES_MAX + 2];
     int number = 1;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     cJSON_ArrayForEach(item, merges) {
         const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
-        if (cJSON_IsString(item)) TRY(add_merge_line(r, number, item->valuestring, strlen(item->valuestring), e));
-        else if (cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
-            TRY(add_merge(r, number, left->valuestring, strlen(left->valuestring), right->valuestring,
-                          strlen(right->valuestring), e));
-        else return fail_merge(r, number, "is not two tokens", "", 0, e);
-        number++;
+        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
+        if (two) snprintf(pair, sizeof pair, "%s %s", left->valuestring, right->valuestring);
+        const char *line = two ? pair : cJSON_IsString(item) ? item->valuestring : "";
+        TRY(add_merge(r, number++, line, strlen(line), e));
     }
     return 0;
 }
@@ -357,7 +349,8 @@ static const char *const *find_form(const char *directory) {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
     for (int complete = 1; complete >= 0; complete--)
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1]))) return forms[i];
+            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
+                return forms[i];
     return NULL;
 }
 

@@ -1,5 +1,5 @@
-// Mutates valid shards and opens what comes out: dataset_open must accept or refuse it with a message, and whatever it
-// accepts must read without a bad token. Meant for the sanitizers, which catch what goes wrong in between.
+// Mutates valid shards. dataset_open must refuse a shard with a message, or the shard must read without a bad token.
+// The sanitizers catch the rest.
 //
 //     fuzz_shard [SECONDS [SEED]]      default 5 seconds, seed 1: the same files every time
 #define _DEFAULT_SOURCE // mkdtemp
@@ -44,7 +44,7 @@ static size_t mutate(unsigned char *file, size_t bytes) {
         value = edges[draw(sizeof edges / sizeof *edges)];
         memcpy(file + 4 * draw(4), &value, 4);
         break;
-    case 5: // a count that fits the size, near enough
+    case 5: // a count that fits the size, or is one off
         value = (int32_t)((bytes - size_min(bytes, SHARD_HEADER_BYTES)) / 2) + (int32_t)draw(3) - 1;
         memcpy(file + 8, &value, 4);
         break;
