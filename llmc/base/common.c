@@ -5,9 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#ifdef __SANITIZE_ADDRESS__
-#    include <sanitizer/asan_interface.h>
-#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors
@@ -44,8 +41,7 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// User input ends up in messages: a newline or a control byte in it must not break "one clear line". And the line goes
-// out in one piece, whatever other ranks have to say.
+// Messages quote user input: control bytes in it become '?'. One fwrite keeps lines of several ranks apart.
 void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
     bool named = host && *host;
@@ -63,24 +59,12 @@ void error_print_on(const Error *e, int rank, int ranks, const char *host) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-// What is asked for is rounded up below; the sanitizer is to see a step into the rest as well.
-static void forbid_rest(void *block, size_t bytes, size_t rounded) {
-#ifdef __SANITIZE_ADDRESS__
-    ASAN_POISON_MEMORY_REGION((char *)block + bytes, rounded - bytes);
-#else
-    (void)block, (void)bytes, (void)rounded;
-#endif
-}
-
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e) {
     const size_t alignment = 64; // a cache line, and the widest vector
-    size_t rounded = round_up(bytes ? bytes : 1, alignment);
-    *out = bytes <= SIZE_MAX - alignment ? aligned_alloc(alignment, rounded) : NULL;
-    if (!*out)
-        return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model",
-                    "out of memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
-    forbid_rest(*out, bytes, rounded);
-    return 0;
+    if (posix_memalign(out, alignment, size_max(bytes, 1)) == 0) return 0;
+    *out = NULL;
+    return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model", "out of memory: %s needs %.1f MiB",
+                what, (double)bytes / (1 << 20));
 }
 
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e) {

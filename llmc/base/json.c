@@ -7,7 +7,7 @@
 
 int json_parse_text(JsonText *json, char *text, size_t bytes, const char *path, const char *hint, Error *e) {
     const char *end = text;
-    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes, &end, false)};
+    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true)};
     if (json->root) return 0;
     FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
     json_free(json);
@@ -24,22 +24,18 @@ int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hi
 void json_free(JsonText *json) {
     cJSON_Delete(json->root);
     memory_free((char *)json->text);
-    *json = (JsonText){0}; // free again without harm
+    *json = (JsonText){0};
 }
 
-// A walk through the text beside the tree. The text is known to be well-formed, as cJSON sees it; all the same nothing
-// behind its end is looked at.
+// Walks through the text and its tree side by side. Reads nothing beyond `end`, whatever the text.
 typedef struct {
     const char *at, *end;
     const cJSON *wanted;
     const char *found; // where the wanted item begins
 } Walk;
 
-static bool is_at(const Walk *w, const char *any_of) { return w->at < w->end && *w->at && strchr(any_of, *w->at); }
-
-// cJSON takes every control byte for a blank.
 static void skip_blanks(Walk *w) {
-    while (w->at < w->end && (unsigned char)*w->at <= ' ') w->at++;
+    while (w->at < w->end && (unsigned char)*w->at <= ' ') w->at++; // cJSON takes every control byte for a blank
 }
 
 static void skip_string(Walk *w) {
@@ -50,41 +46,40 @@ static void skip_string(Walk *w) {
 
 static void walk_value(Walk *w, const cJSON *item);
 
-// Behind the bracket that opens it.
-static void walk_children(Walk *w, const cJSON *item) {
-    for (const cJSON *child = item->child; child && !w->found; child = child->next) {
+static void walk_child(Walk *w, const cJSON *child, bool named) {
+    skip_blanks(w);
+    if (child == w->wanted) w->found = w->at;
+    if (named) {
+        skip_string(w);
         skip_blanks(w);
-        if (child == w->wanted) w->found = w->at;
-        if (cJSON_IsObject(item)) {
-            skip_string(w);
-            skip_blanks(w);
-            w->at++; // the colon
-        }
-        walk_value(w, child);
-        skip_blanks(w);
-        w->at++; // the comma, or the bracket that closes it
+        w->at++; // the colon
     }
-    if (!item->child) skip_blanks(w), w->at++;
+    walk_value(w, child);
+    skip_blanks(w);
 }
 
 static void walk_value(Walk *w, const cJSON *item) {
     skip_blanks(w);
     if (w->found || w->at >= w->end) return;
-    if (is_at(w, "{[")) {
-        w->at++;
-        walk_children(w, item);
-    } else if (is_at(w, "\"")) skip_string(w);
+    if (*w->at == '{' || *w->at == '[') {
+        if (!item->child) w->at++, skip_blanks(w);
+        for (const cJSON *child = item->child; child && !w->found; child = child->next) {
+            w->at++; // the bracket or the comma before the child
+            walk_child(w, child, cJSON_IsObject(item));
+        }
+        w->at++; // the closing bracket
+    } else if (*w->at == '"') skip_string(w);
     else
-        while (w->at < w->end && !is_at(w, ",]} \t\r\n")) w->at++;
+        while (w->at < w->end && (unsigned char)*w->at > ' ' && !strchr(",]}", *w->at)) w->at++;
 }
 
 size_t json_place(const JsonText *json, const cJSON *item) {
     static const char byte_order_mark[] = "\xef\xbb\xbf"; // cJSON passes over it
-    size_t mark = strlen(byte_order_mark);
+    const size_t mark = sizeof byte_order_mark - 1;
     Walk w = {json->text, json->text + json->bytes, item, NULL};
     if (json->bytes >= mark && memcmp(json->text, byte_order_mark, mark) == 0) w.at += mark;
     skip_blanks(&w);
-    if (item == json->root) return (size_t)(w.at - json->text);
-    if (item && json->root) walk_value(&w, json->root);
+    if (item == json->root) w.found = w.at;
+    else if (item && json->root) walk_value(&w, json->root);
     return w.found ? (size_t)(w.found - json->text) : 0;
 }

@@ -1,15 +1,25 @@
+// A manifest keeps these promises:
+// 1. It is written last, when every file that it lists is on the disk, digest and all. A directory with a manifest whose
+//    files pass manifest_verify is complete.
+// 2. A digest is that of the bytes handed to the writer, never of what a disk returned: VERIFY_DISK finds every wrong bit.
+// 3. Its last line hashes all bytes above: a manifest with a wrong bit lists nothing.
+// 4. A manifest of another format (`foreign`) is for another build to judge: it is not called damaged.
 #define _POSIX_C_SOURCE 200809L
 #include "base/manifest.h"
 
 #include "base/json.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#define LAST_LINES "  \"xxh3_128_above\": \"%s\"\n}\n"
+
+enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
 
 static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
 
@@ -17,45 +27,28 @@ static const char *const damaged = "the checkpoint is damaged or incomplete: use
 // Writing
 
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
+    if (!manifest) return;
     assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_FILE_NAME);
     strcpy(manifest->file[manifest->count].name, name);
     manifest->file[manifest->count++].digest = digest;
     pulse_beat(manifest->pulse);
 }
 
-// The text up to the last line but one; *text from malloc.
-static int manifest_text(const Manifest *manifest, char **text, size_t *bytes, Error *e) {
-    FILE *f = open_memstream(text, bytes);
-    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " MANIFEST_NAME);
-    fputs("{\n  \"format\": 1,\n  \"files\": [", f);
-    for (int i = 0; i < manifest->count; i++)
-        fprintf(f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3_128\": \"%s\"}", i ? "," : "",
-                manifest->file[i].name, manifest->file[i].digest.bytes, manifest->file[i].digest.hash);
-    fputs("\n  ],\n", f);
-    bool bad = ferror(f);
-    if (fclose(f) == 0 && !bad) return 0;
-    free(*text);
-    return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " MANIFEST_NAME);
-}
-
-static void last_lines(char *out, size_t bytes, const char *above, size_t above_bytes) {
-    snprintf(out, bytes, "  \"xxh3_128_above\": \"%s\"\n}\n", digest_of(above, above_bytes).hash);
-}
-
 int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
-    char path[PATH_MAX], last[100], *text, *whole;
-    size_t bytes;
+    char path[PATH_MAX];
+    Text text;
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    TRY(manifest_text(manifest, &text, &bytes, e));
-    last_lines(last, sizeof last, text, bytes);
-    int code = memory_alloc((void **)&whole, bytes + sizeof last, MANIFEST_NAME, e);
-    if (!code) {
-        memcpy(whole, text, bytes);
-        strcpy(whole + bytes, last);
-        code = file_save(path, whole, bytes + strlen(last), NULL, e);
-        memory_free(whole);
-    }
-    free(text);
+    TRY(text_begin(&text, e));
+    fputs("{\n  \"format\": 1,\n  \"files\": [", text.f);
+    for (int i = 0; i < manifest->count; i++)
+        fprintf(text.f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3_128\": \"%s\"}", i ? "," : "",
+                manifest->file[i].name, manifest->file[i].digest.bytes, manifest->file[i].digest.hash);
+    fputs("\n  ],\n", text.f);
+    fflush(text.f); // text.text holds the lines so far
+    fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
+    TRY(text_end(&text, e));
+    int code = file_save(path, text.text, text.bytes, NULL, e);
+    text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
     return directory_sync(directory, e);
@@ -93,15 +86,12 @@ static int parse_manifest(Manifest *manifest, const JsonText *json, const char *
     return 0;
 }
 
-// The last two lines must be the hash of those above, to the byte. Returns how many bytes are above, 0 where they
-// are wrong.
-static size_t check_last_lines(const char *text, size_t bytes) {
-    char want[100];
-    last_lines(want, sizeof want, "", 0);
-    size_t length = strlen(want);
-    if (bytes <= length) return 0;
-    last_lines(want, sizeof want, text, bytes - length);
-    return memcmp(text + bytes - length, want, length) == 0 ? bytes - length : 0;
+static bool last_lines_right(const char *text, size_t bytes) {
+    char want[LAST_BYTES + 1];
+    if (bytes <= LAST_BYTES) return false;
+    const char *last = text + bytes - LAST_BYTES;
+    snprintf(want, sizeof want, LAST_LINES, digest_of(text, bytes - LAST_BYTES).hash);
+    return memcmp(last, want, LAST_BYTES) == 0;
 }
 
 int manifest_read(Manifest *manifest, const char *directory, Error *e) {
@@ -111,11 +101,10 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
     *manifest = (Manifest){.count = 0};
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(file_read(path, 1 << 20, &text, &bytes, e));
-    if (!check_last_lines(text, bytes)) {
+    if (!last_lines_right(text, bytes)) {
         memory_free(text);
         return FAIL(e, ERR_INPUT, damaged,
-                    "%s: damaged: its last line is not the hash of what stands above it in bytes 0 to %zu", path,
-                    bytes);
+                    "%s: damaged: its last line is not the hash of the lines above, in bytes 0 to %zu", path, bytes);
     }
     TRY(json_parse_text(&json, text, bytes, path, damaged, e));
     int code = parse_manifest(manifest, &json, path, e);
@@ -127,14 +116,14 @@ static int verify_file(const char *path, const FileDigest *want, Verify what, co
     struct stat st;
     FileDigest got;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return FAIL(e, ERR_INPUT, damaged, "%s: the manifest lists it, and it is not there", path);
+        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
     if ((uint64_t)st.st_size != want->bytes)
-        return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, and it was written with %" PRIu64, path,
+        return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
     if (what == VERIFY_SIZES) return 0;
-    TRY(what == VERIFY_DISK ? file_digest_disk(path, pulse, &got, e) : file_digest(path, pulse, &got, e));
+    TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, pulse, &got, e));
     if (digest_equal(&got, want)) return 0;
-    return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, and it was written with %s", path, got.hash,
+    return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
                 want->hash);
 }
 

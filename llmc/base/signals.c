@@ -10,11 +10,11 @@ static const struct {
     const char *name;
 } stopping[] = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}};
 
-// The one mutable global of the program: a signal handler is given nothing else to write to.
+// The program's only mutable global: a signal handler has nothing else to write to.
 static volatile sig_atomic_t requested;
 
 static void on_signal(int signal_number) {
-    if (requested && signal_number == SIGHUP) return; // a terminal that goes says so more than once
+    if (requested && signal_number == SIGHUP) return; // a closed terminal sends several
     if (requested) {
         signal(signal_number, SIG_DFL);
         raise(signal_number); // takes effect when the handler returns
@@ -40,8 +40,8 @@ void signals_install(void) {
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }
-    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends the `tee` behind us as well; its end is not to be ours before we have saved
-    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // whoever started us may have had them blocked
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
+    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
 }
 
 const char *signals_requested(void) {

@@ -1,6 +1,6 @@
-// signals: a request to stop. SIGUSR1 (what batch systems send ahead of a time limit), SIGTERM, SIGINT and SIGHUP (a
-// terminal that is gone; not under nohup) ask the run to finish its step, save and end; a second one of the first three
-// ends the program at once, as if there were no handler. Output that nobody reads any more is no reason to end.
+// signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT and SIGHUP (a closed
+// terminal, except under nohup) ask the run to finish its step, save and end. A second SIGUSR1, SIGTERM or SIGINT ends
+// the program at once. SIGPIPE is ignored.
 #ifndef GNS_SIGNALS_H
 #define GNS_SIGNALS_H
 
@@ -8,6 +8,6 @@
 
 void signals_install(void);
 
-// The name of the signal that asked, "SIGTERM" for example; NULL while none has.
+// The name of the signal that asked, such as "SIGTERM"; NULL until one has.
 const char *signals_requested(void);
 #endif

@@ -7,34 +7,25 @@
 #include "checkpoint/safetensors.h"
 #include "math/layernorm.h"
 
-#include <assert.h>
 #include <cjson/cJSON.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-// Values that pass between file and engine at a time.
-enum { CHUNK = 1 << 20 };
-
-enum { GPT2_VOCAB = 50257 }; // the last one is <|endoftext|>
+enum {
+    CHUNK = 1 << 20,   // values that pass between file and engine at a time
+    GPT2_VOCAB = 50257 // the last one is <|endoftext|>
+};
 
 static const char *const fetch_again = "fetch the file again";
 
 #define MODEL_FILE  "model.safetensors"
 #define PICKLE_FILE "pytorch_model.bin"
-#define INDEX       ".index.json" // behind these
+#define INDEX       ".index.json" // the end of an index's name
 
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json
 
-static bool is_model_directory(const char *path) {
-    char file[PATH_MAX];
-    Error ignored;
-    return path_join(file, sizeof file, path, "config.json", &ignored) == 0 && access(file, F_OK) == 0;
-}
-
-bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || is_model_directory(path); }
+bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
@@ -49,7 +40,7 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields that would make it another model than the one computed here, with the values that do not.
+// Fields with the only value that describes the model computed here. All may be missing.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -113,53 +104,46 @@ static int token_or(const cJSON *item, int vocab, int otherwise) {
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     char file[PATH_MAX];
     JsonText json;
-    Error ignored; // what the shape is read from is in order
+    Error ignored; // checkpoint_read_config reports errors
     if (eot < 0 && vocab == GPT2_VOCAB) eot = GPT2_VOCAB - 1;
     TextTokens text = {eot, eot};
-    if (!is_model_directory(path) || path_join(file, sizeof file, path, "config.json", &ignored)) return text;
-    if (json_read(&json, file, 1 << 20, fetch_again, &ignored)) return text;
+    if (path_join(file, sizeof file, path, "config.json", &ignored) ||
+        json_read(&json, file, 1 << 20, fetch_again, &ignored))
+        return text;
     text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
     text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
     json_free(&json);
     return text;
 }
 
-static void put_token_id(FILE *f, const char *name, int token) {
-    if (token < 0) fprintf(f, "  \"%s\": null,\n", name);
-    else fprintf(f, "  \"%s\": %d,\n", name, token);
-}
-
-static void put_config(FILE *f, const ModelConfig *c, TextTokens text) {
-    fprintf(f,
-            "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
-            "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-            "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n"
-            "  \"initializer_range\": 0.02,\n  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
-            "  \"tie_word_embeddings\": true,\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON);
-    put_token_id(f, "bos_token_id", text.bos);
-    put_token_id(f, "eos_token_id", text.eos);
-    fputs("  \"torch_dtype\": \"float32\"\n}\n", f);
+static void token_text(char *out, size_t bytes, int token) {
+    if (token < 0) snprintf(out, bytes, "null");
+    else snprintf(out, bytes, "%d", token);
 }
 
 static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
-    char path[PATH_MAX], text[1024];
+    char path[PATH_MAX], bos[16], eos[16], text[1024];
     FileDigest digest;
     TRY(path_join(path, sizeof path, directory, "config.json", e));
-    FILE *f = fmemopen(text, sizeof text, "w");
-    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for config.json");
-    put_config(f, c, ends);
-    long bytes = ftell(f);
-    fclose(f);
+    token_text(bos, sizeof bos, ends.bos);
+    token_text(eos, sizeof eos, ends.eos);
+    int bytes = snprintf(
+        text, sizeof text,
+        "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
+        "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
+        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n  \"initializer_range\": 0.02,\n"
+        "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
+        "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
+        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
     TRY(file_save(path, text, (size_t)bytes, &digest, e));
-    if (manifest) manifest_add(manifest, "config.json", digest);
+    manifest_add(manifest, "config.json", digest);
     return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // model.safetensors
 
-// The weights as they lie in one file, or in several with an index.
+// The weights' one file, or several with an index.
 typedef struct {
     SafetensorsReader *reader;
     int count;
@@ -181,9 +165,8 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
 }
 
 static bool files_have(const ModelFiles *files, const char *name) {
-    for (int i = 0; i < files->count; i++) {
+    for (int i = 0; i < files->count; i++)
         if (strcmp(path_name(files->reader[i].path), name) == 0) return true;
-    }
     return false;
 }
 
@@ -214,18 +197,12 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
     return code;
 }
 
-static bool holds(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
-}
-
 int checkpoint_refuse_pickle(const char *path, Error *e) {
-    bool readable = holds(path, MODEL_FILE) || holds(path, MODEL_FILE INDEX);
-    if (readable || !(holds(path, PICKLE_FILE) || holds(path, PICKLE_FILE INDEX))) return 0;
+    bool readable = directory_holds(path, MODEL_FILE) || directory_holds(path, MODEL_FILE INDEX);
+    if (readable || !(directory_holds(path, PICKLE_FILE) || directory_holds(path, PICKLE_FILE INDEX))) return 0;
     FAIL(e, ERR_INPUT, NULL, "%s: its weights are in " PICKLE_FILE ", a pickle, and not in " MODEL_FILE, path);
     return error_hint(e,
-                      "with torch and transformers, where its config.json is: python3 -c \"from transformers import "
+                      "with torch and transformers, next to its config.json: python3 -c \"from transformers import "
                       "GPT2LMHeadModel as M; M.from_pretrained('%s').save_pretrained('%s')\"",
                       path, path);
 }
@@ -271,38 +248,32 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, hint,
-                    "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                    found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
-    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16",
-                    "%s: tensor %s from byte %llu on is of type %s", found.reader->path, t->name,
-                    data_byte(found.reader, entry), safetensors_type_name(entry->type));
-    return 0;
+    if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
+        return 0;
+    return FAIL(e, ERR_INPUT, hint,
+                "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
+                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
 }
 
-static int load_tensor(const ModelFiles *files, const Tensor *t, float *buffer, RangeWriter load, void *context,
-                       Error *e) {
-    Found found = find_tensor(files, t);
-    for (size_t first = 0; first < t->count; first += CHUNK) {
-        size_t n = size_min(CHUNK, t->count - first);
-        TRY(safetensors_read_f32(found.reader, found.entry, first, n, buffer, e));
-        TRY(load(context, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+// Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
+static int load_range(Found found, size_t base, Range range, float *buffer, RangeWriter load, void *context, Error *e) {
+    for (size_t first = range.begin; first < range.end; first += CHUNK) {
+        size_t n = size_min(CHUNK, range.end - first);
+        TRY(safetensors_read_f32(found.reader, found.entry, first - base, n, buffer, e));
+        TRY(load(context, (Range){first, first + n}, buffer, e));
     }
     return 0;
 }
 
-static bool is_safetensors(const char *name) {
+// Is this a file of the model's weights?
+static bool is_weights_file(const char *name) {
     size_t length = strlen(name), tail = strlen(".safetensors");
-    return length > tail && strcmp(name + length - tail, ".safetensors") == 0;
+    return length > tail && strcmp(name + length - tail, ".safetensors") == 0 && strcmp(name, OPTIMIZER_NAME) != 0;
 }
-
-static bool is_optimizer_file(const char *name) { return is_safetensors(name) && strncmp(name, "optimizer", 9) == 0; }
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
     FileDigest digest;
-    TRY(file_digest_sampled(path, &digest, e));
+    TRY(file_digest(path, DIGEST_SAMPLE, NULL, &digest, e));
     *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
     *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
     *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);
@@ -317,7 +288,7 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
     TRY(directory_list(path, &names, e));
     int code = 0;
     for (int i = 0; i < names.count && !code; i++) {
-        if (!is_safetensors(names.name[i]) || is_optimizer_file(names.name[i])) continue;
+        if (!is_weights_file(names.name[i])) continue;
         code = path_join(file, sizeof file, path, names.name[i], e);
         if (!code) code = hash_file(file, hash, e);
     }
@@ -344,198 +315,129 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     int code = files_open(&files, path, e);
     for (int i = 0; !code && i < model->tensor_count; i++) code = check_tensor(&files, path, &model->tensors[i], e);
     if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
-    for (int i = 0; !code && i < model->tensor_count; i++)
-        code = load_tensor(&files, &model->tensors[i], buffer, load, context, e);
+    for (int i = 0; !code && i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        code = load_range(find_tensor(&files, t), t->offset, tensor_range(t), buffer, load, context, e);
+    }
     memory_free(buffer);
     files_close(&files);
     return code;
 }
 
-static int declare_tensors(SafetensorsWriter *writer, const Model *model, Error *e) {
-    TRY(safetensors_add_metadata(writer, "format", "pt", e)); // transformers refuses a file without it
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving
+
+typedef struct {
+    SafetensorsWriter *writer;
+    float *buffer; // (CHUNK)
+} ValueWriter;
+
+static int values_begin(ValueWriter *s, const char *directory, const char *name, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
+    int code = safetensors_create(&s->writer, path, e);
+    if (code) memory_free(s->buffer);
+    return code;
+}
+
+static int values_write(ValueWriter *s, Range range, RangeReader store, void *context, Error *e) {
+    for (size_t first = range.begin; first < range.end; first += CHUNK) {
+        size_t n = size_min(CHUNK, range.end - first);
+        TRY(store(context, (Range){first, first + n}, s->buffer, e));
+        TRY(safetensors_write(s->writer, s->buffer, n * sizeof(float), e));
+    }
+    return 0;
+}
+
+// Finishes the file, or removes it if `code` says that it failed.
+static int values_end(ValueWriter *s, int code, const char *name, Manifest *manifest, Error *e) {
+    FileDigest digest;
+    memory_free(s->buffer);
+    if (code) safetensors_abandon(s->writer);
+    else code = safetensors_finish(s->writer, &digest, e);
+    if (!code) manifest_add(manifest, name, digest);
+    return code;
+}
+
+static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
+    safetensors_add_metadata(writer, "format", "pt"); // transformers refuses a file without it
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         char name[64];
         snprintf(name, sizeof name, "transformer.%s", t->name);
-        uint64_t matrix[2] = {t->rows, t->columns}, vector[1] = {t->columns};
-        TRY(safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector, e));
+        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
+        safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
     }
-    return 0;
-}
-
-static int save_values(SafetensorsWriter *writer, Range range, float *buffer, RangeReader store, void *context,
-                       Error *e) {
-    for (size_t first = range.begin; first < range.end; first += CHUNK) {
-        size_t n = size_min(CHUNK, range.end - first);
-        TRY(store(context, (Range){first, first + n}, buffer, e));
-        TRY(safetensors_write(writer, buffer, n * sizeof(float), e));
-    }
-    return 0;
 }
 
 int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e) {
-    char path[PATH_MAX];
-    SafetensorsWriter *writer = NULL;
-    FileDigest digest;
-    float *buffer = NULL;
+    ValueWriter s;
     int code = 0;
-    TRY(path_join(path, sizeof path, directory, MODEL_FILE, e));
-    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    TRY_GOTO(safetensors_create(&writer, path, e));
-    TRY_GOTO(declare_tensors(writer, model, e));
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        TRY_GOTO(save_values(writer, tensor_range(t), buffer, store, context, e));
-    }
-    code = safetensors_finish(writer, &digest, e);
-    writer = NULL;
-    if (code) goto done;
-    if (manifest) manifest_add(manifest, MODEL_FILE, digest);
-    code = write_config(directory, &model->config, text, manifest, e);
-done:
-    safetensors_abandon(writer);
-    memory_free(buffer);
-    return code;
+    TRY(values_begin(&s, directory, MODEL_FILE, e));
+    declare_tensors(s.writer, model);
+    for (int i = 0; i < model->tensor_count && !code; i++)
+        code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
+    TRY(values_end(&s, code, MODEL_FILE, manifest, e));
+    return write_config(directory, &model->config, text, manifest, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // optimizer.safetensors
 
-static const char *const moment_names[2] = {"moment1", "moment2"};
+// "moment1.0-124475904": the file names the range of the flat array that it holds, which is all of it.
+static void moment_name(char *out, size_t bytes, int moment, const Model *model) {
+    snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
+}
 
-static int declare_moments(SafetensorsWriter *writer, Range mine, Error *e) {
+int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,
+                              void *context, Manifest *manifest, Error *e) {
+    const Range all = {0, model->flat_count};
+    const uint64_t count = model->flat_count;
+    char name[40];
+    ValueWriter s;
+    TRY(values_begin(&s, directory, OPTIMIZER_NAME, e));
     for (int k = 0; k < 2; k++) {
-        char name[80];
-        uint64_t shape[1] = {range_length(mine)};
-        snprintf(name, sizeof name, "%s.%zu-%zu", moment_names[k], mine.begin, mine.end);
-        TRY(safetensors_add(writer, name, SAFETENSORS_F32, 1, shape, e));
+        moment_name(name, sizeof name, k, model);
+        safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);
     }
-    return 0;
+    int code = values_write(&s, all, moment1, context, e);
+    if (!code) code = values_write(&s, all, moment2, context, e);
+    return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
 }
 
-int checkpoint_save_optimizer(const char *directory, const char *name, const Model *model, Range mine,
-                              RangeReader moment1, RangeReader moment2, void *context, Manifest *manifest, Error *e) {
-    char path[PATH_MAX];
-    SafetensorsWriter *writer = NULL;
-    FileDigest digest;
-    float *buffer = NULL;
-    int code = 0;
-    assert(mine.begin < mine.end && mine.end <= model->flat_count), (void)model;
-    TRY(path_join(path, sizeof path, directory, name, e));
-    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    TRY_GOTO(safetensors_create(&writer, path, e));
-    TRY_GOTO(declare_moments(writer, mine, e));
-    TRY_GOTO(save_values(writer, mine, buffer, moment1, context, e));
-    TRY_GOTO(save_values(writer, mine, buffer, moment2, context, e));
-    code = safetensors_finish(writer, &digest, e);
-    writer = NULL;
-    if (!code && manifest) manifest_add(manifest, name, digest);
-done:
-    safetensors_abandon(writer);
-    memory_free(buffer);
-    return code;
-}
-
-// One range of one moment, as a file holds it.
-typedef struct {
-    Range range;
-    int moment; // 0 or 1
-    const SafetensorsReader *reader;
-    const SafetensorsEntry *entry;
-} Piece;
-
-typedef struct {
-    SafetensorsReader *reader;
-    Piece *piece;
-    int readers, pieces;
-} Pieces;
-
-static int parse_piece(Piece *piece, const SafetensorsReader *reader, const SafetensorsEntry *entry, Error *e) {
-    int moment, used = 0;
-    *piece = (Piece){.reader = reader, .entry = entry};
-    if (sscanf(entry->name, "moment%d.%zu-%zu%n", &moment, &piece->range.begin, &piece->range.end, &used) != 3 ||
-        entry->name[used] || moment < 1 || moment > 2 || piece->range.begin >= piece->range.end)
-        return FAIL(e, ERR_INPUT, "use another checkpoint",
-                    "%s: tensor %.80s from byte %llu on is no range of a moment", reader->path, entry->name,
-                    data_byte(reader, entry));
-    if (entry->type != SAFETENSORS_F32 || entry->count != range_length(piece->range))
-        return FAIL(e, ERR_INPUT, "use another checkpoint",
-                    "%s: tensor %.80s from byte %llu on does not hold its range in F32", reader->path, entry->name,
-                    data_byte(reader, entry));
-    piece->moment = moment - 1;
-    return 0;
-}
-
-static int compare_pieces(const void *pa, const void *pb) {
-    const Piece *a = pa, *b = pb;
-    if (a->moment != b->moment) return a->moment - b->moment;
-    return a->range.begin < b->range.begin ? -1 : a->range.begin > b->range.begin;
-}
-
-// The ranges of each moment, in order, must be the whole of the flat array.
-static int pieces_check(const Pieces *p, const char *directory, const Model *model, Error *e) {
-    for (int moment = 0, i = 0; moment < 2; moment++) {
-        size_t at = 0;
-        while (i < p->pieces && p->piece[i].moment == moment && p->piece[i].range.begin == at)
-            at = p->piece[i++].range.end;
-        if (at != model->flat_count)
-            return FAIL(e, ERR_INPUT, "use another checkpoint",
-                        "%s: the optimizer's files hold %s up to element %zu, and the model has %zu", directory,
-                        moment_names[moment], at, model->flat_count);
-    }
-    return 0;
-}
-
-static int pieces_open(Pieces *p, const char *directory, const Names *names, Error *e) {
-    int count = 0;
-    TRY(memory_alloc_zero((void **)&p->reader, (size_t)names->count * sizeof *p->reader, "optimizer files", e));
-    for (int i = 0; i < names->count; i++) {
-        char path[PATH_MAX];
-        if (!is_optimizer_file(names->name[i])) continue;
-        TRY(path_join(path, sizeof path, directory, names->name[i], e));
-        TRY(safetensors_open(&p->reader[p->readers], path, e));
-        count += p->reader[p->readers++].count;
-    }
-    TRY(memory_alloc((void **)&p->piece, (size_t)count * sizeof *p->piece, "optimizer files", e));
-    for (int f = 0; f < p->readers; f++)
-        for (int i = 0; i < p->reader[f].count; i++)
-            TRY(parse_piece(&p->piece[p->pieces++], &p->reader[f], &p->reader[f].entries[i], e));
-    if (count) qsort(p->piece, (size_t)count, sizeof *p->piece, compare_pieces);
-    return 0;
-}
-
-// What of the piece is wanted.
-static int load_piece(const Piece *piece, Range wanted, float *buffer, RangeWriter load, void *context, Error *e) {
-    Range part = range_overlap(piece->range, wanted);
-    for (size_t begin = part.begin; begin < part.end; begin += CHUNK) {
-        size_t n = size_min(CHUNK, part.end - begin), first = begin - piece->range.begin;
-        TRY(safetensors_read_f32(piece->reader, piece->entry, first, n, buffer, e));
-        TRY(load(context, (Range){begin, begin + n}, buffer, e));
-    }
-    return 0;
+static int find_moment(Found *found, const SafetensorsReader *reader, int moment, const Model *model, Error *e) {
+    const char *const hint = "use another checkpoint";
+    char name[40];
+    moment_name(name, sizeof name, moment, model);
+    *found = (Found){reader, safetensors_find(reader, name)};
+    if (!found->entry)
+        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
+                    (unsigned long long)reader->data_offset);
+    if (found->entry->type == SAFETENSORS_F32 && found->entry->count == model->flat_count) return 0;
+    return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", reader->path,
+                name, data_byte(reader, found->entry));
 }
 
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
                               RangeWriter moment1, RangeWriter moment2, void *context, Error *e) {
     const Range all = {0, model->flat_count};
-    Pieces p = {0};
-    Names names;
+    char path[PATH_MAX];
+    SafetensorsReader reader;
+    Found moment[2];
     float *buffer = NULL;
     int code = 0;
     if (!count) wanted = &all, count = 1;
-    TRY(directory_list(directory, &names, e));
-    TRY_GOTO(pieces_open(&p, directory, &names, e));
-    TRY_GOTO(pieces_check(&p, directory, model, e));
+    TRY(path_join(path, sizeof path, directory, OPTIMIZER_NAME, e));
+    TRY(safetensors_open(&reader, path, e));
+    for (int k = 0; k < 2; k++) TRY_GOTO(find_moment(&moment[k], &reader, k, model, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    for (int i = 0; i < p.pieces; i++)
-        for (int k = 0; k < count; k++)
-            TRY_GOTO(load_piece(&p.piece[i], wanted[k], buffer, p.piece[i].moment ? moment2 : moment1, context, e));
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < count; i++)
+            TRY_GOTO(load_range(moment[k], 0, wanted[i], buffer, k ? moment2 : moment1, context, e));
 done:
     memory_free(buffer);
-    memory_free(p.piece);
-    for (int f = 0; f < p.readers; f++) safetensors_close(&p.reader[f]);
-    memory_free(p.reader);
-    names_free(&names);
+    safetensors_close(&reader);
     return code;
 }

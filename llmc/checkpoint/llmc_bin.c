@@ -1,12 +1,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint/llmc_bin.h"
 
+#include "base/files.h"
 #include "base/float16.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { HEADER_INTS = 256, MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5 };
@@ -16,6 +13,7 @@ static const char *const hint = "write it again with llm.c, or name a directory 
 typedef struct {
     const char *path;
     int fd;
+    uint64_t bytes; // the file's size
     ModelConfig config;
     int vocab_padded;
     size_t value_bytes; // of one value: 4 or 2
@@ -23,14 +21,7 @@ typedef struct {
 } Bin;
 
 static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
-    for (size_t have = 0; have < bytes;) {
-        ssize_t n = pread(bin->fd, (char *)out + have, bytes - have, (off_t)(bin->at + have));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return FAIL(e, ERR_INPUT, "check the disk", "%s: read failed at byte %llu: %s", bin->path,
-                        (unsigned long long)(bin->at + have), n ? strerror(errno) : "the file ends there");
-        have += (size_t)n;
-    }
+    TRY(file_read_range(bin->fd, bin->path, bin->at, out, bytes, e));
     bin->at += bytes;
     return 0;
 }
@@ -58,35 +49,32 @@ static int bin_header(Bin *bin, Error *e) {
 }
 
 static int bin_open(Bin *bin, const char *path, Error *e) {
-    *bin = (Bin){.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    if (bin->fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    *bin = (Bin){.path = path};
+    TRY(file_open_input(path, &bin->fd, &bin->bytes, e));
     int code = bin_header(bin, e);
     if (code) close(bin->fd);
     return code;
 }
 
 bool llmc_bin_is(const char *path) {
-    struct stat st;
+    Bin bin = {.path = path};
+    Error ignored;
     int32_t magic = 0;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return false; // a FIFO would make open wait
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool is = pread(fd, &magic, sizeof magic, 0) == (ssize_t)sizeof magic && magic == MAGIC;
-    close(fd);
+    if (file_open_input(path, &bin.fd, &bin.bytes, &ignored)) return false;
+    bool is = bin_read(&bin, &magic, sizeof magic, &ignored) == 0 && magic == MAGIC;
+    close(bin.fd);
     return is;
 }
 
 static int bin_check_size(const Bin *bin, const Model *model, Error *e) {
-    struct stat st;
     uint64_t padding = (uint64_t)(bin->vocab_padded - bin->config.vocab) * (uint64_t)bin->config.channels;
     uint64_t want = bin->at + (model->parameters + padding) * bin->value_bytes;
-    if (fstat(bin->fd, &st) != 0) return FAIL(e, ERR_INPUT, "check the disk", "%s: %s", bin->path, strerror(errno));
-    if ((uint64_t)st.st_size == want) return 0;
-    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %lld, but its header makes %llu", bin->path,
-                (long long)st.st_size, (unsigned long long)want);
+    if (bin->bytes == want) return 0;
+    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %llu, but its header makes %llu", bin->path,
+                (unsigned long long)bin->bytes, (unsigned long long)want);
 }
 
-// A header that is not the file's could name any size: better known before memory is taken for it.
+// Also checks the file's size: a wrong header could ask for any amount of memory.
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     Bin bin;
     Model model;
@@ -104,14 +92,8 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
 // The next `count` values as floats.
 static int bin_values(Bin *bin, float *out, size_t count, Error *e) {
     if (bin->value_bytes == sizeof *out) return bin_read(bin, out, count * sizeof *out, e);
-    // The halves go into the upper part of out, from where a float never overtakes the values yet to be read.
-    const char *half = (const char *)out + count * sizeof(uint16_t);
-    TRY(bin_read(bin, (char *)out + count * sizeof(uint16_t), count * sizeof(uint16_t), e));
-    for (size_t i = 0; i < count; i++) {
-        uint16_t x;
-        memcpy(&x, half + i * sizeof x, sizeof x);
-        out[i] = bf16_to_f32(x);
-    }
+    TRY(bin_read(bin, half_place(out, count), count * sizeof(uint16_t), e));
+    half_widen(out, count, true);
     return 0;
 }
 
@@ -126,9 +108,9 @@ static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half
                            Error *e) {
     TRY(bin_values(bin, buffer, t->count, e));
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * t->columns * bin->value_bytes;
-    bool turned = t->layer >= 0 && t->dimensions == 2;
-    if (turned) transpose(buffer, buffer + half, t->rows, t->columns);
-    return load(context, tensor_range(t), turned ? buffer + half : buffer, e);
+    bool transposed = t->layer >= 0 && t->dimensions == 2;
+    if (transposed) transpose(buffer, buffer + half, t->rows, t->columns);
+    return load(context, tensor_range(t), transposed ? buffer + half : buffer, e);
 }
 
 int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {

@@ -4,7 +4,7 @@
 //                         [6] channels, [7] vocabulary as padded in the file, the rest 0
 //     parameters          kind by kind in the order of the tensor table, each for all layers, with the rows of wte padded
 //
-// A weight of a block lies as (out, in) there and as (in, out) here.
+// The weight matrices of blocks are (out, in) in the file and (in, out) here.
 #ifndef GNS_LLMC_BIN_H
 #define GNS_LLMC_BIN_H
 

@@ -1,4 +1,4 @@
-// safetensors: Hugging Face's tensor file, read and written, a range at a time.
+// safetensors: Hugging Face's tensor file, read and written a range at a time.
 //
 // The format (github.com/huggingface/safetensors, "Format"):
 //
@@ -38,31 +38,28 @@ typedef struct {
     int dimensions; // 0: a scalar
     uint64_t shape[SAFETENSORS_MAX_DIMENSIONS];
     uint64_t count;      // elements
-    uint64_t begin, end; // bytes, from the beginning of the data
+    uint64_t begin, end; // bytes of the data
 } SafetensorsEntry;
 
 typedef struct {
     char *path; // for messages
     int fd;
-    uint64_t data_offset;      // bytes from the beginning of the file to that of the data
+    uint64_t data_offset;      // the file's byte at which the data begins
     SafetensorsEntry *entries; // in the order of the data
     int count;
-    int *by_name;         // indices of entries, names ascending
-    struct cJSON *header; // the names and the metadata live here
+    const SafetensorsEntry **by_name; // names ascending
+    struct cJSON *header;             // owns the names and the metadata
 } SafetensorsReader;
 
-// Opens a file and checks the whole of its header. ERR_INPUT, naming the file, the tensor and what is wrong with it.
-// The reader needs safetensors_close only where this succeeded.
+// Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and what is wrong with it. Only an
+// opened reader needs safetensors_close.
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);
 
-// The tensor of a name; NULL where there is none.
+// The tensor of this name; NULL where there is none.
 const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name);
 
-// A string of the file's metadata; NULL where there is none of that key.
-const char *safetensors_metadata(const SafetensorsReader *reader, const char *key);
-
-// Elements [first, first + n) of a tensor as they lie in the file. Several threads may read from one reader.
+// Elements [first, first + n) of a tensor as they are in the file. Several threads may read from one reader.
 int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
                      void *out, Error *e);
 
@@ -71,26 +68,26 @@ int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry
                          float *out, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing: create; add tensors and metadata; write the data from first to last; finish. The header is a function of
-// what was added and its order alone, so equal contents are equal files.
+// Writing: create; add metadata, then tensors; write the data from first to last; finish. After a failure, abandon. The
+// header depends on what was added and in which order, and on nothing else: equal contents are equal files.
 
 typedef struct SafetensorsWriter SafetensorsWriter;
 
-// Creates the file, or empties the one that is there: write to a temporary name and rename what was finished.
+// Creates the file, or empties an existing one: write to a temporary name and rename the finished file.
 int safetensors_create(SafetensorsWriter **out, const char *path, Error *e);
 
 // Declares the next tensor of the file. Data begins at a multiple of 8 bytes and has no gaps, so declare wide types
-// first.
-int safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
-                    const uint64_t *shape, Error *e);
-int safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value, Error *e); // UTF-8
+// first, and each name once.
+void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
+                     const uint64_t *shape);
+void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value);
 
-// Appends data: any number of bytes, to the tensors in the order in which they were added. Nothing more can be added
-// then. They are gathered, and go out some megabytes at a time. After a failure, abandon the writer.
+// Appends data, any number of bytes at a time, to the tensors in the order in which they were added. From the first
+// call on nothing can be added.
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
 
-// Makes the file durable (fsync) and frees the writer, whatever comes out. ERR_INTERNAL where data is missing; the
-// unfinished file is removed then. digest may be NULL.
+// Makes the file durable (fsync) and frees the writer, on failure too. ERR_INTERNAL where data is missing; the unfinished
+// file is removed then. digest may be NULL.
 int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.

@@ -10,12 +10,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-static bool holds(const char *directory, const char *name) {
-    char path[ARCHIVE_PATH];
-    Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
-}
-
 static int look_at_values(void *worst, Range range, const float *values, Error *e) {
     (void)e;
     for (size_t i = 0; i < range_length(range); i++)
@@ -31,7 +25,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
     int code = checkpoint_load_model(directory, &model, look_at_values, &bad, e);
-    if (!code && holds(directory, OPTIMIZER_NAME))
+    if (!code && directory_holds(directory, OPTIMIZER_NAME))
         code = checkpoint_load_optimizer(directory, &model, NULL, 0, look_at_values, look_at_values, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
@@ -90,15 +84,15 @@ static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
 }
 
 static int inspect_shards(const char *pattern, FILE *out, Error *e) {
-    DataSet *data;
+    Dataset *data;
     const int any_token = 65536;
-    TRY(data_open(&data, pattern, 1, any_token, 0, e));
-    int code = data_check(data, e);
-    DataInfo info = data_describe(data);
+    TRY(dataset_open(&data, pattern, 1, any_token, 0, e));
+    int code = dataset_check(data, e);
+    DatasetInfo info = dataset_describe(data);
     if (!code)
         fprintf(out, "%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards,
                 info.shards == 1 ? "" : "s", info.tokens);
-    data_close(data);
+    dataset_close(data);
     return code;
 }
 
@@ -135,7 +129,7 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH];
     const char *name = path_name(path);
     path_parent(path, directory, sizeof directory);
-    if (holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
+    if (directory_holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     if (is_safetensors(name)) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);
@@ -144,8 +138,8 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
 int inspect(const char *path, FILE *out, Error *e) {
     bool any;
     if (!directory_exists(path)) return inspect_file(path, out, e);
-    if (holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
-    if (holds(path, STATE_NAME) || holds(path, OPTIMIZER_NAME))
+    if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
+    if (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     TRY(inspect_run(path, out, &any, e));

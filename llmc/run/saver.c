@@ -1,13 +1,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "run/saver.h"
 
+#include "base/thread.h"
 #include "run/state.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,8 +90,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     char path[ARCHIVE_PATH];
     FileDigest digest;
     TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
-    TRY(checkpoint_save_optimizer(directory, OPTIMIZER_NAME, model, (Range){0, model->flat_count}, read_moment1,
-                                  read_moment2, s, manifest, e));
+    TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
     TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
     TRY(file_save(path, s->state, s->state_bytes, &digest, e));
     manifest_add(manifest, STATE_NAME, digest);
@@ -151,16 +149,6 @@ size_t saver_copy_stride(const Model *model) {
     return (model->flat_count + page - 1) / page * page;
 }
 
-// Signals are the main thread's.
-static bool start_thread(Saver *s, void *(*run)(void *)) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&s->thread, NULL, run, s) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return started;
-}
-
 static void *touch_copy(void *argument) {
     Saver *s = argument;
     size_t bytes = s->config.model->flat_count * sizeof(float);
@@ -178,7 +166,7 @@ int saver_prepare(Saver *s, float *memory, Error *e) {
         if (s->lent) s->copy[k] = memory + k * stride;
         else if (!s->copy[k])
             TRY(memory_alloc((void **)&s->copy[k], bytes, "the copy that a checkpoint is made of", e));
-    s->touching = start_thread(s, touch_copy);
+    s->touching = thread_start(&s->thread, touch_copy, s, "a save's memory", &(Error){0}) == 0;
     return 0;
 }
 
@@ -223,7 +211,7 @@ int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t 
     else TRY(take_snapshot(s, parallel, e));
     s->running = true;
     s->snapping = s->source != NULL;
-    s->threaded = start_thread(s, save_all);
+    s->threaded = thread_start(&s->thread, save_all, s, "a save", &(Error){0}) == 0;
     if (!s->threaded) { // no thread to be had: training waits
         s->served = parallel;
         save_all(s);

@@ -18,14 +18,14 @@ static const char *const damaged = "use another checkpoint, or --fresh to start 
 // ---------------------------------------------------------------------------------------------------------------------
 // Shards
 
-int shard_list_create(ShardList *list, const DataSet *data, Error *e) {
-    int count = data_describe(data).shards, code = 0;
+int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
+    int count = dataset_describe(data).shards, code = 0;
     *list = (ShardList){0};
     TRY(memory_alloc_zero((void **)&list->shard, (size_t)count * sizeof *list->shard, "shard names", e));
     for (; list->count < count; list->count++) {
-        const char *path = data_shard_path(data, list->count), *name = path_name(path);
+        const char *path = dataset_shard_path(data, list->count), *name = path_name(path);
         char **copy = &list->shard[list->count].name;
-        TRY_GOTO(file_digest_sampled(path, &list->shard[list->count].digest, e));
+        TRY_GOTO(file_digest(path, DIGEST_SAMPLE, NULL, &list->shard[list->count].digest, e));
         TRY_GOTO(memory_alloc((void **)copy, strlen(name) + 1, "shard names", e));
         strcpy(*copy, name);
     }

@@ -13,7 +13,7 @@
 #define STATE_NAME "state.json"
 
 // A set of token shards, as far as it can be told from another: base names, sizes and hashes (of a sample where a
-// shard is large: file_digest_sampled). Where the files lie does not matter.
+// shard is large: file_digest). Where the files lie does not matter.
 typedef struct {
     struct {
         char *name;
@@ -22,7 +22,7 @@ typedef struct {
     int count;
 } ShardList;
 
-int shard_list_create(ShardList *list, const DataSet *data, Error *e);
+int shard_list_create(ShardList *list, const Dataset *data, Error *e);
 void shard_list_destroy(ShardList *list);
 
 // The lowest validation loss of those after which a checkpoint was written (--keep-best).

@@ -6,14 +6,14 @@
 
 typedef struct Loader Loader;
 
-// For at most max_rows rows at a time of T = seq_len tokens. `data` outlives the loader.
-int loader_create(Loader **out, const DataSet *data, int max_rows, int seq_len, Error *e);
+// For up to max_rows rows at a time of T = seq_len tokens. `data` outlives the loader.
+int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e);
 void loader_destroy(Loader *loader); // NULL is fine
 
-// Examples [first, first + n) of the shuffled sequence: *rows (n, T + 1), good until the next call. Comes at once where
-// loader_expect announced it. An error of the thread that read ahead shows here.
+// Examples [first, first + n) of the shuffled sequence: *rows (n, T + 1), valid until the next call. Returns at once if
+// loader_expect announced them and they are read. Reports the error of the thread that read them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
-// Begins to read what will be asked for next. A wrong guess costs time, nothing else. n = 0: nothing is expected.
+// Starts to read the next rows. A wrong guess costs time, nothing else. n = 0 only waits until nothing is being read.
 void loader_expect(Loader *loader, uint64_t first, int n);
 #endif

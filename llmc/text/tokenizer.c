@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "text/unicode_class.h"
 
 #include <assert.h>
@@ -10,40 +12,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // UTF-8
 
-// The code point at s[0..bytes), bytes > 0, and its length; an ill-formed byte is -1 of length 1.
-// Well-formed sequences are those of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
-static inline int32_t utf8_decode(const uint8_t *s, size_t bytes, size_t *length) {
-    *length = 1;
-    if (s[0] < 0x80) return s[0];
-    if (s[0] < 0xC2 || s[0] > 0xF4) return -1;
-    if (bytes < 2 || (s[1] & 0xC0) != 0x80) return -1;
-    if (s[0] < 0xE0) {
-        *length = 2;
-        return (s[0] & 0x1F) << 6 | (s[1] & 0x3F);
-    }
-    if (bytes < 3 || (s[2] & 0xC0) != 0x80) return -1;
-    if (s[0] < 0xF0) {
-        int32_t c = (s[0] & 0x0F) << 12 | (s[1] & 0x3F) << 6 | (s[2] & 0x3F);
-        if (c < 0x800 || (c >= 0xD800 && c < 0xE000)) return -1;
-        *length = 3;
-        return c;
-    }
-    if (bytes < 4 || (s[3] & 0xC0) != 0x80) return -1;
-    int32_t c = (s[0] & 0x07) << 18 | (s[1] & 0x3F) << 12 | (s[2] & 0x3F) << 6 | (s[3] & 0x3F);
-    if (c < 0x10000 || c > 0x10FFFF) return -1;
-    *length = 4;
-    return c;
-}
-
 size_t utf8_invalid_at(const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
     const uint64_t high_bits = 0x8080808080808080u;
     for (size_t at = 0, length; at < bytes; at += length) {
         uint64_t eight;
-        while (at + sizeof eight <= bytes && (memcpy(&eight, s + at, sizeof eight), !(eight & high_bits)))
+        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
             at += sizeof eight;
         if (at == bytes) break;
-        if (utf8_decode(s + at, bytes - at, &length) < 0) return at;
+        length = utf8_character(text + at, bytes - at);
+        if (length == 0) return at;
     }
     return bytes;
 }
@@ -62,47 +39,32 @@ size_t utf8_boundary(const char *text, size_t bytes) {
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// by hand, because a regular expression engine costs several times all the rest. test_tokenizer.c holds it to PCRE2
-// with the pattern itself. An ill-formed byte is a character of its own, neither letter, number nor space.
+// by hand: a regular expression engine takes several times as long as all the rest. test_words compares the words with
+// PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
 
-#define O CLASS_OTHER
-#define A CLASS_LETTER
-#define N CLASS_NUMBER
-#define S CLASS_SPACE
-// clang-format off
-static const uint8_t BYTE_CLASS[BYTE_VALUES] = {
-    O, O, O, O, O, O, O, O, O, S, S, S, S, S, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, // \t \n \v \f \r
-    S, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, N, N, N, N, N, N, N, N, N, N, O, O, O, O, O, O, // space, 0 to 9
-    O, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, O, O, O, O, O, // A to Z
-    O, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, O, O, O, O, O, // a to z
-#define M8 CLASS_MULTI, CLASS_MULTI, CLASS_MULTI, CLASS_MULTI, CLASS_MULTI, CLASS_MULTI, CLASS_MULTI, CLASS_MULTI
-    M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8, M8,
-#undef M8
-};
-// clang-format on
-#undef O
-#undef A
-#undef N
-#undef S
-
+// The class of the character at s < end, and its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
     *length = 1;
-    uint8_t class = BYTE_CLASS[*s];
-    if (class != CLASS_MULTI) return (CharClass) class;
-    int32_t c = utf8_decode(s, (size_t)(end - s), length);
-    return c < 0 || c >= UNICODE_CLASS_END ? CLASS_OTHER : (CharClass)t->classes[c];
+    CharClass class = t->byte_class[*s];
+    if (class != CLASS_MULTI) return class;
+    size_t n = utf8_character(s, (size_t)(end - s));
+    if (n == 0) return CLASS_OTHER;
+    *length = n;
+    uint32_t c = s[0] & 0x7Fu >> n;
+    for (size_t i = 1; i < n; i++) c = c << 6 | (s[i] & 0x3F);
+    return c < UNICODE_CLASS_END ? (CharClass)t->classes[c] : CLASS_OTHER;
 }
 
 // The end of a run of characters of one class.
 static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, const uint8_t *end, CharClass class) {
     for (size_t length; s < end; s += length) {
-        while (s < end && BYTE_CLASS[*s] == class) s++;
+        while (s < end && t->byte_class[*s] == class) s++;
         if (s == end || *s < 0x80 || char_class(t, s, end, &length) != class) break;
     }
     return s;
 }
 
-// White space: all of it at the end of the text, else all but its last character, which goes with what follows.
+// The end of white space: all of it at the end of the text, otherwise all but its last character.
 static const uint8_t *scan_space(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
     const uint8_t *start = s, *last = s;
     for (size_t length; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
@@ -116,27 +78,21 @@ static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { //
     return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
 }
 
-// The end of the word that begins at s < end.
-static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
-    size_t length;
-    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return s + length;
-    const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space goes with the word behind it
-    CharClass class = char_class(t, first, end, &length);
-    if (class == CLASS_SPACE) return scan_space(t, s, end);
-    return scan_run(t, first + length, end, class);
-}
-
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
-    return (size_t)(scan_word(t, s, s + bytes) - s);
+    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+    size_t length;
+    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return length;
+    const uint8_t *first = s + (*s == ' ' && bytes > 1); // a space belongs to the word after it
+    CharClass class = char_class(t, first, end, &length);
+    return (size_t)((class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class)) - s);
 }
 
-// A cut between a character that is no space and a space is safe: no alternative of the pattern matches across it, none
-// looks back, and the only one that looks ahead, (?!\S), stands behind a space.
+// The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
+// matches across it, none looks back, and the only one that looks ahead, (?!\S), follows a space.
 static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     for (size_t i = bytes; i-- > 1;) {
-        if (BYTE_CLASS[s[i]] != CLASS_SPACE || BYTE_CLASS[s[i - 1]] == CLASS_SPACE) continue;
+        if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
         size_t first = i - 1, length; // the beginning of the character before
         while (first > 0 && i - first < 4 && (s[first] & 0xC0) == 0x80) first--;
         if (char_class(t, s + first, s + i, &length) != CLASS_SPACE || first + length != i) return i;
@@ -144,7 +100,7 @@ static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     return 0;
 }
 
-// Does an added token stand across text[at], or may do so with what comes behind text[0..bytes)?
+// Whether an added token crosses text[at], or would with the right text after text[0..bytes).
 static bool added_across(const Tokenizer *t, const char *text, size_t bytes, size_t at) {
     for (int i = 0; i < t->added_count; i++) {
         size_t length;
@@ -168,7 +124,7 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
 static inline uint32_t pair_of(uint16_t left, uint16_t right) { return (uint32_t)left << 16 | right; }
 
 static inline uint32_t pair_slot(const Tokenizer *t, uint32_t pair) {
-    return (uint32_t)((pair * 0x9E3779B97F4A7C15u) >> 32) & t->pair_mask; // Fibonacci hashing
+    return (uint32_t)((pair * HASH_GOLDEN) >> 32) & t->pair_mask; // Fibonacci hashing
 }
 
 // The rank of a merge in the upper half, the merged token in the lower; RANK_NONE if the pair does not merge.
@@ -190,7 +146,7 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
     t->pair_mask = (uint32_t)slots - 1;
     for (int rank = 0; rank < t->merge_count; rank++) {
         const Merge *m = &t->merges[rank];
-        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // a merge given twice: the first counts
+        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // the first of equal merges counts
         uint32_t pair = pair_of(m->left, m->right), i = pair_slot(t, pair);
         while (t->pairs[i] != MERGE_EMPTY) i = (i + 1) & t->pair_mask;
         t->pairs[i] = (uint64_t)pair << 32 | (uint64_t)rank << 16 | m->merged;
@@ -222,14 +178,8 @@ static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes,
     return n;
 }
 
-typedef struct {
-    uint32_t previous, next;
-    uint16_t token;
-    bool merged_away;
-} Symbol;
-
-// A heap of pairs, (rank << 32 | position of the left symbol), smallest first; stale entries are told when they
-// surface.
+// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has
+// changed its pair.
 typedef struct {
     uint64_t *at;
     size_t count;
@@ -253,115 +203,110 @@ static uint64_t heap_pop(PairHeap *h) {
     return top;
 }
 
-static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Symbol *s, uint32_t left, size_t end) {
-    if (s[left].next == end) return;
-    uint32_t found = pair_find(t, s[left].token, s[s[left].next].token);
+// A word as a linked list: the token of position i is out[i].
+typedef struct {
+    uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
+} Link;
+
+static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left,
+                           size_t end) {
+    if (links[left].next == end) return;
+    uint32_t found = pair_find(t, out[left], out[links[left].next]);
     if (found != RANK_NONE) heap_push(h, (uint64_t)(found >> 16) << 32 | left);
 }
 
 static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Symbol *s = NULL;
+    Link *links = NULL;
     PairHeap heap = {0};
     int code = 0;
     assert(bytes < UINT32_MAX);
-    TRY_GOTO(memory_alloc((void **)&s, bytes * sizeof *s, "a long word", e));
-    // Each merge takes at least one entry and adds at most two.
+    TRY_GOTO(memory_alloc((void **)&links, bytes * sizeof *links, "a long word", e));
+    // A merge pops one entry or more and pushes at most two.
     TRY_GOTO(memory_alloc((void **)&heap.at, 2 * bytes * sizeof *heap.at, "a long word", e));
-    for (uint32_t i = 0; i < bytes; i++) s[i] = (Symbol){i - 1, i + 1, t->byte_token[word[i]], false};
-    for (uint32_t i = 0; i + 1 < bytes; i++) heap_push_pair(t, &heap, s, i, bytes);
+    for (uint32_t i = 0; i < bytes; i++) {
+        out[i] = t->byte_token[word[i]];
+        links[i] = (Link){i - 1, i + 1};
+    }
+    for (uint32_t i = 0; i < bytes; i++) heap_push_pair(t, &heap, links, out, i, bytes);
     while (heap.count > 0) {
         uint64_t item = heap_pop(&heap);
-        uint32_t left = (uint32_t)item, right = s[left].next;
-        if (s[left].merged_away || right == bytes) continue;
-        uint32_t found = pair_find(t, s[left].token, s[right].token);
-        if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // its neighbour has changed
-        s[left].token = (uint16_t)found;
-        s[left].next = s[right].next;
-        s[right].merged_away = true;
-        if (s[left].next < bytes) s[s[left].next].previous = left;
-        heap_push_pair(t, &heap, s, left, bytes);
-        if (left > 0) heap_push_pair(t, &heap, s, s[left].previous, bytes);
+        uint32_t left = (uint32_t)item, right = links[left].next;
+        if (right == 0 || right == bytes) continue;
+        uint32_t found = pair_find(t, out[left], out[right]);
+        if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // stale
+        out[left] = (uint16_t)found;
+        links[left].next = links[right].next;
+        links[right].next = 0;
+        if (links[left].next < bytes) links[links[left].next].previous = left;
+        heap_push_pair(t, &heap, links, out, left, bytes);
+        if (left > 0) heap_push_pair(t, &heap, links, out, links[left].previous, bytes);
     }
     *count = 0;
-    for (uint32_t i = 0; i < bytes; i = s[i].next) out[(*count)++] = s[i].token;
+    for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
 done:
-    memory_free(s);
+    memory_free(links);
     memory_free(heap.at);
     return code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The encoder: words it has seen, in a direct-mapped cache of one cache line a word
+// The encoder: a direct-mapped cache of the tokens of words
 
 enum { CACHE_BITS = 16, CACHE_KEY_BYTES = 32, CACHE_TOKENS = 15 };
 
 typedef struct {
     uint64_t key[CACHE_KEY_BYTES / 8]; // the word's bytes, then zeros
     uint16_t tokens[CACHE_TOKENS];
-    uint8_t bytes; // 0: nothing here
+    uint8_t bytes; // 0: an empty line
     uint8_t count;
-} CacheLine;
-_Static_assert(sizeof(CacheLine) == 64, "one cache line");
+} WordLine;
+_Static_assert(sizeof(WordLine) == 64, "one cache line");
 
 struct Encoder {
     const Tokenizer *t;
-    CacheLine *cache; // (2^CACHE_BITS), NULL for bytes
+    bool has_cache;
+    _Alignas(64) WordLine cache[]; // (2^CACHE_BITS)
 };
 
 int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
-    TRY(memory_alloc_zero((void **)out, sizeof **out, "encoder", e));
+    size_t bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
+    TRY(memory_alloc_zero((void **)out, sizeof **out + bytes, "encoder", e));
     (*out)->t = t;
-    int code = 0;
-    if (!t->is_bytes) code = memory_alloc_zero((void **)&(*out)->cache, sizeof(CacheLine) << CACHE_BITS, "encoder", e);
-    if (code) {
-        memory_free(*out);
-        *out = NULL;
-    }
-    return code;
+    (*out)->has_cache = bytes > 0;
+    return 0;
 }
 
-void encoder_destroy(Encoder *encoder) {
-    if (!encoder) return;
-    memory_free(encoder->cache);
-    memory_free(encoder);
-}
+void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
 
-static inline uint64_t mix(uint64_t a, uint64_t b) {
-    __extension__ unsigned __int128 product = (unsigned __int128)a * b;
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
-}
-
-// key: the word's bytes and zeros. A word that has 8 more bytes behind it is loaded without a call of memcpy.
-static inline uint64_t word_hash(const uint8_t *word, size_t bytes, const uint8_t *end, uint64_t key[4]) {
+// Fills the key. With 8 bytes to read, a short word needs no call of memcpy.
+static inline void word_key(const uint8_t *word, size_t bytes, const uint8_t *end, uint64_t key[4]) {
     memset(key, 0, CACHE_KEY_BYTES);
     if (bytes <= 8 && end - word >= 8) {
         memcpy(key, word, 8);
         key[0] &= UINT64_MAX >> (64 - 8 * bytes);
     } else memcpy(key, word, bytes);
-    uint64_t hash = mix(key[0] ^ 0x9E3779B97F4A7C15u, key[1] ^ 0xD1342543DE82EF95u ^ bytes);
-    if (bytes > 16) hash ^= mix(key[2] ^ 0xBF58476D1CE4E5B9u, key[3] ^ 0x94D049BB133111EBu);
-    return hash >> (64 - CACHE_BITS);
 }
 
-static inline bool line_holds(const CacheLine *line, const uint64_t key[4], size_t bytes) {
-    if (line->bytes != bytes || line->key[0] != key[0]) return false;
-    return bytes <= 8 || (line->key[1] == key[1] && line->key[2] == key[2] && line->key[3] == key[3]);
+static inline size_t word_slot(const uint64_t key[4]) { // Fibonacci hashing of each part, with other odd multipliers
+    uint64_t sum = key[0] * HASH_GOLDEN + key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u +
+                   key[3] * 0x94D049BB133111EBu;
+    return sum >> (64 - CACHE_BITS);
 }
 
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
     if (bytes > SHORT_WORD) return merge_long(t, word, bytes, out, count, e);
-    if (bytes > CACHE_KEY_BYTES || !encoder->cache) {
+    if (bytes > CACHE_KEY_BYTES || !encoder->has_cache) {
         *count = merge_short(t, word, bytes, out);
         return 0;
     }
     uint64_t key[CACHE_KEY_BYTES / 8];
-    CacheLine *line = &encoder->cache[word_hash(word, bytes, end, key)];
-    if (line_holds(line, key, bytes)) {
-        out[0] = line->tokens[0];
-        for (int i = 1; i < line->count; i++) out[i] = line->tokens[i];
+    word_key(word, bytes, end, key);
+    WordLine *line = &encoder->cache[word_slot(key)];
+    if (line->bytes == bytes && memcmp(line->key, key, sizeof key) == 0) {
         *count = line->count;
+        for (size_t i = 0; i < *count; i++) out[i] = line->tokens[i];
         return 0;
     }
     *count = merge_short(t, word, bytes, out);
@@ -374,17 +319,14 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
 }
 
 static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
-    while (s < end) {
-        const uint8_t *word_end = scan_word(encoder->t, s, end);
-        size_t tokens;
-        TRY(encode_word(encoder, s, (size_t)(word_end - s), end, *out, &tokens, e));
-        *out += tokens;
-        s = word_end;
+    for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
+        bytes = tokenizer_word(encoder->t, (const char *)s, (size_t)(end - s));
+        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
     }
     return 0;
 }
 
-// The longest added token of a pass that s..end begins with, and its length; NULL where there is none.
+// The longest added token of a pass at the beginning of s..end, and its length; NULL if there is none.
 static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
                                     size_t *longest) {
     const AddedToken *found = NULL;
@@ -400,8 +342,8 @@ static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t 
     return found;
 }
 
-// Added tokens are taken from left to right, of several at a place the longest; between them stands text for the next
-// pass, and after the last pass words (tokenizers' AddedVocabulary).
+// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
+// the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
     if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);
@@ -434,56 +376,57 @@ int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out,
 }
 
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Encoder without_cache = {t, NULL};
+    Encoder without_cache = {t, false};
     return encoder_run(&without_cache, text, bytes, out, count, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The tokenizer
 
-static void classes_set(uint8_t *classes, const uint32_t (*ranges)[2], size_t count, CharClass class) {
-    for (size_t i = 0; i < count; i++)
-        for (uint32_t c = ranges[i][0]; c <= ranges[i][1]; c++) classes[c] = (uint8_t) class;
+static void classes_set(Tokenizer *t, const uint16_t *runs, size_t count, CharClass class) {
+    size_t c = 0;
+    for (size_t i = 0; i < count; i += 2) {
+        c += runs[i];
+        assert(c + runs[i + 1] <= UNICODE_CLASS_END);
+        memset(t->classes + c, class, runs[i + 1]);
+        c += runs[i + 1];
+    }
 }
 
 int tokenizer_new(Tokenizer **out, Error *e) {
-    Tokenizer *t;
-    *out = NULL;
-    TRY(memory_alloc_zero((void **)&t, sizeof *t, "tokenizer", e));
+    TRY(memory_alloc_zero((void **)out, sizeof **out, "tokenizer", e));
+    Tokenizer *t = *out;
     t->eot = -1;
-    int code = memory_alloc_zero((void **)&t->classes, UNICODE_CLASS_END, "tokenizer", e);
-    if (code) {
-        memory_free(t);
-        return code;
-    }
-    for (int c = 0; c < 0x80; c++) t->classes[c] = BYTE_CLASS[c];
-    classes_set(t->classes, UNICODE_LETTERS, sizeof UNICODE_LETTERS / sizeof *UNICODE_LETTERS, CLASS_LETTER);
-    classes_set(t->classes, UNICODE_NUMBERS, sizeof UNICODE_NUMBERS / sizeof *UNICODE_NUMBERS, CLASS_NUMBER);
-    classes_set(t->classes, UNICODE_SPACES, sizeof UNICODE_SPACES / sizeof *UNICODE_SPACES, CLASS_SPACE);
-    *out = t;
+    classes_set(t, UNICODE_LETTERS, sizeof UNICODE_LETTERS / sizeof *UNICODE_LETTERS, CLASS_LETTER);
+    classes_set(t, UNICODE_NUMBERS, sizeof UNICODE_NUMBERS / sizeof *UNICODE_NUMBERS, CLASS_NUMBER);
+    classes_set(t, UNICODE_SPACES, sizeof UNICODE_SPACES / sizeof *UNICODE_SPACES, CLASS_SPACE);
+    memcpy(t->byte_class, t->classes, 0x80);
+    memset(t->byte_class + 0x80, CLASS_MULTI, 0x80);
     return 0;
 }
 
+int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
+    size_t count = (size_t)vocab_size;
+    t->vocab_size = vocab_size;
+    TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
+    return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
+}
+
 int tokenizer_create_bytes(Tokenizer **out, Error *e) {
-    Tokenizer *t;
-    int code = 0;
-    *out = NULL;
-    TRY(tokenizer_new(&t, e));
-    t->vocab_size = BYTE_VALUES;
+    TRY(tokenizer_new(out, e));
+    Tokenizer *t = *out;
     t->is_bytes = true;
-    TRY_GOTO(memory_alloc((void **)&t->text, BYTE_VALUES, "tokenizer", e));
-    TRY_GOTO(memory_alloc((void **)&t->start, (BYTE_VALUES + 1) * sizeof *t->start, "tokenizer", e));
-    TRY_GOTO(memory_alloc_zero((void **)&t->literal, BYTE_VALUES, "tokenizer", e));
-    for (int b = 0; b < BYTE_VALUES; b++) {
+    int code = tokenizer_room(t, BYTE_VALUES, BYTE_VALUES, e);
+    for (uint32_t b = 0; b < BYTE_VALUES && !code; b++) {
         t->text[b] = (char)b;
         t->byte_token[b] = (uint16_t)b;
+        t->start[b + 1] = b + 1;
     }
-    for (uint32_t i = 0; i <= BYTE_VALUES; i++) t->start[i] = i;
-    TRY_GOTO(tokenizer_index_merges(t, e));
-    *out = t;
-    return 0;
-done:
+    if (!code) code = tokenizer_index_merges(t, e);
+    if (!code) return 0;
     tokenizer_destroy(t);
+    *out = NULL;
     return code;
 }
 
@@ -495,7 +438,6 @@ void tokenizer_destroy(Tokenizer *t) {
     memory_free(t->added);
     memory_free(t->merges);
     memory_free(t->pairs);
-    memory_free(t->classes);
     memory_free(t);
 }
 

@@ -1,18 +1,19 @@
-// tokenizer_files: GPT-2's vocabulary and merges, from and to the three forms that they are found in:
+// tokenizer_files: reads and writes GPT-2's vocabulary and merges. Three forms are read:
 //
-//     vocab.json + merges.txt      Hugging Face: a JSON object {token: id}, and a line "left right" a merge, by rank
+//     vocab.json + merges.txt      Hugging Face's: a JSON object {token: id}, and a line "left right" a merge, by rank
 //     encoder.json + vocab.bpe     the same under OpenAI's names
-//     tokenizer.json               both in one file: model.vocab, model.merges, added_tokens
+//     tokenizer.json               both in one file: model.vocab, model.merges
 //
-// Tokens that were added to a vocabulary stand in tokenizer.json (added_tokens), in tokenizer_config.json
-// (added_tokens_decoder) or in added_tokens.json, whatever the form of the rest.
+// With any of them, added tokens may be in tokenizer.json (added_tokens), in tokenizer_config.json
+// (added_tokens_decoder) and in added_tokens.json.
 //
-// In these files a byte is written as a character of "GPT-2's alphabet": bytes that print stand for themselves (in
-// Latin-1), the others, in order, for U+0100, U+0101, ...
+// In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
+// others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
 #define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "text/tokenizer_impl.h"
 
 #include <cjson/cJSON.h>
@@ -20,178 +21,96 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_BYTES_MAX = 1 << 28, ALPHABET_END = 256 + 68 }; // 68 bytes do not print
+enum { FILE_BYTES_MAX = 1 << 28 };
 
 #define EOT_NAME "<|endoftext|>"
-
-static const char *const FORMS[][2] = {
-    {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
-enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS, FORM_ONE_FILE = 2 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The alphabet
 
-typedef struct {
-    uint16_t char_of[BYTE_VALUES];
-    int16_t byte_of[ALPHABET_END]; // -1: no byte
-} Alphabet;
-
-static bool byte_prints(int b) {
-    return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+static int alphabet_char(int byte) {
+    if (byte <= 0x20) return 0x100 + byte;
+    if (byte >= 0x7F && byte <= 0xA0) return 0x121 + byte - 0x7F;
+    return byte == 0xAD ? 0x143 : byte;
 }
 
-static Alphabet alphabet_make(void) {
-    Alphabet a;
-    int next = 256;
-    memset(a.byte_of, 0xFF, sizeof a.byte_of);
-    for (int b = 0; b < BYTE_VALUES; b++) {
-        a.char_of[b] = (uint16_t)(byte_prints(b) ? b : next++);
-        a.byte_of[a.char_of[b]] = (int16_t)b;
-    }
-    return a;
+static int alphabet_byte(int c) { // -1: none
+    if (c < 0x100) return alphabet_char(c) == c ? c : -1;
+    if (c <= 0x120) return c - 0x100;
+    return c <= 0x142 ? c - 0x121 + 0x7F : c == 0x143 ? 0xAD : -1;
 }
 
-// The bytes that a name stands for, in `out` (as long as the name, at most). False if a character is not of the
-// alphabet: then the name is a special token's.
-static bool alphabet_decode(const Alphabet *a, const char *name, size_t length, char *out, size_t *bytes) {
+// Decodes a name into `out` (at most as long) and returns its bytes; -1 if a character is not in the alphabet.
+static int alphabet_decode(const char *name, size_t length, char *out) {
     const unsigned char *s = (const unsigned char *)name, *end = s + length;
-    *bytes = 0;
+    int bytes = 0;
     while (s < end) { // characters below U+0144 have one byte or two
         int c = *s++;
         if (c >= 0x80) {
-            if (c > 0xC5 || c < 0xC2 || s == end || (*s & 0xC0) != 0x80) return false;
+            if (c > 0xC5 || c < 0xC2 || s == end || (*s & 0xC0) != 0x80) return -1;
             c = (c & 0x1F) << 6 | (*s++ & 0x3F);
         }
-        if (c >= ALPHABET_END || a->byte_of[c] < 0) return false;
-        out[(*bytes)++] = (char)a->byte_of[c];
+        int byte = alphabet_byte(c);
+        if (byte < 0) return -1;
+        out[bytes++] = (char)byte;
     }
-    return true;
+    return bytes;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Loading
-
-typedef struct {
-    char *bytes; // NULL: no such token yet
-    uint32_t length;
-    uint8_t literal;
-    bool added; // and to be found in text, then
-    bool normalized, special;
-} Entry;
-
-// Where added tokens stand, in the order in which they are read.
-static const char *const ADDED_FILES[] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
-static const char *const ADDED_LISTS[] = {"added_tokens", "added_tokens_decoder", NULL}; // NULL: the whole file
-enum { ADDED_ARRAY, ADDED_BY_ID, ADDED_BY_NAME, ADDED_FILE_COUNT };
-
-typedef struct {
-    Tokenizer *t;
-    Alphabet alphabet;
-    char vocab_path[PATH_MAX], merges_path[PATH_MAX];
-    char *vocab_text, *merges_text;
-    size_t vocab_bytes, merges_bytes;
-    cJSON *json;
-    JsonText added[ADDED_FILE_COUNT]; // root NULL: no such file
-    char added_path[ADDED_FILE_COUNT][PATH_MAX];
-    Entry *entries; // (VOCAB_MAX)
-    char *arena;    // the entries' bytes; no longer than the files together
-    size_t arena_used;
-    int vocab_end; // the vocabulary's own numbers are below it, and below these those of the added tokens so far
-    int added_end[ADDED_FILE_COUNT];
-    uint32_t *by_name; // open addressing: token + 1, or 0
-    uint32_t name_mask;
-} Loader;
+// Loading. The files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of such tokens.
 
 #define HINT_GET "get the files again from where they came"
 
-static int json_parse(Loader *l, Error *e) {
-    const char *end = l->vocab_text;
-    l->json = cJSON_ParseWithLengthOpts(l->vocab_text, l->vocab_bytes + 1, &end, 1);
-    if (l->json && cJSON_IsObject(l->json)) return 0;
-    int line = 1;
-    for (const char *s = l->vocab_text; !l->json && s < end && s < l->vocab_text + l->vocab_bytes; s++)
-        line += *s == '\n';
-    return FAIL(e, ERR_INPUT, HINT_GET, "%s line %d: not a JSON object", l->vocab_path, line);
+typedef struct {
+    const char *name;         // NULL: none yet
+    const char *path;         // of the first file with this number or a higher one
+    bool listed;              // in a list of added tokens: the name is the text itself
+    bool normalized, special; // of a listed one
+} Entry;
+
+// The JSON files of a tokenizer. Added tokens are in the first three, whatever the form of the rest.
+enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
+enum { ADDED_FILES = 3, NAME_BYTES_MAX = 1024, NAME_SLOTS = 2 * VOCAB_MAX };
+
+typedef struct {
+    char path[PATH_MAX];
+    JsonText json; // root NULL: no such file
+} JsonFile;
+
+typedef struct {
+    Tokenizer *t;
+    JsonFile files[FILES];
+    const JsonFile *vocab;
+    char merges_path[PATH_MAX], *merges_text; // merges_text NULL: they are in vocab
+    size_t merges_bytes, name_bytes;
+    Entry entries[VOCAB_MAX];
+    uint32_t by_name[NAME_SLOTS]; // a hash table with open addressing: token + 1, or 0
+} Reader;
+
+static const cJSON *get(const cJSON *object, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(object, name);
 }
 
-static int entry_of_number(Loader *l, const char *path, const char *name, double number, Entry **entry, Error *e) {
-    if (!(number >= 0 && number < 1e9) || number != (int)number)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name);
-    if (number >= VOCAB_MAX)
-        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
-                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number);
-    *entry = &l->entries[(int)number];
-    if ((int)number >= l->t->vocab_size) l->t->vocab_size = (int)number + 1;
-    return 0;
+static bool is_text(const cJSON *item, const char *text) {
+    return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
 }
 
-static int add_entry(Loader *l, const cJSON *item, Error *e) {
-    const char *name = item->string;
-    Entry *entry;
-    TRY(entry_of_number(l, l->vocab_path, name, cJSON_IsNumber(item) ? item->valuedouble : -1, &entry, e));
-    if (entry->bytes)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", l->vocab_path, item->valuedouble);
-    size_t length = strlen(name), bytes = 0;
-    entry->bytes = l->arena + l->arena_used;
-    entry->literal = !alphabet_decode(&l->alphabet, name, length, entry->bytes, &bytes);
-    if (entry->literal) memcpy(entry->bytes, name, bytes = length);
-    entry->length = (uint32_t)bytes;
-    l->arena_used += length;
-    return 0;
+static int open_json(JsonFile *file, const char *directory, const char *name, Error *e) {
+    TRY(path_join(file->path, sizeof file->path, directory, name, e));
+    if (!file_exists(file->path)) return 0;
+    TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
+    return cJSON_IsObject(file->json.root) ? 0 : FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
 }
 
-// tokenizer.json can say more than we can do: whatever is not GPT-2's way is refused by name.
-static int check_kind(const Loader *l, Error *e) {
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(l->json, "model");
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(model, "type");
-    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(l->json, "normalizer");
-    const cJSON *before = cJSON_GetObjectItemCaseSensitive(l->json, "pre_tokenizer");
-    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(before, "type");
-    const char *why = NULL;
-    if (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "BPE") == 0)) why = "its model is not BPE";
-    else if (normalizer && !cJSON_IsNull(normalizer)) why = "it has a normalizer";
-    else if (!cJSON_IsString(kind) || strcmp(kind->valuestring, "ByteLevel"))
-        why = "its pre_tokenizer is not ByteLevel";
-    else if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(before, "add_prefix_space"))) why = "it adds a prefix space";
-    else if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(before, "use_regex")))
-        why = "it does not split by GPT-2's pattern";
-    else if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(model, "ignore_merges"))) why = "it ignores merges";
-    return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", l->vocab_path, why) : 0;
-}
-
-// Is this the name that the entry was made of?
-static bool entry_has_name(const Loader *l, const Entry *entry, const char *name) {
-    char decoded[1024];
-    size_t length = strlen(name), bytes;
-    if (length > sizeof decoded) return false;
-    bool plain = !entry->literal && alphabet_decode(&l->alphabet, name, length, decoded, &bytes);
-    return entry->length == (plain ? bytes : length) &&
-           memcmp(entry->bytes, plain ? decoded : name, entry->length) == 0;
-}
-
-// A token behind the vocabulary, or one of it, that is found in text. flags: NULL, or the fields that say how.
-static int add_added(Loader *l, const char *path, const char *name, double number, const cJSON *flags, Error *e) {
-    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
-    size_t length = strlen(name);
-    Entry *entry;
-    TRY(entry_of_number(l, path, name, number, &entry, e));
-    if (length == 0) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
-    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(flags, unknown[i])))
-            return FAIL(e, ERR_INPUT,
-                        "only tokens that are found as they are written, whatever stands beside, are known",
-                        "%s: added token '%s' has %s", path, name, unknown[i]);
-    if (entry->bytes && !entry_has_name(l, entry, name))
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
-                    number);
-    if (entry->added) return 0; // the first file that has it says how
-    if (!entry->bytes) entry->bytes = l->arena + l->arena_used, l->arena_used += length;
-    memcpy(entry->bytes, name, entry->length = (uint32_t)length);
-    entry->literal = true;
-    entry->added = strcmp(name, EOT_NAME) != 0;
-    entry->normalized = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(flags, "normalized"));
-    entry->special = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(flags, "special"));
-    return 0;
+static int open_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+    static const char *const names[ADDED_FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+    bool one_file = form[0] == form[1];
+    for (int i = 0; i < ADDED_FILES; i++) TRY(open_json(&r->files[i], directory, names[i], e));
+    if (!one_file) TRY(open_json(&r->files[VOCAB], directory, form[0], e));
+    r->vocab = &r->files[one_file ? TOKENIZER_JSON : VOCAB];
+    TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
+    return one_file ? 0 : file_read(r->merges_path, FILE_BYTES_MAX, &r->merges_text, &r->merges_bytes, e);
 }
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
@@ -201,358 +120,329 @@ static double number_of_key(const char *key) {
     return digits > 0 && !key[digits] ? strtod(key, NULL) : -1;
 }
 
-// An entry of tokenizer.json's array, or of tokenizer_config.json's object, where the number is the entry's name.
-static int read_added_entry(Loader *l, int file, const cJSON *item, Error *e) {
-    const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
-    const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
-    if (!cJSON_IsString(content))
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", l->added_path[file],
-                    ADDED_LISTS[file]);
-    double number = file == ADDED_BY_ID ? number_of_key(item->string) : number_of(id);
-    return add_added(l, l->added_path[file], content->valuestring, number, item, e);
+// The entry of a number; NULL if the number is no token's. Entries up to a new highest number belong to its file.
+static Entry *entry_of_number(Reader *r, const char *path, const char *name, double number, Error *e) {
+    if (!(number >= 0 && number < 1e9) || number != (int)number)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
+    if (number >= VOCAB_MAX)
+        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
+                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number),
+               NULL;
+    while (r->t->vocab_size <= (int)number) r->entries[r->t->vocab_size++].path = path;
+    return &r->entries[(int)number];
 }
 
-static int read_added(Loader *l, int file, Error *e) {
-    const cJSON *list = l->added[file].root, *item;
-    const char *path = l->added_path[file], *name = ADDED_LISTS[file];
-    if (name) list = cJSON_GetObjectItemCaseSensitive(list, name);
-    if (list && file == ADDED_ARRAY && !cJSON_IsArray(list))
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an array", path, name);
-    if (list && file == ADDED_BY_ID && !cJSON_IsObject(list))
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an object", path, name);
+// Refuses by name what tokenizer.json can say and this tokenizer cannot do.
+static int check_kind(const cJSON *root, const char *path, Error *e) {
+    const cJSON *model = get(root, "model"), *type = get(model, "type"), *normalizer = get(root, "normalizer");
+    const cJSON *words = get(root, "pre_tokenizer");
+    const char *why = type && !is_text(type, "BPE")                  ? "its model is not BPE"
+                      : normalizer && !cJSON_IsNull(normalizer)      ? "it has a normalizer"
+                      : !is_text(get(words, "type"), "ByteLevel")    ? "its pre_tokenizer is not ByteLevel"
+                      : cJSON_IsTrue(get(words, "add_prefix_space")) ? "it adds a prefix space"
+                      : cJSON_IsFalse(get(words, "use_regex"))       ? "it does not split by GPT-2's pattern"
+                      : cJSON_IsTrue(get(model, "ignore_merges"))    ? "it ignores merges"
+                                                                     : NULL;
+    return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", path, why) : 0;
+}
+
+static int read_vocab(Reader *r, Error *e) {
+    const cJSON *vocab = r->vocab->json.root, *item;
+    const char *path = r->vocab->path;
+    if (!r->merges_text) {
+        TRY(check_kind(vocab, path, e));
+        vocab = get(get(vocab, "model"), "vocab");
+    }
+    if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", path);
+    cJSON_ArrayForEach(item, vocab) {
+        Entry *entry = entry_of_number(r, path, item->string, number_of(item), e);
+        if (!entry) return e->code;
+        if (entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", path, item->valuedouble);
+        entry->name = item->string;
+        r->name_bytes += strlen(item->string);
+    }
+    return 0;
+}
+
+// An added token may be new or one of the vocabulary. The first file that has it says how it is found.
+static int add_added(Reader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
+    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
+    Entry *entry = entry_of_number(r, path, name, number, e);
+    if (!entry) return e->code;
+    if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        if (cJSON_IsTrue(get(item, unknown[i])))
+            return FAIL(e, ERR_INPUT,
+                        "only tokens that are found as they are written, whatever is next to them, are known",
+                        "%s: added token '%s' has %s", path, name, unknown[i]);
+    if (entry->name && strcmp(entry->name, name) != 0)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
+                    number);
+    if (entry->listed) return 0;
+    r->name_bytes += strlen(name);
+    r->t->added_count += strcmp(name, EOT_NAME) != 0;
+    entry->name = name;
+    entry->listed = true;
+    entry->normalized = !cJSON_IsFalse(get(item, "normalized"));
+    entry->special = cJSON_IsTrue(get(item, "special"));
+    return 0;
+}
+
+// tokenizer.json has an array {id, content}, tokenizer_config.json an object of them by number, added_tokens.json the
+// numbers by name.
+static int read_added(Reader *r, int file, Error *e) {
+    static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
+    const char *path = r->files[file].path;
+    const cJSON *list = r->files[file].json.root, *item;
+    bool array = file == TOKENIZER_JSON;
+    if (lists[file]) list = get(list, lists[file]);
+    if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
     cJSON_ArrayForEach(item, list) {
-        if (file == ADDED_BY_NAME) TRY(add_added(l, path, item->string, number_of(item), NULL, e));
-        else TRY(read_added_entry(l, file, item, e));
-    }
-    l->added_end[file] = l->t->vocab_size;
-    return 0;
-}
-
-// The files that are there, parsed.
-static int open_added(Loader *l, const char *directory, Error *e) {
-    for (int i = 0; i < ADDED_FILE_COUNT; i++) {
-        TRY(path_join(l->added_path[i], PATH_MAX, directory, ADDED_FILES[i], e));
-        if (!file_exists(l->added_path[i])) continue;
-        TRY(json_read(&l->added[i], l->added_path[i], FILE_BYTES_MAX, HINT_GET, e));
-        if (!cJSON_IsObject(l->added[i].root))
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", l->added_path[i]);
+        const cJSON *content = get(item, "content");
+        const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(content);
+        if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
+        double number = array                      ? number_of(get(item, "id"))
+                        : file == TOKENIZER_CONFIG ? number_of_key(item->string)
+                                                   : number_of(item);
+        TRY(add_added(r, path, name, number, item, e));
     }
     return 0;
 }
 
-static int read_vocab(Loader *l, bool one_file, Error *e) {
-    const cJSON *vocab = l->json, *item;
-    if (one_file) {
-        TRY(check_kind(l, e));
-        vocab = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(l->json, "model"), "vocab");
+// Fills text, start, literal and added from the entries.
+static int spell_tokens(Reader *r, Error *e) {
+    Tokenizer *t = r->t;
+    size_t count = (size_t)t->vocab_size, at = 0;
+    TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
+    TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
+    AddedToken *added = t->added;
+    for (size_t i = 0; i < count; i++) {
+        const Entry *entry = &r->entries[i];
+        if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
+        size_t length = strlen(entry->name);
+        int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
+        t->literal[i] = bytes < 0;
+        if (bytes < 0) memcpy(t->text + at, entry->name, length);
+        at += bytes < 0 ? length : (size_t)bytes;
+        t->start[i + 1] = (uint32_t)at;
+        if (!entry->listed || strcmp(entry->name, EOT_NAME) == 0) continue;
+        *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
+        t->added_begins[entry->normalized][(uint8_t)*entry->name] = true;
     }
-    if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", l->vocab_path);
-    cJSON_ArrayForEach(item, vocab) TRY(add_entry(l, item, e));
-    l->vocab_end = l->t->vocab_size;
-    for (int file = 0; file < ADDED_FILE_COUNT; file++) TRY(read_added(l, file, e));
     return 0;
 }
 
-// Of a name in two parts.
-static uint32_t name_hash(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
-    uint64_t hash = hash_bytes(hash_bytes(HASH_START, a, a_bytes), b, b_bytes);
-    return (uint32_t)(hash ^ hash >> 32);
-}
-
-// The token that is a followed by b, or -1. *slot: where it is in by_name, or would be.
-static int find_name(const Loader *l, const char *a, size_t a_bytes, const char *b, size_t b_bytes, uint32_t *slot) {
-    for (uint32_t i = name_hash(a, a_bytes, b, b_bytes);; i++) {
-        *slot = i & l->name_mask;
-        if (l->by_name[*slot] == 0) return -1;
-        int token = (int)l->by_name[*slot] - 1;
-        const Entry *entry = &l->entries[token];
-        if (entry->length == a_bytes + b_bytes && memcmp(entry->bytes, a, a_bytes) == 0 &&
-            memcmp(entry->bytes + a_bytes, b, b_bytes) == 0)
-            return token;
+// The slot of the token with these bytes, or the empty one for it.
+static uint32_t *name_slot(Reader *r, const char *name, size_t bytes) {
+    for (uint64_t i = hash_finish(hash_bytes(HASH_START, name, bytes));; i++) {
+        uint32_t *slot = &r->by_name[i % NAME_SLOTS];
+        size_t length;
+        const char *text = *slot ? tokenizer_decode(r->t, (int)*slot - 1, &length) : NULL;
+        if (!text || (length == bytes && memcmp(text, name, bytes) == 0)) return slot;
     }
 }
 
-// Of the files, the first that gives so high a number: where it is missing or a second one, that file is at fault.
-static const char *path_of_token(const Loader *l, int token) {
-    const char *path = l->vocab_path;
-    for (int file = 0, end = l->vocab_end; end <= token; end = l->added_end[file++]) path = l->added_path[file];
-    return path;
-}
+static int find_token(Reader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
 
-static int index_names(Loader *l, Error *e) {
-    uint32_t slot;
-    for (int token = 0; token < l->t->vocab_size; token++) {
-        const Entry *entry = &l->entries[token];
-        const char *path = path_of_token(l, token);
-        if (!entry->bytes) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %d is missing", path, token);
-        int other = find_name(l, entry->bytes, entry->length, "", 0, &slot);
-        if (other >= 0)
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %d and %d are the same bytes", path, other, token);
-        l->by_name[slot] = (uint32_t)token + 1;
+static int index_names(Reader *r, Error *e) {
+    for (int token = 0; token < r->t->vocab_size; token++) {
+        size_t bytes;
+        const char *text = tokenizer_decode(r->t, token, &bytes);
+        uint32_t *slot = name_slot(r, text, bytes);
+        if (*slot)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->entries[token].path,
+                        *slot - 1, token);
+        *slot = (uint32_t)token + 1;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
-        char byte = (char)b;
-        int token = find_name(l, &byte, 1, "", 0, &slot);
+        int token = find_token(r, &(char){(char)b}, 1);
         if (token < 0)
             return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
-                        l->vocab_path, b);
-        l->t->byte_token[b] = (uint16_t)token;
+                        r->vocab->path, b);
+        r->t->byte_token[b] = (uint16_t)token;
     }
-    l->t->eot = find_name(l, EOT_NAME, strlen(EOT_NAME), "", 0, &slot);
+    r->t->eot = find_token(r, EOT_NAME, strlen(EOT_NAME));
     return 0;
 }
 
 // `number` counts from 1: lines of merges.txt, or elements of model.merges.
-static int fail_merge(const Loader *l, int number, const char *what, const char *name, size_t length, Error *e) {
-    bool lines = strcmp(l->vocab_path, l->merges_path) != 0;
-    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", l->merges_path, lines ? "line" : "merge", number,
-                (int)size_min(length, 100), name, what);
+static int fail_merge(const Reader *r, int number, const char *what, const char *name, size_t length, Error *e) {
+    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->merges_text ? "line" : "merge",
+                number, (int)size_min(length, 100), name, what);
 }
 
-static int merge_part(const Loader *l, int number, const char *name, size_t length, int *token, Error *e) {
-    char decoded[1024];
-    size_t bytes;
-    uint32_t slot;
-    bool known = length > 0 && length <= sizeof decoded && alphabet_decode(&l->alphabet, name, length, decoded, &bytes);
-    *token = known ? find_name(l, decoded, bytes, "", 0, &slot) : -1;
-    return *token < 0 ? fail_merge(l, number, "is not in the vocabulary", name, length, e) : 0;
+// The token of a part of a merge, or -1.
+static int find_part(Reader *r, const char *name, size_t length) {
+    char text[NAME_BYTES_MAX];
+    int bytes = length <= sizeof text ? alphabet_decode(name, length, text) : -1;
+    return bytes > 0 ? find_token(r, text, (size_t)bytes) : -1;
 }
 
-static int add_merge(Loader *l, int number, const char *left, size_t left_length, const char *right,
-                     size_t right_length, Error *e) {
-    int a, b;
-    uint32_t slot;
-    TRY(merge_part(l, number, left, left_length, &a, e));
-    TRY(merge_part(l, number, right, right_length, &b, e));
-    const Entry *x = &l->entries[a], *y = &l->entries[b];
-    int merged = find_name(l, x->bytes, x->length, y->bytes, y->length, &slot);
-    if (merged < 0) return fail_merge(l, number, "merges to a token that the vocabulary lacks", left, left_length, e);
-    if (l->t->merge_count == MERGES_MAX) return fail_merge(l, number, "is one merge too many", left, left_length, e);
-    l->t->merges[l->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
+static int add_merge(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
+    char text[2 * NAME_BYTES_MAX];
+    const char *space = memchr(line, ' ', length);
+    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
+    if (!space || memchr(space + 1, ' ', right))
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    int a = find_part(r, line, left), b = find_part(r, space + 1, right);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left, e);
+    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", space + 1, right, e);
+    size_t a_bytes, b_bytes;
+    const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
+    memcpy(text, a_text, a_bytes);
+    memcpy(text + a_bytes, b_text, b_bytes);
+    int merged = find_token(r, text, a_bytes + b_bytes);
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left, e);
+    r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
     return 0;
 }
 
-static int add_merge_line(Loader *l, int number, const char *line, size_t length, Error *e) {
-    const char *space = memchr(line, ' ', length);
-    if (!space || memchr(space + 1, ' ', (size_t)(line + length - space - 1)))
-        return fail_merge(l, number, "is not two tokens and a space between", line, length, e);
-    return add_merge(l, number, line, (size_t)(space - line), space + 1, (size_t)(line + length - space - 1), e);
-}
-
-static int read_merges_text(Loader *l, Error *e) {
-    const char *line = l->merges_text, *end = line + l->merges_bytes;
+static int read_merges_text(Reader *r, Error *e) {
+    const char *line = r->merges_text, *end = line + r->merges_bytes;
     for (int number = 1; line < end; number++) {
         const char *newline = memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((newline ? newline : end) - line);
         if (length > 0 && line[length - 1] == '\r') length--;
         bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge_line(l, number, line, length, e));
+        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
         line = newline ? newline + 1 : end;
     }
     return 0;
 }
 
-static int read_merges_json(Loader *l, Error *e) { // "left right", or ["left", "right"]
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(l->json, "model"), *item;
-    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
+static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
+    const cJSON *merges = get(get(r->vocab->json.root, "model"), "merges"), *item;
+    char pair[2 * NAME_BYTES_MAX + 2];
     int number = 1;
-    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", l->merges_path);
+    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     cJSON_ArrayForEach(item, merges) {
         const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
-        if (cJSON_IsString(item)) TRY(add_merge_line(l, number, item->valuestring, strlen(item->valuestring), e));
-        else if (cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
-            TRY(add_merge(l, number, left->valuestring, strlen(left->valuestring), right->valuestring,
-                          strlen(right->valuestring), e));
-        else return fail_merge(l, number, "is not two tokens", "", 0, e);
-        number++;
+        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
+        if (two) snprintf(pair, sizeof pair, "%s %s", left->valuestring, right->valuestring);
+        const char *line = two ? pair : cJSON_IsString(item) ? item->valuestring : "";
+        TRY(add_merge(r, number++, line, strlen(line), e));
     }
     return 0;
 }
 
-static int copy_added(Loader *l, Error *e) {
-    Tokenizer *t = l->t;
-    for (int i = 0; i < t->vocab_size; i++) t->added_count += l->entries[i].added;
-    if (t->added_count == 0) return 0;
-    TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
-    AddedToken *next = t->added;
-    for (int i = 0; i < t->vocab_size; i++) {
-        const Entry *entry = &l->entries[i];
-        if (!entry->added) continue;
-        *next++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
-        t->added_begins[entry->normalized][(uint8_t)entry->bytes[0]] = true;
-    }
-    return 0;
-}
-
-static int copy_tokens(Loader *l, Error *e) {
-    Tokenizer *t = l->t;
-    size_t at = 0, count = (size_t)t->vocab_size;
-    TRY(memory_alloc((void **)&t->text, l->arena_used, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e));
-    TRY(memory_alloc((void **)&t->literal, count, "vocabulary", e));
-    for (size_t i = 0; i < count; i++) {
-        t->start[i] = (uint32_t)at;
-        t->literal[i] = l->entries[i].literal;
-        memcpy(t->text + at, l->entries[i].bytes, l->entries[i].length);
-        at += l->entries[i].length;
-    }
-    t->start[count] = (uint32_t)at;
-    TRY(copy_added(l, e));
-    t->is_bytes = count == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
+static int read_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+    TRY(tokenizer_new(&r->t, e));
+    Tokenizer *t = r->t;
+    TRY(open_files(r, directory, form, e));
+    TRY(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
+    TRY(read_vocab(r, e));
+    for (int file = 0; file < ADDED_FILES; file++) TRY(read_added(r, file, e));
+    TRY(spell_tokens(r, e));
+    TRY(index_names(r, e));
+    TRY(r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e));
+    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
-    return 0;
+    return tokenizer_index_merges(t, e);
 }
 
-static int loader_run(Loader *l, const char *directory, bool one_file, Error *e) {
-    TRY(tokenizer_new(&l->t, e));
-    TRY(file_read(l->vocab_path, FILE_BYTES_MAX, &l->vocab_text, &l->vocab_bytes, e));
-    if (!one_file) TRY(file_read(l->merges_path, FILE_BYTES_MAX, &l->merges_text, &l->merges_bytes, e));
-    TRY(json_parse(l, e));
-    TRY(open_added(l, directory, e));
-    TRY(memory_alloc_zero((void **)&l->entries, VOCAB_MAX * sizeof *l->entries, "vocabulary", e));
-    size_t bytes = l->vocab_bytes;
-    for (int i = 0; i < ADDED_FILE_COUNT; i++) bytes += l->added[i].bytes;
-    TRY(memory_alloc((void **)&l->arena, bytes, "vocabulary", e));
-    l->name_mask = 2 * VOCAB_MAX - 1;
-    TRY(memory_alloc_zero((void **)&l->by_name, ((size_t)l->name_mask + 1) * sizeof *l->by_name, "vocabulary", e));
-    TRY(memory_alloc((void **)&l->t->merges, MERGES_MAX * sizeof(Merge), "merges", e));
-    TRY(read_vocab(l, one_file, e));
-    TRY(index_names(l, e));
-    TRY(one_file ? read_merges_json(l, e) : read_merges_text(l, e));
-    TRY(copy_tokens(l, e));
-    return tokenizer_index_merges(l->t, e);
+// The form of a directory's files, or NULL. A vocabulary without its merges counts if there is no other: the error then
+// names the missing file.
+static const char *const *find_form(const char *directory) {
+    static const char *const forms[][2] = {
+        {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
+    for (int complete = 1; complete >= 0; complete--)
+        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
+                return forms[i];
+    return NULL;
 }
 
-static bool holds(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_join(path, sizeof path, directory, name, &ignored) == 0 && file_exists(path);
-}
-
-// Which of FORMS a directory holds; a vocabulary without its merges counts, and fails with the name of what is missing.
-static int find_form(const char *directory) {
-    for (int pass = 0; pass < 2; pass++)
-        for (int form = 0; form < FORM_COUNT; form++)
-            if (holds(directory, FORMS[form][0]) && (pass == 1 || holds(directory, FORMS[form][1]))) return form;
-    return -1;
-}
-
-bool tokenizer_exists(const char *directory) { return find_form(directory) >= 0; }
+bool tokenizer_exists(const char *directory) { return find_form(directory); }
 
 int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     *out = NULL;
     if (strcmp(path, "bytes") == 0) return tokenizer_create_bytes(out, e);
-    int form = find_form(path);
-    if (form < 0)
+    const char *const *form = find_form(path);
+    if (!form)
         return FAIL(e, ERR_INPUT,
                     "say bytes, or name a directory with vocab.json + merges.txt, encoder.json + vocab.bpe "
                     "or tokenizer.json",
                     "%s: no tokenizer there", path);
-    Loader l = {.alphabet = alphabet_make()};
-    int code = path_join(l.vocab_path, sizeof l.vocab_path, path, FORMS[form][0], e);
-    if (!code) code = path_join(l.merges_path, sizeof l.merges_path, path, FORMS[form][1], e);
-    if (!code) code = loader_run(&l, path, form == FORM_ONE_FILE, e);
-    cJSON_Delete(l.json);
-    for (int i = 0; i < ADDED_FILE_COUNT; i++) json_free(&l.added[i]);
-    memory_free(l.vocab_text);
-    memory_free(l.merges_text);
-    memory_free(l.entries);
-    memory_free(l.arena);
-    memory_free(l.by_name);
-    if (code) tokenizer_destroy(l.t);
-    else *out = l.t;
+    Reader *r;
+    TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
+    int code = read_files(r, path, form, e);
+    for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
+    memory_free(r->merges_text);
+    if (code) tokenizer_destroy(r->t);
+    else *out = r->t;
+    memory_free(r);
     return code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
-static void put_json_byte(FILE *f, unsigned char c) {
-    if (c == '"' || c == '\\') fputc('\\', f);
-    if (c < 0x20) fprintf(f, "\\u%04x", c);
-    else fputc(c, f);
-}
-
-static void put_token(const Tokenizer *t, const Alphabet *a, int token, bool json, FILE *f) {
+static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     size_t bytes;
     const char *text = tokenizer_decode(t, token, &bytes);
     for (size_t i = 0; i < bytes; i++) {
-        int c = t->literal[token] ? (uint8_t)text[i] : a->char_of[(uint8_t)text[i]];
+        int c = (uint8_t)text[i];
+        if (!t->literal[token]) c = alphabet_char(c);
         if (!t->literal[token] && c >= 0x80) fputc(0xC0 | c >> 6, f), c = 0x80 | (c & 0x3F);
-        if (json) put_json_byte(f, (unsigned char)c);
+        if (json && (c == '"' || c == '\\')) fputc('\\', f);
+        if (json && c < 0x20) fprintf(f, "\\u%04x", (unsigned)c);
         else fputc(c, f);
     }
 }
 
-static void put_vocab(const Tokenizer *t, const Alphabet *a, FILE *f) {
+static void put_vocab(const Tokenizer *t, FILE *f) {
     for (int token = 0; token < t->vocab_size; token++) {
         fputs(token ? ", \"" : "{\"", f);
-        put_token(t, a, token, true, f);
+        put_token(t, token, true, f);
         fprintf(f, "\": %d", token);
     }
     fputs("}\n", f);
 }
 
-static void put_merges(const Tokenizer *t, const Alphabet *a, FILE *f) {
+static void put_merges(const Tokenizer *t, FILE *f) {
     fputs("#version: 0.2\n", f);
     for (int rank = 0; rank < t->merge_count; rank++) {
-        put_token(t, a, t->merges[rank].left, false, f);
+        put_token(t, t->merges[rank].left, false, f);
         fputc(' ', f);
-        put_token(t, a, t->merges[rank].right, false, f);
+        put_token(t, t->merges[rank].right, false, f);
         fputc('\n', f);
     }
 }
 
-static const char *json_bool(bool value) { return value ? "true" : "false"; }
-
-static void put_added(const Tokenizer *t, const Alphabet *a, FILE *f) {
-    for (int i = 0; i < t->added_count; i++) {
-        const AddedToken *added = &t->added[i];
-        fprintf(f, "%s\"%d\": {\"content\": \"", i ? ", " : "", added->token);
-        put_token(t, a, added->token, true, f);
-        fprintf(f,
-                "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
-                "\"special\": %s}",
-                json_bool(added->normalized), json_bool(added->special));
-    }
-}
-
-static void put_config(const Tokenizer *t, const Alphabet *a, FILE *f) {
+static void put_config(const Tokenizer *t, FILE *f) {
+    static const char *const bools[] = {"false", "true"};
     const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
     fprintf(f,
             "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
             "\"eos_token\": %s, \"unk_token\": %s",
             eot, eot, eot);
-    if (t->added_count) {
-        fputs(", \"added_tokens_decoder\": {", f);
-        put_added(t, a, f);
-        fputs("}", f);
+    for (int i = 0; i < t->added_count; i++) {
+        const AddedToken *added = &t->added[i];
+        fprintf(f, ", %s\"%d\": {\"content\": \"", i ? "" : "\"added_tokens_decoder\": {", added->token);
+        put_token(t, added->token, true, f);
+        fprintf(f,
+                "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
+                "\"special\": %s}",
+                bools[added->normalized], bools[added->special]);
     }
-    fputs("}\n", f);
+    fputs(t->added_count ? "}}\n" : "}\n", f);
 }
 
-typedef void (*PutFile)(const Tokenizer *, const Alphabet *, FILE *);
-
-static int file_text(const Tokenizer *t, PutFile put, char **text, size_t *bytes, Error *e) {
-    Alphabet alphabet = alphabet_make();
-    FILE *f = open_memstream(text, bytes);
-    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the tokenizer's files");
-    put(t, &alphabet, f);
-    bool bad = ferror(f);
-    if (fclose(f) == 0 && !bad) return 0;
-    free(*text);
-    return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the tokenizer's files");
-}
+typedef void (*PutFile)(const Tokenizer *, FILE *);
 
 static int save_file(const Tokenizer *t, const char *directory, const char *name, PutFile put, Manifest *manifest,
                      Error *e) {
-    char path[PATH_MAX], *text;
-    size_t bytes;
+    char path[PATH_MAX];
+    Text text;
     FileDigest digest;
     TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(file_text(t, put, &text, &bytes, e));
-    int code = file_save(path, text, bytes, &digest, e);
-    free(text);
+    TRY(text_begin(&text, e));
+    put(t, text.f);
+    TRY(text_end(&text, e));
+    int code = file_save(path, text.text, text.bytes, &digest, e);
+    text_free(&text);
     if (!code && manifest) manifest_add(manifest, name, digest);
     return code;
 }

@@ -1,5 +1,5 @@
-// Models made elsewhere: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value must
-// arrive where it belongs, and a malformed file is refused with a message that names it.
+// Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
+// must arrive at its element, and malformed files are rejected with their names.
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
@@ -15,8 +15,8 @@
 
 static char scratch[PATH_MAX];
 static Model model;
-static float *values;   // (flat_count), what was written
-static float *received; // (flat_count), what came back
+static float *values;   // (flat_count), written
+static float *received; // (flat_count), read back
 
 static int receive(void *context, Range range, const float *from, Error *e) {
     (void)context;
@@ -33,7 +33,7 @@ static int give(void *context, Range range, float *to, Error *e) {
     return 0;
 }
 
-// Values that all three types hold exactly, so that equality is what to test.
+// Values that all three types hold exactly.
 static void make_values(uint64_t seed) {
     small_params(&model, seed, values);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = roundf(values[i] * 64) / 64;
@@ -79,7 +79,7 @@ static int give_again(void *context, Range range, float *to, Error *e) {
     return 0;
 }
 
-// A tensor and moments that pass between file and engine in several pieces, the last of them short.
+// A tensor and moments that are saved and loaded in several chunks, the last one short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 64, 20000, 8};
     const Model small = model;
@@ -93,9 +93,7 @@ static void test_beyond_a_chunk(void) {
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
     CHECK_OK(directory_create("large", &e), &e);
     CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
-    CHECK_OK(checkpoint_save_optimizer("large", OPTIMIZER_NAME, &model, (Range){0, model.flat_count}, give, give_again,
-                                       NULL, NULL, &e),
-             &e);
+    CHECK_OK(checkpoint_save_optimizer("large", &model, give, give_again, NULL, NULL, &e), &e);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
@@ -118,7 +116,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     }
 }
 
-// Those tensors whose number leaves `part` when divided by `parts`.
+// Writes the tensors whose index is `part` modulo `parts`.
 static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
@@ -128,7 +126,7 @@ static void write_part(const char *path, SafetensorsType type, int part, int par
         char name[80];
         uint64_t shape[2] = {t->rows, t->columns};
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        CHECK_OK(safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1), &e), &e);
+        safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1));
     }
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
@@ -160,7 +158,7 @@ static void test_one_file(void) {
     }
 }
 
-// What config.json says of the tokens at a text's ends: what the model's own said, or the tokenizer, or GPT-2.
+// A text's first and last tokens: from config.json, or else from the tokenizer, or else GPT-2's.
 static void test_text_tokens(void) {
     static const struct {
         const char *fields;
@@ -191,7 +189,7 @@ static void test_text_tokens(void) {
     }
 }
 
-// config.json as written, with one field more (of two of a name the first counts), is that of another model.
+// One field in front of a valid config.json (the first of two with one name counts) makes it another model's.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -233,42 +231,14 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// The moments may lie in several files, whichever comes first; a hole or a part twice is refused.
-static void test_moments_in_parts(void) {
-    static const struct {
-        size_t begin, end; // of the second part; the first ends at 640, the third begins at 1280
-        int code;
-    } cases[] = {{640, 1280, 0}, {704, 1280, ERR_INPUT}, {640, 1216, ERR_INPUT}, {576, 1280, ERR_INPUT}};
-    Error e = {0};
-    make_values(7);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Range part[] = {{0, 640}, {cases[i].begin, cases[i].end}, {1280, model.flat_count}};
-        static const char *const names[] = {"optimizer-c.safetensors", "optimizer-a.safetensors",
-                                            "optimizer-b.safetensors"};
-        size_t wrong = 0;
-        CHECK_OK(directory_create("moments", &e), &e);
-        for (int k = 0; k < 3; k++)
-            CHECK_OK(checkpoint_save_optimizer("moments", names[k], &model, part[k], give, give_again, NULL, NULL, &e),
-                     &e);
-        memset(received, 0, model.flat_count * sizeof *received);
-        int code = checkpoint_load_optimizer("moments", &model, NULL, 0, receive, receive_again, NULL, &e);
-        CHECK(code == cases[i].code, "case %zu: exit code %d", i, code);
-        for (size_t k = 0; k < model.flat_count; k++) wrong += received[k] != values[k] + 1;
-        CHECK(cases[i].code || wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
-        remove_tree("moments");
-    }
-}
-
-// A rank that keeps a share asks for no more: of parts that a file boundary cuts, too, and of both moments.
+// A rank that keeps a share reads its ranges only, of both moments.
 static void test_moments_that_are_wanted(void) {
-    const Range part[] = {{0, 640}, {640, model.flat_count}}, wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
-    static const char *const names[] = {"optimizer-a.safetensors", "optimizer-b.safetensors"};
+    const Range wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
     Error e = {0};
     size_t wrong = 0;
     make_values(8);
     CHECK_OK(directory_create("wanted", &e), &e);
-    for (int k = 0; k < 2; k++)
-        CHECK_OK(checkpoint_save_optimizer("wanted", names[k], &model, part[k], give, give_again, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_optimizer("wanted", &model, give, give_again, NULL, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
     CHECK_OK(checkpoint_load_optimizer("wanted", &model, wanted, 3, receive, receive_again, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) {
@@ -280,7 +250,7 @@ static void test_moments_that_are_wanted(void) {
     remove_tree("wanted");
 }
 
-// Moments are fp32, and as many as their name says: another type would be taken for values that were never saved.
+// Moments must be fp32 and as many as their name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
         SafetensorsType type;
@@ -291,8 +261,8 @@ static void test_moments_of_another_kind(void) {
         {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_I32, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_F32, 0, "moment3.0-%zu", "is no range of a moment"},
-        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "is no range of a moment"},
+        {SAFETENSORS_F32, 0, "moment3.0-%zu", "no tensor moment2.0-"},
+        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
     Error e = {0};
     CHECK_OK(directory_create("kind", &e), &e);
@@ -304,7 +274,7 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
         for (int k = 0; k < 2; k++) {
             snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
-            CHECK_OK(safetensors_add(writer, name[k], type[k], 1, &count[k], &e), &e);
+            safetensors_add(writer, name[k], type[k], 1, &count[k]);
         }
         for (int k = 0; k < 2; k++) {
             size_t bytes = count[k] * safetensors_type_bytes(type[k]);
@@ -315,8 +285,7 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
         CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
                     cases[i].said);
-        CHECK(strstr(e.what, "kind/optimizer.safetensors: tensor ") && strstr(e.what, name[1]) &&
-                  test_says_byte(e.what) && e.hint[0],
+        CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
               "case %zu: %s (%s)", i, e.what, e.hint);
     }
 }
@@ -349,7 +318,7 @@ static void test_several_files(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// llm.c's .bin, written here from its description: 16 arrays one after the other, weights as (out, in)
+// llm.c's .bin, written here from its description: 16 arrays, weights as (out, in)
 
 enum { PADDED = 128 };
 
@@ -452,7 +421,7 @@ static void test_bad_bin(void) {
     CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "ends at byte 2000");
     CHECK(truncate("bad.bin", 700) == 0, "truncate");
     CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "byte 700");
-    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are no model");
+    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are a model");
 }
 
 int main(void) {
@@ -467,7 +436,6 @@ int main(void) {
     RUN(test_beyond_a_chunk);
     RUN(test_text_tokens);
     RUN(test_other_models);
-    RUN(test_moments_in_parts);
     RUN(test_moments_that_are_wanted);
     RUN(test_moments_of_another_kind);
     RUN(test_several_files);

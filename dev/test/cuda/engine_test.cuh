@@ -1,6 +1,5 @@
-// engine_test: what the tests of the CUDA engine share. Both engines behind one set of pointers, the CPU engine's
-// functions under the names cpu_engine_*; small models with all their numbers; and what a step over a batch leaves
-// behind. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
+// engine_test: what the tests of the CUDA engine share: both engines, small models with all their numbers, and the results
+// of a step over a batch. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
 //
 // Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` for a few
 // cases and steps that run every kernel all the same, for tools that slow everything down.
@@ -21,43 +20,8 @@ enum { FP32 = 1 };
 enum { FP32 = 0 };
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Two engines behind one set of pointers
-
-typedef struct {
-    int (*create)(Engine **, const EngineConfig *, Error *);
-    void (*destroy)(Engine *);
-    int (*load)(Engine *, StateKind, Range, const float *, Error *);
-    int (*store)(Engine *, StateKind, Range, float *, Error *);
-    int (*begin_step)(Engine *, Error *);
-    int (*micro_step)(Engine *, const uint16_t *, int, GnsMode, Error *);
-    int (*norms)(Engine *, Range, Error *);
-    int (*update)(Engine *, Range, const UpdateConfig *, Error *);
-    int (*result)(Engine *, StepResult *, Error *);
-    int (*eval)(Engine *, const uint16_t *, int, int, float *, Error *);
-    int (*logits)(Engine *, const uint16_t *, int, float *, Error *);
-} Api;
-
-extern "C" {
-int cpu_engine_create(Engine **, const EngineConfig *, Error *);
-void cpu_engine_destroy(Engine *);
-int cpu_engine_load(Engine *, StateKind, Range, const float *, Error *);
-int cpu_engine_store(Engine *, StateKind, Range, float *, Error *);
-int cpu_engine_begin_step(Engine *, Error *);
-int cpu_engine_micro_step(Engine *, const uint16_t *, int, GnsMode, Error *);
-int cpu_engine_norms(Engine *, Range, Error *);
-int cpu_engine_update(Engine *, Range, const UpdateConfig *, Error *);
-int cpu_engine_result(Engine *, StepResult *, Error *);
-int cpu_engine_eval(Engine *, const uint16_t *, int, int, float *, Error *);
-int cpu_engine_logits(Engine *, const uint16_t *, int, float *, Error *);
-}
-
-static const Api gpu = {engine_create,     engine_destroy,    engine_load,  engine_store,
-                        engine_begin_step, engine_micro_step, engine_norms, engine_update,
-                        engine_result,     engine_eval,       engine_logits};
-static const Api cpu = {cpu_engine_create,     cpu_engine_destroy,    cpu_engine_load,  cpu_engine_store,
-                        cpu_engine_begin_step, cpu_engine_micro_step, cpu_engine_norms, cpu_engine_update,
-                        cpu_engine_result,     cpu_engine_eval,       cpu_engine_logits};
+typedef EngineApi Api;
+static const Api &gpu = cuda_engine, &cpu = cpu_engine;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Cases
@@ -146,7 +110,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.seq_len = w->c->seq_len;
     config.gns = GNS_EXACT;
     config.recompute = recompute;
-    CHECK_OK(api->create(&engine, &config, &e), &e);
+    CHECK_OK(engine_create(api, &engine, &config, &e), &e);
     if (engine) CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
     return engine;
 }

@@ -122,7 +122,7 @@ static void test_inference(void) {
         config.micro_batch = w.c->micro_batch;
         config.seq_len = w.c->seq_len;
         config.inference = true;
-        CHECK_OK(gpu.create(&b, &config, &e), &e);
+        CHECK_OK(engine_create(&gpu, &b, &config, &e), &e);
         if (a && b) {
             CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
             check_same_inference(&w, a, b, "inference");

@@ -1,6 +1,6 @@
 // What the CPU engine takes of memory: its plan against a count by hand, tensor by tensor; what it then asks the system
 // for against its plan; and that --recompute, --sample-only and --eval-only get the smaller engine. The Makefile wraps
-// aligned_alloc, behind which all memory lies, and engine_create.
+// posix_memalign, behind which all memory lies, and engine_create.
 #define _POSIX_C_SOURCE 200809L
 #include "cpu/engine.h"
 #include "cpu/layers.h"
@@ -152,11 +152,11 @@ static struct {
     size_t bytes[PIECES];
 } taken;
 
-void *__real_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
-    if (taken.on && taken.count < PIECES) taken.bytes[taken.count++] = bytes;
-    return __real_aligned_alloc(alignment, bytes);
+int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
+    if (taken.on && taken.count < PIECES) taken.bytes[taken.count++] = round_up(bytes, 64);
+    return __real_posix_memalign(out, alignment, bytes);
 }
 
 static bool is_taken(size_t bytes) {

@@ -177,8 +177,9 @@ static int file_put(File *f, const char *group, const char *name, SafetensorsTyp
     size_t bytes = safetensors_type_bytes(type);
     for (int i = 0; i < dimensions; i++) bytes *= shape[i];
     snprintf(full, sizeof full, "%s%s%s", group, *name ? "/" : "", name);
-    if (f->declare) return safetensors_add(f->writer, full, type, dimensions, shape, e);
-    return safetensors_write(f->writer, data, bytes, e);
+    if (!f->declare) return safetensors_write(f->writer, data, bytes, e);
+    safetensors_add(f->writer, full, type, dimensions, shape);
+    return 0;
 }
 
 static int put_doubles(File *f, const char *group, const char *name, const double *x, uint64_t count, Error *e) {
@@ -221,7 +222,7 @@ static int put_tokens(File *f, const Dump *d, Error *e) {
     return code;
 }
 
-static int put_metadata(SafetensorsWriter *writer, const Dump *d, Error *e) {
+static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
     const Case *c = d->c;
     const struct {
         const char *key;
@@ -250,9 +251,8 @@ static int put_metadata(SafetensorsWriter *writer, const Dump *d, Error *e) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char value[32];
         snprintf(value, sizeof value, "%.17g", settings[i].value);
-        TRY(safetensors_add_metadata(writer, settings[i].key, value, e));
+        safetensors_add_metadata(writer, settings[i].key, value);
     }
-    return 0;
 }
 
 static int dump_write(const Dump *d, const char *directory, Error *e) {
@@ -262,7 +262,7 @@ static int dump_write(const Dump *d, const char *directory, Error *e) {
     snprintf(name, sizeof name, "%s.safetensors", d->c->name);
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(safetensors_create(&f.writer, path, e));
-    TRY_GOTO(put_metadata(f.writer, d, e));
+    put_metadata(f.writer, d);
     for (int pass = 0; pass < 2; pass++) {
         f.declare = pass == 0;
         TRY_GOTO(put_all(&f, d, e));

@@ -39,7 +39,7 @@ static double number_in(const char *line, const char *name) {
 typedef struct {
     Model model;
     Engine *engine;
-    DataSet *data;
+    Dataset *data;
     double *grad_sq, *example_sq; // (tensors)
     float *weights;               // (flat_count)
 } World;
@@ -50,7 +50,7 @@ static void world_open(World *w) {
     CHECK_OK(model_create(&w->model, &shape, &e), &e);
     EngineConfig config = {.model = &w->model, .micro_batch = MICRO_BATCH, .seq_len = T, .threads = 1, .gns = GNS_OFF};
     CHECK_OK(engine_create(&cpu_engine, &w->engine, &config, &e), &e);
-    CHECK_OK(data_open(&w->data, "train.bin", T, V, SEED, &e), &e);
+    CHECK_OK(dataset_open(&w->data, "train.bin", T, V, SEED, &e), &e);
     w->grad_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
     w->example_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
     w->weights = calloc(w->model.flat_count, sizeof(float));
@@ -63,7 +63,7 @@ static void world_open(World *w) {
 
 static void world_close(World *w) {
     engine_destroy(w->engine);
-    data_close(w->data);
+    dataset_close(w->data);
     model_destroy(&w->model);
     free(w->grad_sq);
     free(w->example_sq);
@@ -89,7 +89,7 @@ static void make_step(World *w, int step, int first, int batch, const char *line
     CHECK_OK(engine_begin_step(w->engine, &e), &e);
     for (int done = 0; done < batch; done += MICRO_BATCH) {
         int n = batch - done < MICRO_BATCH ? batch - done : MICRO_BATCH;
-        CHECK_OK(data_rows(w->data, (uint64_t)(first + done), n, rows, &e), &e);
+        CHECK_OK(dataset_rows(w->data, (uint64_t)(first + done), n, rows, &e), &e);
         CHECK_OK(engine_micro_step(w->engine, rows, n, GNS_OFF, &e), &e);
     }
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
@@ -145,7 +145,7 @@ static void test_nonfinite_gradient(void) {
     float *got = malloc(range_float_bytes(all)), *zeros = calloc(all.end, sizeof *zeros);
     w.weights[w.model.tensors[2].offset] = NAN;
     CHECK_OK(engine_load(w.engine, STATE_PARAM, all, w.weights, &e), &e);
-    CHECK_OK(data_rows(w.data, 0, 1, row, &e), &e);
+    CHECK_OK(dataset_rows(w.data, 0, 1, row, &e), &e);
     CHECK_OK(engine_begin_step(w.engine, &e), &e);
     CHECK_OK(engine_micro_step(w.engine, row, 1, GNS_OFF, &e), &e);
     CHECK_OK(engine_norms(w.engine, all, &e), &e);

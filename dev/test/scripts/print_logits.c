@@ -54,8 +54,8 @@ static int probe_write(const Probe *p, const char *path, Error *e) {
     SafetensorsWriter *writer;
     int code = 0;
     TRY(safetensors_create(&writer, path, e));
-    TRY_GOTO(safetensors_add(writer, "tokens", SAFETENSORS_I32, 2, shape, e));
-    TRY_GOTO(safetensors_add(writer, "logits", SAFETENSORS_F32, 3, shape, e));
+    safetensors_add(writer, "tokens", SAFETENSORS_I32, 2, shape);
+    safetensors_add(writer, "logits", SAFETENSORS_F32, 3, shape);
     TRY_GOTO(safetensors_write(writer, p->wide, count * sizeof *p->wide, e));
     TRY_GOTO(safetensors_write(writer, p->logits, count * (size_t)c->vocab * sizeof *p->logits, e));
     return safetensors_finish(writer, NULL, e);

@@ -1,6 +1,5 @@
-// Mutates HellaSwag's questions in both formats and opens what comes out: hellaswag_open must accept or refuse it with
-// a message, and what it accepts must give rows of tokens that the model knows. Meant for the sanitizers, which catch
-// what goes wrong in between.
+// Mutates HellaSwag's questions in both formats. hellaswag_open must refuse a file with a message, or the file must
+// give rows of tokens of the vocabulary. The sanitizers catch the rest.
 //
 //     fuzz_hellaswag [SECONDS [SEED]]      default 4 seconds, seed 1: the same files every time
 #define _DEFAULT_SOURCE // mkdtemp

@@ -1,5 +1,5 @@
-// Mutates valid shards and opens what comes out: data_open must accept or refuse it with a message, and whatever it
-// accepts must read without a bad token. Meant for the sanitizers, which catch what goes wrong in between.
+// Mutates valid shards. dataset_open must refuse a shard with a message, or the shard must read without a bad token.
+// The sanitizers catch the rest.
 //
 //     fuzz_shard [SECONDS [SEED]]      default 5 seconds, seed 1: the same files every time
 #define _DEFAULT_SOURCE // mkdtemp
@@ -44,7 +44,7 @@ static size_t mutate(unsigned char *file, size_t bytes) {
         value = edges[draw(sizeof edges / sizeof *edges)];
         memcpy(file + 4 * draw(4), &value, 4);
         break;
-    case 5: // a count that fits the size, near enough
+    case 5: // a count that fits the size, or is one off
         value = (int32_t)((bytes - size_min(bytes, SHARD_HEADER_BYTES)) / 2) + (int32_t)draw(3) - 1;
         memcpy(file + 8, &value, 4);
         break;
@@ -53,9 +53,9 @@ static size_t mutate(unsigned char *file, size_t bytes) {
 }
 
 static void try_open(int T, int V) {
-    DataSet *data;
+    Dataset *data;
     Error e;
-    int code = data_open(&data, fuzz.path, T, V, 7, &e);
+    int code = dataset_open(&data, fuzz.path, T, V, 7, &e);
     fuzz.tried++;
     if (code) {
         CHECK(code == ERR_INPUT && strstr(e.what, fuzz.path) && e.hint[0], "code %d: %s", code, e.what);
@@ -63,15 +63,15 @@ static void try_open(int T, int V) {
         return;
     }
     fuzz.accepted++;
-    uint64_t N = data_windows(data);
+    uint64_t N = dataset_windows(data);
     uint16_t *rows = malloc(2 * 4 * ((size_t)T + 1));
     for (uint64_t k = 0; k < 2 * N && k < 40; k += 4) {
-        code = data_rows(data, k, 4, rows, &e);
+        code = dataset_rows(data, k, 4, rows, &e);
         CHECK(code == 0, "an accepted shard does not read: %s", e.what); // small: every token was checked
         for (int i = 0; i < 4 * (T + 1) && !code; i++) CHECK(rows[i] < V, "token %d", rows[i]);
     }
     free(rows);
-    data_close(data);
+    dataset_close(data);
 }
 
 static void fuzz_shard(void) {

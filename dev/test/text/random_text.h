@@ -1,4 +1,4 @@
-// random_text: text that a tokenizer's tests draw at random.
+// random_text: random text for the tests of tokenizers.
 #ifndef GNS_RANDOM_TEXT_H
 #define GNS_RANDOM_TEXT_H
 
@@ -25,7 +25,7 @@ static inline size_t put_code_point(char *out, uint32_t c) {
     return n;
 }
 
-// One or some characters of a kind that GPT-2's pattern tells apart, the same in every version of Unicode.
+// One or more characters of a kind that GPT-2's pattern tells apart, the same in every version of Unicode.
 static inline size_t put_piece(char *out) {
     static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
                                          "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
@@ -36,14 +36,14 @@ static inline size_t put_piece(char *out) {
     return strlen(piece);
 }
 
-// So many of them. Returns the bytes, four each at most.
+// `count` pieces. Returns their bytes, at most four each.
 static inline size_t random_pieces(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) at += put_piece(out + at);
     return at;
 }
 
-// The same, a tenth of them any code points.
+// The same, but a tenth of the pieces are any code points.
 static inline size_t random_text(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) {

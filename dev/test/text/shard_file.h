@@ -1,4 +1,4 @@
-// shard_file: a token shard at once, for tests.
+// shard_file: writes a token shard in one call.
 #ifndef GNS_SHARD_FILE_H
 #define GNS_SHARD_FILE_H
 
@@ -6,7 +6,7 @@
 
 static inline int shard_write(const char *path, const uint16_t *tokens, size_t count, Error *e) {
     ShardWriter *w;
-    Error second; // of a writer that has failed already
+    Error second; // after the first
     TRY(shard_writer_open(&w, path, e));
     int code = shard_writer_put(w, tokens, count, e);
     int end = shard_writer_suspend(w, code ? &second : e);

@@ -1,5 +1,5 @@
-// HellaSwag's questions: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the
-// texts alone, and everything malformed is refused by name and line.
+// HellaSwag: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the texts alone,
+// and malformed files are refused by name and line.
 #define _POSIX_C_SOURCE 200809L
 #include "text/hellaswag.h"
 #include "math/rng.h"
@@ -33,7 +33,7 @@ static const char *write_bytes(const char *name, const void *data, size_t bytes)
 static const char *write_text(const char *text) { return write_bytes("q.jsonl", text, strlen(text)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Questions, and files made of them
+// Questions, and files with them
 
 typedef struct {
     char context[TEXT_MOST + 1], ending[ENDINGS_MOST][TEXT_MOST + 1];
@@ -124,7 +124,7 @@ static const char *write_bin(const Example *examples, int count) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A model that knows only the token before: its loss of predicting b behind a
+// A model that sees only the token before: its loss of predicting b after a
 
 static float loss_of(int a, int b) { return (float)((a * 37 + b * 101) % 59) / 8; } // exact in fp32
 
@@ -154,7 +154,7 @@ typedef struct {
     double sum[QUESTIONS * ENDINGS_MOST];
 } Expected;
 
-// The same from the texts: a row is the last T + 1 bytes of context, blank and ending.
+// The same from the texts: a row is the last T + 1 bytes of context, space and ending.
 static void expect(Expected *x, const Example *examples, int count, int T) {
     memset(x, 0, sizeof *x);
     int longest = 0;
@@ -210,7 +210,7 @@ static void check_against(const char *path, const Example *examples, int count, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Random questions in both formats, at every T from where hardly any fits to where nothing is cut.
+// Random questions in both formats, from a T that fits hardly any to a T that cuts none.
 static void test_both_formats(void) {
     static Example examples[QUESTIONS];
     for (int trial = 0; trial < 8; trial++) {
@@ -243,8 +243,8 @@ static void test_sum_and_mean(void) {
     float loss[4][64];
     double sum[4];
     for (int i = 0; i < 4; i++)
-        for (int t = 0; t < 64; t++) loss[i][t] = 1000; // of what is not to be looked at
-    for (int t = 2; t < 4; t++) loss[0][t] = 1;         // z predicts the blank, the blank a
+        for (int t = 0; t < 64; t++) loss[i][t] = 1000; // outside the endings
+    for (int t = 2; t < 4; t++) loss[0][t] = 1;         // z predicts the space, the space a
     for (int t = 2; t < 7; t++) loss[1][t] = 0.5f;
     for (int t = 0; t < 2; t++) loss[2][t] = 1;
     for (int t = 0; t < 5; t++) loss[3][t] = 0.5f;
@@ -256,10 +256,10 @@ static void test_sum_and_mean(void) {
     sum[0] = 3, sum[3] = 1.9; // now ending 1 has the smaller sum in both questions
     score = hellaswag_score(h, sum);
     CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
-    sum[1] = 9, sum[2] = 0.1; // and here the right one has
+    sum[1] = 9, sum[2] = 0.1; // now the right ending has
     score = hellaswag_score(h, sum);
     CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
-    sum[0] = 3, sum[1] = 2, sum[2] = sum[3] = 2; // of equals the first, in the second question the right one
+    sum[0] = 3, sum[1] = 2, sum[2] = sum[3] = 2; // of equals the first: in the second question the right one
     score = hellaswag_score(h, sum);
     CHECK(score.correct == 2 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
     sum[2] = 2, sum[3] = 5; // and of equal means
@@ -321,7 +321,7 @@ static void test_bad_bin(void) {
     draw_examples(examples, 3);
     size_t bytes = make_bin(good, examples, 3);
     const struct {
-        size_t at; // of a uint16 behind the header; 1000: of int32 at - 1000 in the header
+        size_t at; // a uint16 after the header; from 1000 on: int32 at - 1000 of the header
         int value;
         const char *mention;
     } cases[] = {
@@ -350,7 +350,7 @@ static void test_bad_bin(void) {
         CHECK_ERROR(hellaswag_open(&h, path, NULL, V, 1024, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, "bad.bin") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
     }
-    for (size_t cut = 4; cut < bytes; cut++) // wherever it ends
+    for (size_t cut = 4; cut < bytes; cut++) // cut at every byte
         CHECK(hellaswag_open(&h, write_bytes("bad.bin", good, cut), NULL, V, 1024, &e) == ERR_INPUT, "%zu bytes", cut);
     CHECK_OK(hellaswag_open(&h, write_bytes("bad.bin", good, bytes), NULL, V, 1024, &e), &e);
     hellaswag_close(h);

@@ -1,4 +1,4 @@
-// The loader hands out what data_rows does, whatever was expected and whoever reads; it ends and fails cleanly.
+// The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
 #define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 #include "ranks/parallel.h"
@@ -15,7 +15,7 @@
 enum { V = 5000, T = 13, MAX_ROWS = 9 };
 
 static Error e;
-static uint64_t seed, draws; // of this run: clock_seconds' digits, so that no two runs draw the same
+static uint64_t seed, draws; // from the clock: no two runs draw the same
 static char scratch[PATH_MAX];
 
 static uint64_t draw(uint64_t below) { return rng_u32(seed, 1, draws++) % below; }
@@ -34,7 +34,7 @@ static void make_shard(const char *name, size_t count, int vocab) {
     free(tokens);
 }
 
-// The same file, which is open already, with other tokens.
+// Writes other tokens into a file that is open.
 static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
     FILE *f = fopen(path_of(name), "r+b");
     fseek(f, SHARD_HEADER_BYTES, SEEK_SET);
@@ -43,39 +43,39 @@ static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
 }
 
 typedef struct {
-    DataSet *data;
+    Dataset *data;
     Loader *loader;
 } Fixture;
 
 static Fixture fixture_open(const char *pattern, int max_rows, int seq_len) {
     Fixture f = {0};
-    CHECK_OK(data_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
+    CHECK_OK(dataset_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
     CHECK_OK(loader_create(&f.loader, f.data, max_rows, seq_len, &e), &e);
     return f;
 }
 
 static void fixture_close(Fixture *f) {
     loader_destroy(f->loader);
-    data_close(f->data);
+    dataset_close(f->data);
 }
 
 // Waits until nothing is being read.
 static void settle(Loader *loader) { loader_expect(loader, 0, 0); }
 
-// Rows as data_rows gives them.
+// Whether the rows are those of dataset_rows.
 static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, int n) {
     uint16_t want[MAX_ROWS * (T + 1)];
-    CHECK_OK(data_rows(f->data, first, n, want, &e), &e);
+    CHECK_OK(dataset_rows(f->data, first, n, want, &e), &e);
     return memcmp(rows, want, (size_t)n * (T + 1) * sizeof *rows) == 0;
 }
 
-// Asks for runs of rows in turn and at random; announces them rightly, wrongly, too long, too short or not at all. Rows
-// are looked at while the thread reads on.
+// Asks for rows in order and at random places. Announces the right rows, other rows, too many, too few or none. Checks
+// rows while the thread reads the next ones.
 static void test_order(void) {
     make_shard("order_0.bin", 1700, V);
     make_shard("order_1.bin", 450, V);
     Fixture f = fixture_open("order_*.bin", MAX_ROWS, T);
-    uint64_t windows = data_windows(f.data), first = 0;
+    uint64_t windows = dataset_windows(f.data), first = 0;
     for (int i = 0; i < 2000; i++) {
         int n = 1 + (int)draw(MAX_ROWS), kind = (int)draw(6);
         const uint16_t *rows = NULL;
@@ -91,7 +91,7 @@ static void test_order(void) {
     fixture_close(&f);
 }
 
-// What was announced is read at once, not when it is asked for; what was not is read then.
+// Announced rows are read at once, other rows when they are asked for.
 static void test_reads_ahead(void) {
     const size_t count = 400;
     const uint16_t *rows;
@@ -100,7 +100,7 @@ static void test_reads_ahead(void) {
     loader_expect(f.loader, 0, 4);
     settle(f.loader);
     uint16_t before[4 * (T + 1)];
-    CHECK_OK(data_rows(f.data, 0, 4, before, &e), &e);
+    CHECK_OK(dataset_rows(f.data, 0, 4, before, &e), &e);
     overwrite_tokens("ahead.bin", count, V - 1);
     CHECK_OK(loader_rows(f.loader, 0, 3, &rows, &e), &e); // the last step of a run asks for less
     CHECK(memcmp(rows, before, 3 * (T + 1) * sizeof *rows) == 0, "read when asked for, not ahead");
@@ -109,7 +109,7 @@ static void test_reads_ahead(void) {
     fixture_close(&f);
 }
 
-// The shares of several ranks, each with a loader of its own and in micro-batches, are the step's rows.
+// The ranks' shares, each read by its own loader in micro-batches, are together the step's rows.
 static void test_shares_of_ranks(void) {
     make_shard("ranks.bin", 3000, V);
     for (int ranks = 1; ranks <= 5; ranks++) {
@@ -137,7 +137,7 @@ static void test_shares_of_ranks(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The thread
 
-// Calls f with every thread of this process but the calling one (which is the first, with the process's number).
+// Calls f with every thread of this process but the first, which calls it and has the process's number.
 static int other_threads(void (*f)(const char *thread)) {
     int count = 0;
     DIR *tasks = opendir("/proc/self/task");
@@ -150,8 +150,8 @@ static int other_threads(void (*f)(const char *thread)) {
     return count;
 }
 
-// The same count, once it is what it should be, or after ten seconds: a thread is still in /proc for a moment after
-// pthread_join has returned, since the kernel tells the joiner first.
+// Waits up to ten seconds for the wanted count, and returns it: a thread stays in /proc for a moment after
+// pthread_join, because the kernel wakes the joiner first.
 static int other_threads_settle(int wanted) {
     double start = clock_seconds();
     const struct timespec moment = {.tv_nsec = 1000000};
@@ -160,7 +160,7 @@ static int other_threads_settle(int wanted) {
     return count;
 }
 
-// Destroyed while the thread reads several megabytes: it ends, and leaves no thread behind.
+// Destroying the loader while it reads several megabytes ends its thread.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     make_shard("long.bin", 600000, V);
@@ -187,12 +187,12 @@ static void check_blocks_signals(const char *thread) {
     CHECK(blocked >> (SIGTERM - 1) & 1 && blocked >> (SIGUSR1 - 1) & 1, "thread %s blocks %llx", thread, blocked);
 }
 
-// SIGTERM and SIGUSR1 are for the thread that trains, which stays as it was.
+// The loader's thread takes neither SIGTERM nor SIGUSR1; the calling thread still does.
 static void test_signals(void) {
     make_shard("signals.bin", 100, V);
     Fixture f = fixture_open("signals.bin", MAX_ROWS, T);
     loader_expect(f.loader, 0, 1);
-    settle(f.loader); // so that the thread is past its start, during which glibc itself blocks signals
+    settle(f.loader); // the thread has started: while it starts, glibc blocks signals
     CHECK(other_threads_settle(1) == 1, "%d other threads", other_threads(NULL));
     CHECK(other_threads(check_blocks_signals) == 1, "%d other threads", other_threads(NULL));
     sigset_t mine;
@@ -204,8 +204,8 @@ static void test_signals(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors
 
-// A shard that is cut off or spoilt while in use: the error that the thread met comes to whoever asks for the rows, and
-// is forgotten when the file is whole again.
+// A shard is cut off or damaged while in use: loader_rows returns the thread's error, and rows once the file is whole
+// again.
 static void test_errors_reach_the_caller(void) {
     const size_t count = 300;
     const uint16_t *rows;
@@ -214,18 +214,18 @@ static void test_errors_reach_the_caller(void) {
     for (int ahead = 0; ahead < 2; ahead++) {
         CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES + 20) == 0, "truncate");
         if (ahead) loader_expect(f.loader, 5, 9);
-        CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "bad.bin: the file got shorter");
+        CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "bad.bin: read failed at byte");
         overwrite_tokens("bad.bin", count, V);
         if (ahead) loader_expect(f.loader, 5, 9);
         CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "token 5000 at position");
         if (ahead) loader_expect(f.loader, 5, 9);
-        settle(f.loader); // what the thread met is out of date by the time it is asked for
+        settle(f.loader); // the thread's error is out of date when the rows are asked for
         overwrite_tokens("bad.bin", count, 7);
         CHECK_OK(loader_rows(f.loader, 5, 9, &rows, &e), &e);
         CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
     }
     CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES) == 0, "truncate");
-    loader_expect(f.loader, 0, 9); // and an error that nobody asks about harms nobody
+    loader_expect(f.loader, 0, 9); // an error that no call asks for is dropped
     fixture_close(&f);
 }
 

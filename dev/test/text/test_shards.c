@@ -1,5 +1,5 @@
-// Token shards: what is written is read, in the order that data.h promises, and everything malformed is refused by
-// name.
+// Token shards: tokens are read as they were written, in the order that shards.h defines; malformed shards are refused
+// by name.
 #define _DEFAULT_SOURCE // mkdtemp, mkfifo
 #include "text/shards.h"
 #include "base/files.h"
@@ -15,13 +15,13 @@
 static char directory[512]; // a fresh one, removed at the end
 static Error e;
 
-// What goes wrong in the next such call: the linker sends them here (-Wl,--wrap, see the Makefile).
+// Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see the Makefile).
 static struct {
     bool interrupt_read, halve_read; // EINTR, fewer bytes
     bool fail_sync;                  // EIO
 } fault;
 
-static bool take(bool *flag) { // set, and no more
+static bool take(bool *flag) { // reads and clears
     bool was = *flag;
     *flag = false;
     return was;
@@ -52,7 +52,7 @@ static void remove_all(void) {
     if (system(command) != 0) printf("  cannot remove %s\n", directory);
 }
 
-// A generator of the tests' own (xorshift64*), seeded from the clock so that every run sees new data.
+// xorshift64*, seeded from the clock: every run has new data.
 static uint64_t random_state;
 static uint64_t random_next(void) {
     random_state ^= random_state >> 12;
@@ -66,7 +66,7 @@ static void write_file(const char *path, const void *bytes, size_t count) {
     if (!f || fwrite(bytes, 1, count, f) != count || fclose(f) != 0) printf("  cannot write %s\n", path);
 }
 
-// A shard with any header at all: count tokens of value `token`, `extra` bytes more or fewer than they need.
+// A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
                       int extra) {
     size_t bytes = SHARD_HEADER_BYTES + 2 * (size_t)count;
@@ -108,33 +108,33 @@ static void test_layout(void) {
     for (int i = 12; i < 1024; i++) CHECK(file[i] == 0, "header byte %d is not 0", i);
     const unsigned char body[10] = {0, 0, 1, 0, 0, 1, 0x50, 0xc4, 0xff, 0xff};
     CHECK(memcmp(file + 1024, body, 10) == 0, "tokens differ");
-    CHECK(access(path_of("layout.bin.partial"), F_OK) != 0, "partial file left behind");
+    CHECK(access(path_of("layout.bin.partial"), F_OK) != 0, "the partial file still exists");
     memory_free(file);
 }
 
-// The windows in file order are those of the definition, computed here from the token array alone.
+// The windows in file order are those of the definition, computed here from the tokens.
 static void test_sequential(void) {
     const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
     uint16_t *tokens = make_shards("seq", lengths, 6, V), *rows = malloc(2 * 200 * 8);
-    DataSet *data;
-    CHECK_OK(data_open(&data, path_of("seq_*.bin"), T, V, 1, &e), &e);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("seq_*.bin"), T, V, 1, &e), &e);
     int windows = 0;
     size_t at = 0;
     for (int s = 0; s < 6; s++) windows += (lengths[s] - 1) / T;
-    DataInfo info = data_describe(data);
-    CHECK(info.windows == (uint64_t)windows && data_windows(data) == info.windows, "%d windows", windows);
+    DatasetInfo info = dataset_describe(data);
+    CHECK(info.windows == (uint64_t)windows && dataset_windows(data) == info.windows, "%d windows", windows);
     CHECK(info.shards == 6 && info.tokens == 1125 && info.skipped == 2, "%d %d", info.shards, info.skipped);
-    CHECK_OK(data_rows_sequential(data, 0, windows, rows, &e), &e);
+    CHECK_OK(dataset_rows_sequential(data, 0, windows, rows, &e), &e);
     for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
         for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
             CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
     uint16_t one[8];
-    for (int w = windows; w-- > 0;) { // one at a time, backwards: the same
-        CHECK_OK(data_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
+    for (int w = windows; w-- > 0;) { // the same, one at a time and backwards
+        CHECK_OK(dataset_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
         CHECK(memcmp(one, rows + w * (T + 1), sizeof one) == 0, "window %d alone", w);
     }
-    CHECK_OK(data_check(data, &e), &e);
-    data_close(data);
+    CHECK_OK(dataset_check(data, &e), &e);
+    dataset_close(data);
     free(tokens);
     free(rows);
 }
@@ -143,64 +143,64 @@ static void test_sequential(void) {
 static void test_epochs(void) {
     const int lengths[3] = {523, 12, 399}, T = 5;
     free(make_shards("epoch", lengths, 3, 256));
-    DataSet *data, *other;
+    Dataset *data, *other;
     uint64_t seed = random_next();
-    CHECK_OK(data_open(&data, path_of("epoch_*.bin"), T, 256, seed, &e), &e);
-    CHECK_OK(data_open(&other, path_of("epoch_*.bin"), T, 256, seed + 1, &e), &e);
-    uint64_t N = data_windows(data);
+    CHECK_OK(dataset_open(&data, path_of("epoch_*.bin"), T, 256, seed, &e), &e);
+    CHECK_OK(dataset_open(&other, path_of("epoch_*.bin"), T, 256, seed + 1, &e), &e);
+    uint64_t N = dataset_windows(data);
     char *seen = malloc(N);
     int same_epoch = 0, same_seed = 0, in_order = 0;
     for (uint64_t epoch = 0; epoch < 20; epoch++) {
         memset(seen, 0, N);
         for (uint64_t k = 0; k < N; k++) {
-            uint64_t w = data_window_at(data, epoch * N + k);
+            uint64_t w = dataset_window_at(data, epoch * N + k);
             CHECK(w < N && !seen[w], "window %llu twice or outside", (unsigned long long)w);
             if (w < N) seen[w] = 1;
-            same_epoch += w == data_window_at(data, (epoch + 1) * N + k);
-            same_seed += w == data_window_at(other, epoch * N + k);
+            same_epoch += w == dataset_window_at(data, (epoch + 1) * N + k);
+            same_seed += w == dataset_window_at(other, epoch * N + k);
             in_order += w == k;
         }
     }
     // Chance agreement is Poisson with mean 1 an epoch, 20 here; 60 is beyond chance.
     CHECK(same_epoch < 60 && same_seed < 60 && in_order < 60, "%d %d %d agreements", same_epoch, same_seed, in_order);
     free(seen);
-    data_close(data);
-    data_close(other);
+    dataset_close(data);
+    dataset_close(other);
 }
 
-// The example sequence does not depend on how it is asked for: batch sizes, micro-batches, ranks, a restart half-way.
+// The sequence of examples does not depend on batch sizes, micro-batches, ranks or a restart.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1 };
     const int lengths[2] = {1003, 411}; // 156 windows: several epochs, which batches straddle
     free(make_shards("split", lengths, 2, 1000));
-    DataSet *data;
-    CHECK_OK(data_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
     uint16_t *want = malloc(2 * ROWS * WIDTH), *got = malloc(2 * ROWS * WIDTH);
-    CHECK_OK(data_rows(data, 0, ROWS, want, &e), &e);
+    CHECK_OK(dataset_rows(data, 0, ROWS, want, &e), &e);
     for (int trial = 0; trial < 50; trial++) {
         memset(got, 0xff, 2 * ROWS * WIDTH);
         for (int at = 0; at < ROWS;) { // batches of changing size, spread over ranks and micro-batches
             int left = ROWS - at, batch = 1 + (int)(random_next() % 64), ranks = 1 + (int)(random_next() % 8);
             if (batch > left) batch = left;
             int micro = 1 + (int)(random_next() % 7);
-            for (int rank = ranks - 1; rank >= 0; rank--) // the order in which ranks run is no matter either
+            for (int rank = ranks - 1; rank >= 0; rank--) // nor on the order in which ranks run
                 for (int row = batch * rank / ranks, end = batch * (rank + 1) / ranks; row < end; row += micro)
-                    CHECK_OK(data_rows(data, (uint64_t)(at + row), row + micro < end ? micro : end - row,
-                                       got + (at + row) * WIDTH, &e),
+                    CHECK_OK(dataset_rows(data, (uint64_t)(at + row), row + micro < end ? micro : end - row,
+                                          got + (at + row) * WIDTH, &e),
                              &e);
             at += batch;
             if (random_next() % 8) continue;
-            data_close(data);
-            CHECK_OK(data_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+            dataset_close(data);
+            CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
         }
         CHECK(memcmp(want, got, 2 * ROWS * WIDTH) == 0, "trial %d differs", trial);
     }
-    data_close(data);
+    dataset_close(data);
     free(want);
     free(got);
 }
 
-// More shards than are kept open, named so that the order of a directory listing is not the order of names.
+// More shards than are kept open, written in another order than that of their names.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
     for (uint16_t i = 0; i < SHARDS; i++) {
@@ -209,51 +209,51 @@ static void test_many_shards(void) {
         snprintf(name, sizeof name, "many_%06d.bin", shard);
         CHECK_OK(shard_write(path_of(name), tokens, 5, &e), &e);
     }
-    DataSet *data;
+    Dataset *data;
     uint16_t rows[SHARDS][T + 1];
     int unused = dup(0), still; // the lowest descriptor
     close(unused);
-    CHECK_OK(data_open(&data, path_of("many_*.bin"), T, SHARDS, 0, &e), &e);
-    CHECK_OK(data_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
+    CHECK_OK(dataset_open(&data, path_of("many_*.bin"), T, SHARDS, 0, &e), &e);
+    CHECK_OK(dataset_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
-    CHECK(strstr(data_shard_path(data, 7), "many_000007.bin"), "%s", data_shard_path(data, 7));
-    CHECK_OK(data_check(data, &e), &e);
-    CHECK((still = dup(0)) == unused, "so many shards are left open that the next descriptor is %d", still);
+    CHECK(strstr(dataset_shard_path(data, 7), "many_000007.bin"), "%s", dataset_shard_path(data, 7));
+    CHECK_OK(dataset_check(data, &e), &e);
+    CHECK((still = dup(0)) == unused, "shards are left open: the next descriptor is %d", still);
     close(still);
-    data_close(data);
+    dataset_close(data);
 }
 
-// Nobody's failure: the rest is read from where it stopped.
+// An interrupted or short read continues where it stopped.
 static void test_interrupted_and_short_reads(void) {
     enum { T = 40 };
     const int length = T + 1;
     uint16_t *tokens = make_shards("piece", &length, 1, 1000), row[T + 1];
-    DataSet *data;
-    CHECK_OK(data_open(&data, path_of("piece_*.bin"), T, 1000, 0, &e), &e);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("piece_*.bin"), T, 1000, 0, &e), &e);
     for (int i = 1; i < 4; i++) {
         memset(row, 0xff, sizeof row);
         fault.halve_read = i & 1, fault.interrupt_read = i & 2;
-        CHECK_OK(data_rows_sequential(data, 0, 1, row, &e), &e);
+        CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
         CHECK(!fault.halve_read && !fault.interrupt_read, "it reads otherwise");
         CHECK(memcmp(row, tokens, sizeof row) == 0, "other tokens");
     }
-    data_close(data);
+    dataset_close(data);
     free(tokens);
 }
 
 static void test_literal_name(void) { // a file whose name looks like a pattern is found as itself
     const uint16_t tokens[3] = {1, 2, 3};
     CHECK_OK(shard_write(path_of("odd[1]*.bin"), tokens, 3, &e), &e);
-    DataSet *data;
-    CHECK_OK(data_open(&data, path_of("odd[1]*.bin"), 2, 4, 0, &e), &e);
-    data_close(data);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("odd[1]*.bin"), 2, 4, 0, &e), &e);
+    dataset_close(data);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void refuse(const char *name, int T, int V, const char *text) {
-    DataSet *data = (DataSet *)&e;
-    CHECK_ERROR(data_open(&data, path_of(name), T, V, 0, &e), &e, ERR_INPUT, text);
+    Dataset *data = (Dataset *)&e;
+    CHECK_ERROR(dataset_open(&data, path_of(name), T, V, 0, &e), &e, ERR_INPUT, text);
     CHECK(data == NULL, "a data set in spite of an error");
     CHECK(strstr(e.what, name) && e.hint[0], "'%s' (%s) names no file or no remedy", e.what, e.hint);
 }
@@ -263,7 +263,7 @@ static void test_bad_shards(void) {
     refuse("absent.bin", 4, 256, "no such file");
     refuse("absent_*.bin", 4, 256, "no such file");
     refuse("no/such/dir/*.bin", 4, 256, "no such file");
-    refuse("", 4, 256, "is a directory");
+    refuse("", 4, 256, "not a regular file");
     write_file(path_of("empty.bin"), "", 0);
     refuse("empty.bin", 4, 256, "ends at byte 0");
     write_file(path_of("tiny.bin"), "hello\n", 6);
@@ -301,17 +301,17 @@ static void test_bad_shards(void) {
     write_raw(path_of("unreadable.bin"), M, 1, 100, 100, 0, 0);
     chmod(path_of("unreadable.bin"), 0);
     if (geteuid() != 0) refuse("unreadable.bin", 4, 256, "cannot open"); // root may read anything
-    DataSet *data;                                                       // one bad shard among good ones
+    Dataset *data;                                                       // one bad shard among good ones
     write_raw(path_of("set_0.bin"), M, 1, 100, 100, 0, 0);
     write_raw(path_of("set_1.bin"), M, 1, 100, 99, 0, 0);
-    CHECK_ERROR(data_open(&data, path_of("set_*.bin"), 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
+    CHECK_ERROR(dataset_open(&data, path_of("set_*.bin"), 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
     write_raw(path_of("full.bin"), M, 1, 100, 100, 65535, 0);
-    CHECK_OK(data_open(&data, path_of("full.bin"), 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
-    data_close(data);
+    CHECK_OK(dataset_open(&data, path_of("full.bin"), 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
+    dataset_close(data);
     refuse("full.bin", 4, 65535, "token 65535 at position 0");
 }
 
-// A file too large to be checked when opened: its bad token is found by the window that holds it, and by data_check.
+// A file too large to be checked when opened: reading the window of its bad token fails, and so does dataset_check.
 static void test_large_shard(void) {
     const int T = 1000, count = 40000000;
     const char *path = path_of("large.bin");
@@ -321,19 +321,19 @@ static void test_large_shard(void) {
     CHECK(ftruncate(fileno(f), SHARD_HEADER_BYTES + 2L * count) == 0, "cannot make a sparse file");
     CHECK(fseek(f, SHARD_HEADER_BYTES + 2L * 31415926, SEEK_SET) == 0 && fwrite(&bad, 2, 1, f) == 1, "cannot write");
     fclose(f);
-    DataSet *data;
+    Dataset *data;
     uint16_t row[1001];
-    CHECK_OK(data_open(&data, path, T, 512, 0, &e), &e);
-    CHECK_OK(data_rows_sequential(data, 31414, 1, row, &e), &e);
-    CHECK_ERROR(data_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
-    CHECK_ERROR(data_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_OK(dataset_open(&data, path, T, 512, 0, &e), &e);
+    CHECK_OK(dataset_rows_sequential(data, 31414, 1, row, &e), &e);
+    CHECK_ERROR(dataset_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_ERROR(dataset_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     uint64_t k = 0;
-    while (data_window_at(data, k) != 31415) k++;
-    CHECK_ERROR(data_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
+    while (dataset_window_at(data, k) != 31415) k++;
+    CHECK_ERROR(dataset_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
     CHECK(truncate(path, 2000000) == 0, "cannot truncate");
-    CHECK_OK(data_rows_sequential(data, 0, 1, row, &e), &e);
-    CHECK_ERROR(data_rows_sequential(data, 2000, 1, row, &e), &e, ERR_INPUT, "got shorter");
-    data_close(data);
+    CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
+    CHECK_ERROR(dataset_rows_sequential(data, 2000, 1, row, &e), &e, ERR_INPUT, "the file ends there");
+    dataset_close(data);
     unlink(path);
 }
 
@@ -352,19 +352,20 @@ static void test_writing_fails(void) {
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
     uint16_t *many = calloc(1000000, 2);
-    CHECK_ERROR(shard_write(path_of("kept.bin"), many, 1000000, &e), &e, ERR_WRITE, "kept.bin: cannot write");
+    CHECK_ERROR(shard_write(path_of("kept.bin"), many, 1000000, &e), &e, ERR_WRITE, "kept.bin.partial: cannot write");
     setrlimit(RLIMIT_FSIZE, &old);
-    DataSet *data;
-    CHECK_OK(data_open(&data, path_of("kept.bin"), 3, 5, 0, &e), &e);
-    data_close(data);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("kept.bin"), 3, 5, 0, &e), &e);
+    dataset_close(data);
     free(many);
     fault.fail_sync = true;
-    CHECK_ERROR(shard_write(path_of("unsynced.bin"), tokens, 4, &e), &e, ERR_WRITE, "unsynced.bin: cannot write");
+    CHECK_ERROR(shard_write(path_of("unsynced.bin"), tokens, 4, &e), &e, ERR_WRITE,
+                "unsynced.bin.partial: cannot write");
     CHECK(access(path_of("unsynced.bin"), F_OK) != 0, "it got its name");
     fault.fail_sync = false;
 }
 
-// As many tokens as the header can count, and not one more: in a file with a hole.
+// A shard of as many tokens as the header can count takes no other. The file is sparse.
 static void test_largest_shard(void) {
     const uint16_t token = 1;
     const char *path = path_of("largest.bin"), *partial = path_of("largest.bin.partial");
@@ -374,7 +375,7 @@ static void test_largest_shard(void) {
     CHECK_OK(shard_writer_resume(&w, path, SHARD_MAX_TOKENS - 1, &e), &e);
     CHECK_OK(shard_writer_put(w, &token, 1, &e), &e);
     CHECK_ERROR(shard_writer_put(w, &token, 1, &e), &e, ERR_USAGE,
-                "largest.bin: a shard holds at most 2147483647 tokens");
+                "largest.bin.partial: a shard holds at most 2147483647 tokens");
     CHECK_OK(shard_writer_suspend(w, &e), &e);
     unlink(partial);
 }

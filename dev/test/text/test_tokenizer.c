@@ -1,5 +1,5 @@
-// The tokenizer and its files against independent references: the textbook loop over strings for the merges, and fixed
-// tokens of the real vocabulary (from GNS_TEST_DATA). test_words has what comes before merges.
+// The tokenizer and its files against independent references: merges on strings, by definition, and known tokens of
+// GPT-2's vocabulary (from GNS_TEST_DATA). test_words checks the steps before merges.
 #define _DEFAULT_SOURCE // mkdtemp
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
@@ -26,8 +26,7 @@ typedef struct {
     char left[NAME], right[NAME]; // as strings of plain letters
 } NamedMerge;
 
-// A random vocabulary over a, b, c, space and the other bytes: each merge joins two tokens that exist, as training
-// would.
+// A random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing tokens.
 static int make_vocabulary(NamedMerge *merges) {
     static char names[MERGES + 4][NAME] = {"a", "b", "c", " "};
     int count = 4, made = 0;
@@ -52,7 +51,7 @@ static void put_name(FILE *f, const char *name) { // in GPT-2's alphabet a space
     }
 }
 
-// The 256 bytes and the merges' products, in an order of ids that has nothing to do with bytes.
+// The 256 bytes, with ids in another order, and the merges' products.
 static void put_vocab(FILE *f, const NamedMerge *merges, int count) {
     int id = 0, other = 256;
     fputs("{", f);
@@ -97,7 +96,7 @@ static void write_vocabulary(const NamedMerge *merges, int count) {
     fclose(f);
 }
 
-// The definition, on strings: for each merge in the order of the ranks, join its occurrences from left to right.
+// The definition on strings: each merge, by rank, joins its occurrences from left to right.
 static int merge_by_definition(const char *word, size_t bytes, const NamedMerge *merges, int count, char (*out)[NAME]) {
     int n = (int)bytes;
     for (int i = 0; i < n; i++) snprintf(out[i], NAME, "%c", word[i]);
@@ -142,7 +141,7 @@ static void test_merges(void) {
         CHECK_OK(encoder_create(&encoder, t, &e), &e);
         CHECK(tokenizer_vocab_size(t) == 257 + count && tokenizer_eot(t) == 256 + count, "%d", tokenizer_vocab_size(t));
         char word[4096];
-        for (int i = 0; i < 3000; i++) { // short words, those around 64 bytes, and long ones
+        for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, and long words
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
             for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
             if (i % 3 == 0) word[0] = ' ';
@@ -154,7 +153,7 @@ static void test_merges(void) {
     }
 }
 
-// Words that share their beginning, so many that they meet in the cache: what it returns is what the merges say.
+// Words with the same beginning, more of them than the cache holds: cached tokens are those of the merges.
 static void test_cache(void) {
     enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
     NamedMerge merges[MERGES];
@@ -211,9 +210,9 @@ static void check_round_trips(const Tokenizer *t, int texts) {
     char *text = malloc(1 << 16);
     for (int i = 0; i < texts; i++) {
         size_t bytes = random_text(text, (int)draw(300));
-        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes will do
+        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes
             text[draw((uint32_t)bytes)] = (char)draw(256);
-        char *exact = malloc(bytes + 1); // so that the sanitizer sees a read behind the end
+        char *exact = malloc(bytes + 1); // the sanitizer sees a read after the end
         memcpy(exact, text, bytes);
         exact = realloc(exact, bytes ? bytes : 1);
         check_round_trip(t, encoder, exact, bytes);
@@ -272,7 +271,8 @@ static void rename_file(const char *from, const char *to) {
     CHECK(rename(a, b) == 0, "cannot rename %s", from);
 }
 
-// vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json in both its forms, and what tokenizer_save writes.
+// vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms of merges, and tokenizer_save's
+// files.
 static void test_forms(void) {
     NamedMerge merges[MERGES];
     int count = make_vocabulary(merges);
@@ -315,7 +315,7 @@ static void test_forms(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Added tokens, against the rule said another way: the text is searched for each of them as a whole
+// Added tokens, against a search of the whole text for each of them
 
 static const struct {
     const char *name;
@@ -324,7 +324,8 @@ static const struct {
              {"\xC3\xA4", true, false}, {" <s> ", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
-// Appends what the definition says. plain: the same vocabulary without the added tokens, which are numbers first, first+1..
+// The tokens by definition. plain: the vocabulary without the added tokens, which have the numbers first, first + 1,
+// ...
 static size_t encode_by_definition(const Tokenizer *plain, int first, int pass, const char *text, size_t bytes,
                                    uint16_t *out) {
     const char *best = NULL;
@@ -353,7 +354,7 @@ static void put_json(FILE *f, const char *name) {
     for (; *name; name++) fprintf(f, *name == '"' || *name == '\\' ? "\\%c" : "%c", *name);
 }
 
-// In tokenizer_config.json, as transformers writes them; or by name alone, which makes all of them `normalized`.
+// by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all added tokens are `normalized`.
 static void write_added(const char *file, int first, bool by_id) {
     char path[1024];
     snprintf(path, sizeof path, "%s/%s", directory, file);
@@ -384,7 +385,7 @@ static void check_added(const Tokenizer *t, const Tokenizer *plain, int first) {
         size_t bytes = strlen(text), wanted = encode_by_definition(plain, first, 0, text, bytes, want);
         CHECK_OK(encoder_run(encoder, text, bytes, got, &count, &e), &e);
         CHECK(count == wanted && memcmp(got, want, 2 * count) == 0, "'%s': %zu tokens, want %zu", text, count, wanted);
-        size_t cut = tokenizer_cut(t, text, draw((uint32_t)bytes + 1)); // which does not see what follows
+        size_t cut = tokenizer_cut(t, text, draw((uint32_t)bytes + 1)); // it does not see the rest
         CHECK_OK(encoder_run(encoder, text, cut, parts, &head, &e), &e);
         CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + head, &tail, &e), &e);
         CHECK(head + tail == count && memcmp(parts, got, 2 * count) == 0, "'%s' cut at %zu", text, cut);
@@ -426,7 +427,7 @@ static void refuse(const char *text) {
     CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
 }
 
-// Added tokens beside a vocabulary that is in order.
+// Malformed lists of added tokens with a valid vocabulary.
 static void test_bad_added(void) {
     NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
     static const struct {
@@ -468,7 +469,7 @@ static void test_bad_added(void) {
         refuse(cases[i].text);
         remove_file(cases[i].file);
     }
-    // A hole in the vocabulary itself is the vocabulary's, whatever was added behind it.
+    // The vocabulary's file is blamed for its own hole, also with added tokens after it.
     write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
     write_text("added_tokens.json", "{\"<|x|>\": 3}");
     refuse("vocab.json: token number 1 is missing");
@@ -489,13 +490,13 @@ static void test_bad_files(void) {
     refuse("merges.txt: cannot open");
     write_vocabulary(merges, 3);
     write_text("vocab.json", "{\"a\": 0,\n \"b\": ");
-    refuse("vocab.json line 2: not a JSON object");
+    refuse("vocab.json: malformed JSON at byte");
     write_text("vocab.json", "");
-    refuse("vocab.json line 1: not a JSON object");
+    refuse("vocab.json: malformed JSON at byte 0");
     write_text("vocab.json", "[1, 2]");
     refuse("not a JSON object");
     write_text("vocab.json", "{} x");
-    refuse("not a JSON object");
+    refuse("malformed JSON at byte 3");
     write_text("vocab.json", "{\"a\": \"0\"}");
     refuse("the number of token 'a' is malformed");
     write_text("vocab.json", "{\"a\": -1}");
@@ -521,7 +522,7 @@ static void test_bad_files(void) {
     refuse("merges.txt line 3: 'qq' is not in the vocabulary");
     write_text("merges.txt", "c a\n");
     refuse("merges.txt line 1: 'c' merges to a token that the vocabulary lacks");
-    write_text("merges.txt", "a b\r\nab c\r\n"); // from Windows, and without its last merge: fine
+    write_text("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
     CHECK_OK(tokenizer_load(&t, directory, &e), &e);
     tokenizer_destroy(t);
     for (int i = 0; i < 3; i++) remove_file(names[i]);
@@ -556,7 +557,7 @@ static void test_bad_files(void) {
     remove_file("tokenizer.json");
 }
 
-// GPT-2's own vocabulary: tokens known from elsewhere, and the whole of its texts there and back.
+// GPT-2's vocabulary: tokens known from elsewhere, and texts encoded and decoded.
 static void test_gpt2(void) {
     const char *data = getenv("GNS_TEST_DATA");
     char path[1024];

@@ -1,4 +1,4 @@
-// How the tokenizer reads bytes: UTF-8 against the table of RFC 3629, words against PCRE2 with GPT-2's own pattern.
+// UTF-8 against the table of RFC 3629, and words against PCRE2 with GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
@@ -69,8 +69,8 @@ static void test_utf8(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Words, against PCRE2
 
-// GPT-2's pattern as it was published, but for \s, written out: PCRE2's has U+180E in it, which is no space in Unicode
-// since 6.3, nor in the engines that made GPT-2's data.
+// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, which is no space since Unicode 6.3, nor
+// in the engines that made GPT-2's data.
 #define SPACES                                                                                                         \
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
@@ -80,8 +80,8 @@ typedef struct {
     pcre2_code *code;
     pcre2_match_data *match;
     Tokenizer *t;
-    char unicode[64];  // PCRE2's version of it
-    bool same_unicode; // as that of the tokenizer's tables
+    char unicode[64];  // the version in PCRE2
+    bool same_unicode; // as in the tokenizer's tables
 } Words;
 
 static Words words_open(void) {
@@ -123,7 +123,7 @@ static void test_words_of_every_code_point(void) {
         if (c >= 0xD800 && c < 0xE000) continue;
         char u[4];
         size_t n = put_code_point(u, c), at = 0;
-        const char *around = "a*1* *  *!**'s*"; // * is the code point: behind and before every class
+        const char *around = "a*1* *  *!**'s*"; // * is the code point: after and before every class
         for (const char *s = around; *s; s++) {
             if (*s != '*') text[at++] = *s;
             else memcpy(text + at, u, n), at += n;
@@ -131,12 +131,12 @@ static void test_words_of_every_code_point(void) {
         if (!same_words(&w, text, at) && wrong++ < 10 && w.same_unicode) printf("  U+%04X\n", c);
     }
     if (!w.same_unicode) printf("  PCRE2 has Unicode %s, the tables 14.0: %d code points differ\n", w.unicode, wrong);
-    // Another version of Unicode assigns some thousands of code points that 14.0 does not, or fewer.
+    // Other versions of Unicode assign some thousands of code points more or fewer than 14.0.
     CHECK(w.same_unicode ? wrong == 0 : wrong < 20000, "%d code points differ", wrong);
     words_close(&w);
 }
 
-// Where the two have other versions of Unicode, of the characters that they have in common.
+// With another version of Unicode in PCRE2, only characters of both versions.
 static void test_words_of_random_texts(void) {
     Words w = words_open();
     char text[1024];
