@@ -5,9 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#ifdef __SANITIZE_ADDRESS__
-#    include <sanitizer/asan_interface.h>
-#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors
@@ -62,24 +59,12 @@ void error_print_on(const Error *e, int rank, int ranks, const char *host) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-// Lets the sanitizer report accesses between `bytes` and the rounded size.
-static void forbid_rest(void *block, size_t bytes, size_t rounded) {
-#ifdef __SANITIZE_ADDRESS__
-    ASAN_POISON_MEMORY_REGION((char *)block + bytes, rounded - bytes);
-#else
-    (void)block, (void)bytes, (void)rounded;
-#endif
-}
-
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e) {
     const size_t alignment = 64; // a cache line, and the widest vector
-    size_t rounded = round_up(bytes ? bytes : 1, alignment);
-    *out = bytes <= SIZE_MAX - alignment ? aligned_alloc(alignment, rounded) : NULL;
-    if (!*out)
-        return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model",
-                    "out of memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
-    forbid_rest(*out, bytes, rounded);
-    return 0;
+    if (posix_memalign(out, alignment, size_max(bytes, 1)) == 0) return 0;
+    *out = NULL;
+    return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model", "out of memory: %s needs %.1f MiB",
+                what, (double)bytes / (1 << 20));
 }
 
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e) {

@@ -22,7 +22,7 @@
 #define XXH_INLINE_ALL // xxHash as a header, nothing to link
 #include <xxhash.h>
 
-static const char *const make_room = "make room, or choose another place";
+static const char *const make_room = "free some space, or choose another place";
 
 static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);

@@ -28,20 +28,14 @@ void text_free(Text *text) {
     *text = (Text){0};
 }
 
-static void write_utf8(FILE *f, const char *text, bool json) {
-    for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {
-        length = utf8_character(text, left);
-        if (!length) fputs(json ? "\\ufffd" : "\xef\xbf\xbd", f), length = 1;
-        else if (json && (*text == '"' || *text == '\\')) fprintf(f, "\\%c", *text);
-        else if (json && (unsigned char)*text < 0x20) fprintf(f, "\\u%04x", *text);
-        else fwrite(text, 1, length, f);
-    }
-}
-
-void text_write_utf8(FILE *f, const char *text) { write_utf8(f, text, false); }
-
 void text_write_json(FILE *f, const char *text) {
     fputc('"', f);
-    write_utf8(f, text, true);
+    for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {
+        length = utf8_character(text, left);
+        if (!length) fputs("\\ufffd", f), length = 1;
+        else if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
+        else if ((unsigned char)*text < 0x20) fprintf(f, "\\u%04x", *text);
+        else fwrite(text, 1, length, f);
+    }
     fputc('"', f);
 }

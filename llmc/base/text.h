@@ -1,4 +1,4 @@
-// text: text written through a stream into memory, and as other programs read it: valid UTF-8 and JSON strings.
+// text: text written through a stream into memory, and as JSON strings of valid UTF-8.
 #ifndef GNS_TEXT_H
 #define GNS_TEXT_H
 
@@ -28,9 +28,6 @@ static inline size_t utf8_character(const void *at, size_t bytes) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-// Writes a text; every byte that is not UTF-8 becomes U+FFFD.
-void text_write_utf8(FILE *f, const char *text);
-
-// The same as a JSON string (RFC 8259), in quotes.
+// Writes a text as a JSON string (RFC 8259), in quotes; every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);
 #endif

@@ -1,3 +1,14 @@
+// A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
+// 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
+//    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
+// 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
+// 4. Only files that the manifest or own_files names are removed. Other files stay in OUT/step_N.kept, with a line to
+//    `notes`. A checkpoint that is a link is unlinked (directory_remove).
+// 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
+//    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
+// 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
+//    (archive_set_aside_after).
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint/archive.h"
 
@@ -8,13 +19,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-_Static_assert(ARCHIVE_PATH == PATH_MAX, "a path is a path");
+_Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Names
 
 #define STEP_PREFIX    "step_"
-#define PARTIAL_PREFIX ".step_"
 #define PARTIAL_SUFFIX ".partial"
 
 void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, STEP_PREFIX "%08" PRId64, step); }
@@ -27,30 +37,28 @@ static int step_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Err
 
 static int partial_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Error *e) {
     char name[60];
-    snprintf(name, sizeof name, PARTIAL_PREFIX "%08" PRId64 PARTIAL_SUFFIX, step);
+    snprintf(name, sizeof name, "." STEP_PREFIX "%08" PRId64 PARTIAL_SUFFIX, step);
     return path_join(path, ARCHIVE_PATH, out, name, e);
 }
 
 int64_t archive_step_of(const char *name) {
-    const char *digits = name + strlen(STEP_PREFIX);
-    size_t length = strlen(name);
-    if (strncmp(name, STEP_PREFIX, strlen(STEP_PREFIX)) != 0) return -1;
-    if (length < strlen(STEP_PREFIX) + 8 || length > strlen(STEP_PREFIX) + 18) return -1;
-    if (digits[strspn(digits, "0123456789")]) return -1;
-    int64_t step = strtoll(digits, NULL, 10);
+    const size_t prefix = strlen(STEP_PREFIX);
     char canonical[40];
+    if (strncmp(name, STEP_PREFIX, prefix) != 0 || strlen(name) > prefix + 18) return -1; // 18 digits fit 64 bits
+    int64_t step = strtoll(name + prefix, NULL, 10);
     archive_name(canonical, sizeof canonical, step);
-    return strcmp(canonical, name) == 0 ? step : -1;
+    return step >= 0 && strcmp(canonical, name) == 0 ? step : -1;
 }
 
 // The step of a temporary name; -1 for any other.
 static int64_t partial_step_of(const char *name) {
     char step[40];
-    size_t length = strlen(name), tail = strlen(PARTIAL_SUFFIX);
-    if (*name != '.' || length <= tail || length - tail > sizeof step) return -1;
-    if (strcmp(name + length - tail, PARTIAL_SUFFIX) != 0) return -1;
-    snprintf(step, sizeof step, "%.*s", (int)(length - tail - 1), name + 1);
-    return archive_step_of(step);
+    if (*name != '.' || strlen(name) >= sizeof step) return -1;
+    strcpy(step, name);
+    char *suffix = strrchr(step, '.');
+    if (strcmp(suffix, PARTIAL_SUFFIX) != 0) return -1;
+    *suffix = 0;
+    return archive_step_of(step + 1);
 }
 
 typedef struct {
@@ -91,14 +99,14 @@ bool archive_has(const char *out, int64_t step) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Removing what has a temporary name
+// Partials
 
-// All that a checkpoint may hold; the manifest, which lists it, is removed last.
+// All files of a checkpoint. The manifest, which lists them, is removed last.
 static const char *const own_files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "state.json",
                                         "vocab.json",        "merges.txt",  "tokenizer_config.json", MANIFEST_NAME};
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
-// Renames it to step_NNNNNNNN.SUFFIX, or the first of .SUFFIX.2, .SUFFIX.3, ... that is free.
+// Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
 static int rename_aside(const char *out, int64_t step, const char *from, const char *suffix,
                         char aside[ARCHIVE_PATH + 32], Error *e) {
     char path[ARCHIVE_PATH];
@@ -114,7 +122,7 @@ static int keep_rest(const char *out, int64_t step, const char *partial, FILE *n
     const int most = 5; // names in the line
     Names left;
     TRY(rename_aside(out, step, partial, "kept", aside, e));
-    directory_list(aside, &left, &(Error){0}); // of anything else than a directory: no names
+    directory_list(aside, &left, &(Error){0}); // no names where it is no directory
     fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
     for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
     if (left.count > most) fprintf(notes, " and %d more", left.count - most);
@@ -130,7 +138,7 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
     int count = 0;
     TRY(partial_path(out, step, path, e));
     if (!file_exists(path)) return 0;
-    manifest_read(&manifest, path, &(Error){0}); // without one it lists nothing
+    manifest_read(&manifest, path, &(Error){0}); // lists nothing on failure
     for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
     for (int i = 0; i < OWN_FILES; i++) names[count++] = own_files[i];
     TRY(directory_remove(path, names, count, e));
@@ -139,14 +147,24 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
 
 void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }
 
+int archive_tidy(const char *out, FILE *notes, Error *e) {
+    Names names;
+    int code = 0;
+    TRY(directory_list(out, &names, e));
+    for (int i = 0; i < names.count && !code; i++)
+        if (partial_step_of(names.name[i]) >= 0) code = remove_partial(out, partial_step_of(names.name[i]), notes, e);
+    names_free(&names);
+    return code;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
-// Coming to be
+// Writing and verifying
 
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
     TRY(partial_path(out, step, directory, e));
     TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
-        return FAIL(e, ERR_WRITE, "make room, or choose another --out", "%s: cannot create: %s", directory,
+        return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
                     strerror(errno));
     return 0;
 }
@@ -160,16 +178,13 @@ int archive_commit(const char *out, int64_t step, const Manifest *manifest, char
     return path_rename(partial, final, out, e);
 }
 
-// *foreign, where the caller asks: its format is another one, which says nothing of damage.
+// foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
 static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
-    Manifest *manifest;
-    TRY(memory_alloc((void **)&manifest, sizeof *manifest, "a manifest", e));
-    int code = manifest_read(manifest, directory, e);
-    if (foreign) *foreign = manifest->foreign;
-    manifest->pulse = pulse;
-    if (!code) code = manifest_verify(manifest, directory, what, e);
-    memory_free(manifest);
-    return code;
+    Manifest manifest;
+    int code = manifest_read(&manifest, directory, e);
+    if (foreign) *foreign = manifest.foreign;
+    manifest.pulse = pulse;
+    return code ? code : manifest_verify(&manifest, directory, what, e);
 }
 
 int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
@@ -177,9 +192,8 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Going away
+// Removing
 
-// Out of the way in one rename first: a checkpoint that is removed half must not look like one.
 static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     TRY(step_path(out, step, path, e));
@@ -209,26 +223,23 @@ done:
     return code;
 }
 
-// What removing a checkpoint gives back, as far as the files tell. A link gives nothing.
-static int step_bytes(const char *out, int64_t step, uint64_t *bytes, Error *e) {
+// The disk space that removing a checkpoint frees, as its files tell. A link frees nothing.
+static uint64_t step_bytes(const char *out, int64_t step) {
     char path[ARCHIVE_PATH], file[ARCHIVE_PATH];
+    Error ignored;
     struct stat st;
     Names names;
-    int code = 0;
-    *bytes = 0;
-    TRY(step_path(out, step, path, e));
-    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
-    TRY(directory_list(path, &names, e));
-    for (int i = 0; i < names.count && !code; i++) {
-        code = path_join(file, sizeof file, path, names.name[i], e);
-        if (!code && lstat(file, &st) == 0)
-            *bytes += (uint64_t)st.st_blocks * 512; // POSIX's unit of st_blocks, in bytes
-    }
+    uint64_t bytes = 0;
+    if (step_path(out, step, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
+    if (directory_list(path, &names, &ignored)) return 0;
+    for (int i = 0; i < names.count; i++)
+        if (path_join(file, sizeof file, path, names.name[i], &ignored) == 0 && lstat(file, &st) == 0)
+            bytes += (uint64_t)st.st_blocks * 512; // POSIX's unit of st_blocks, in bytes
     names_free(&names);
-    return code;
+    return bytes;
 }
 
-// Index of the newest checkpoint that the disk gives back as it was written; -1 where there is none.
+// Index of the newest checkpoint that the disk gives back undamaged; -1: none.
 static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
     Error ignored;
@@ -237,27 +248,23 @@ static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse)
     return -1;
 }
 
-// All but that one and `best` may go, but none goes in vain.
-static int remove_for_room(const char *out, const Steps *steps, uint64_t bytes, int64_t best, Removed *removed,
-                           FILE *notes, const Pulse *pulse, Error *e) {
-    uint64_t left, in_all, one;
+// Removes none if all that may be removed are not enough. *left: the disk's free bytes.
+static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_t stays, uint64_t *left,
+                           Removed *removed, FILE *notes, const Pulse *pulse, Error *e) {
+    uint64_t in_all = *left;
     int newest = newest_whole(out, steps, pulse);
-    TRY(disk_free(out, &left, e));
-    in_all = left;
-    for (int i = 0; i < steps->count && newest >= 0; i++) {
-        if (i == newest || steps->step[i] == best) continue;
-        TRY(step_bytes(out, steps->step[i], &one, e));
+    for (int i = 0; i < steps->count; i++) {
+        uint64_t one = i == newest || steps->step[i] == stays ? 0 : step_bytes(out, steps->step[i]);
+        if (!one) steps->step[i] = -1; // stays
         in_all += one;
     }
-    for (int i = steps->count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
-        if (i == newest || steps->step[i] == best) continue;
-        TRY(step_bytes(out, steps->step[i], &one, e));
-        if (one == 0) continue;
+    for (int i = steps->count - 1; i >= 0 && newest >= 0 && *left < bytes && in_all >= bytes; i--) {
+        if (steps->step[i] < 0) continue;
         TRY(remove_step(out, steps->step[i], notes, e));
         if (removed->count++ == 0) removed->first = steps->step[i];
         removed->last = steps->step[i];
         pulse_beat(pulse);
-        TRY(disk_free(out, &left, e));
+        TRY(disk_free(out, left, e));
     }
     return 0;
 }
@@ -270,49 +277,38 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, stays, removed, notes, pulse, e);
+        int code = remove_for_room(out, &steps, bytes, stays, &left, removed, notes, pulse, e);
         steps_free(&steps);
         if (code) return code;
-        TRY(disk_free(out, &left, e));
     }
     if (left >= bytes) return 0;
-    return FAIL(e, ERR_WRITE, keep > 0 ? "make room" : "make room, or let older ones go with --keep",
+    return FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
                 "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", out, (double)bytes / (1 << 20),
                 (double)left / (1 << 20));
 }
 
-int archive_tidy(const char *out, FILE *notes, Error *e) {
-    Names names;
-    int code = 0;
-    TRY(directory_list(out, &names, e));
-    for (int i = 0; i < names.count && !code; i++)
-        if (partial_step_of(names.name[i]) >= 0) code = remove_partial(out, partial_step_of(names.name[i]), notes, e);
-    names_free(&names);
-    return code;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
-// Being found again
+// Finding
 
 int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], Error *e) {
     Steps steps;
     *found = false;
     TRY(steps_list(out, &steps, e));
-    int code = 0, passed = 0;
+    int code = 0, skipped = 0;
     for (int i = 0; i < steps.count && !*found; i++) {
         bool foreign = false;
         TRY_GOTO(step_path(out, steps.step[i], directory, e));
         *step = steps.step[i];
-        code = check(directory, VERIFY_BYTES, pulse, &foreign, e); // and it is read next
+        code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
         if (code && (code != ERR_INPUT || foreign)) goto done;
         *found = code == 0;
-        if (code) passed++, fprintf(notes, "warning: %s. Passed over\n", e->what);
+        if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
     }
     code = 0;
-    if (!*found && passed)
+    if (!*found && skipped)
         code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
-                    "%s: none of its %d checkpoints is as it was written", out, passed);
+                    "%s: all of its %d checkpoints are damaged", out, skipped);
 done:
     steps_free(&steps);
     return code;

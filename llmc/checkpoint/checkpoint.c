@@ -248,15 +248,11 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions != t->dimensions || rows != t->rows || entry->shape[entry->dimensions - 1] != t->columns)
-        return FAIL(e, ERR_INPUT, hint,
-                    "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                    found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
-    if (entry->type != SAFETENSORS_F32 && entry->type != SAFETENSORS_F16 && entry->type != SAFETENSORS_BF16)
-        return FAIL(e, ERR_INPUT, "save it as float32, float16 or bfloat16",
-                    "%s: tensor %s from byte %llu on is of type %s", found.reader->path, t->name,
-                    data_byte(found.reader, entry), safetensors_type_name(entry->type));
-    return 0;
+    if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
+        return 0;
+    return FAIL(e, ERR_INPUT, hint,
+                "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
+                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
 }
 
 // Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
@@ -334,9 +330,9 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
 typedef struct {
     SafetensorsWriter *writer;
     float *buffer; // (CHUNK)
-} Saving;
+} ValueWriter;
 
-static int saving_begin(Saving *s, const char *directory, const char *name, Error *e) {
+static int values_begin(ValueWriter *s, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
@@ -345,7 +341,7 @@ static int saving_begin(Saving *s, const char *directory, const char *name, Erro
     return code;
 }
 
-static int save_values(Saving *s, Range range, RangeReader store, void *context, Error *e) {
+static int values_write(ValueWriter *s, Range range, RangeReader store, void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {
         size_t n = size_min(CHUNK, range.end - first);
         TRY(store(context, (Range){first, first + n}, s->buffer, e));
@@ -355,7 +351,7 @@ static int save_values(Saving *s, Range range, RangeReader store, void *context,
 }
 
 // Finishes the file, or removes it if `code` says that it failed.
-static int saving_end(Saving *s, int code, const char *name, Manifest *manifest, Error *e) {
+static int values_end(ValueWriter *s, int code, const char *name, Manifest *manifest, Error *e) {
     FileDigest digest;
     memory_free(s->buffer);
     if (code) safetensors_abandon(s->writer);
@@ -377,13 +373,13 @@ static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
 
 int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e) {
-    Saving s;
+    ValueWriter s;
     int code = 0;
-    TRY(saving_begin(&s, directory, MODEL_FILE, e));
+    TRY(values_begin(&s, directory, MODEL_FILE, e));
     declare_tensors(s.writer, model);
     for (int i = 0; i < model->tensor_count && !code; i++)
-        code = save_values(&s, tensor_range(&model->tensors[i]), store, context, e);
-    TRY(saving_end(&s, code, MODEL_FILE, manifest, e));
+        code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
+    TRY(values_end(&s, code, MODEL_FILE, manifest, e));
     return write_config(directory, &model->config, text, manifest, e);
 }
 
@@ -400,15 +396,15 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
     const Range all = {0, model->flat_count};
     const uint64_t count = model->flat_count;
     char name[40];
-    Saving s;
-    TRY(saving_begin(&s, directory, OPTIMIZER_NAME, e));
+    ValueWriter s;
+    TRY(values_begin(&s, directory, OPTIMIZER_NAME, e));
     for (int k = 0; k < 2; k++) {
         moment_name(name, sizeof name, k, model);
         safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);
     }
-    int code = save_values(&s, all, moment1, context, e);
-    if (!code) code = save_values(&s, all, moment2, context, e);
-    return saving_end(&s, code, OPTIMIZER_NAME, manifest, e);
+    int code = values_write(&s, all, moment1, context, e);
+    if (!code) code = values_write(&s, all, moment2, context, e);
+    return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
 }
 
 static int find_moment(Found *found, const SafetensorsReader *reader, int moment, const Model *model, Error *e) {

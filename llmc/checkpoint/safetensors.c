@@ -39,7 +39,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_parse.
+// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_read.
 
 // Byte of the file at which a part of the header begins. Walks through the header: for messages only.
 static size_t file_byte(const JsonText *h, const cJSON *item) { return PREFIX_BYTES + json_place(h, item); }
@@ -62,25 +62,17 @@ static bool type_find(const char *name, SafetensorsType *out) {
 // Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
 static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonText *h, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
-    if (!cJSON_IsArray(shape))
-        return FAIL(e, ERR_INPUT, damaged, "its shape at byte %zu is not a list", file_byte(h, shape));
+    bool good = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) <= SAFETENSORS_MAX_DIMENSIONS;
     entry->count = 1;
-    const cJSON *item;
-    cJSON_ArrayForEach(item, shape) {
-        uint64_t size;
-        if (entry->dimensions == SAFETENSORS_MAX_DIMENSIONS)
-            return FAIL(e, ERR_INPUT, "is this a GPT-2 file?", "its shape at byte %zu has more than %d dimensions",
-                        file_byte(h, shape), SAFETENSORS_MAX_DIMENSIONS);
-        if (!json_integer(item, &size))
-            return FAIL(e, ERR_INPUT, damaged, "dimension %d at byte %zu is not a whole number from 0 to 2^53",
-                        entry->dimensions, file_byte(h, item));
-        if (size && entry->count > most / size)
-            return FAIL(e, ERR_INPUT, damaged, "the product of its shape at byte %zu overflows 64 bits",
-                        file_byte(h, shape));
-        entry->shape[entry->dimensions++] = size;
-        entry->count *= size;
+    for (const cJSON *item = good ? shape->child : NULL; item; item = item->next) {
+        uint64_t *size = &entry->shape[entry->dimensions++];
+        good = good && json_integer(item, size) && (!*size || entry->count <= most / *size);
+        entry->count *= *size;
     }
-    return 0;
+    if (good) return 0;
+    return FAIL(e, ERR_INPUT, damaged,
+                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory", file_byte(h, shape),
+                SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
@@ -116,24 +108,6 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTex
     return fields_parse(entry, json, h, e) ? error_prefix(e, "tensor %.200s", entry->name) : 0;
 }
 
-static int metadata_check(const cJSON *metadata, const JsonText *h, Error *e) {
-    const cJSON *item;
-    if (!cJSON_IsObject(metadata))
-        return FAIL(e, ERR_INPUT, damaged, METADATA_NAME " at byte %zu is not an object", file_byte(h, metadata));
-    cJSON_ArrayForEach(item, metadata) if (!cJSON_IsString(item)) {
-        return FAIL(e, ERR_INPUT, damaged, METADATA_NAME ": %.200s at byte %zu is not a string", item->string,
-                    file_byte(h, item));
-    }
-    return 0;
-}
-
-static int fail_twice(const JsonText *h, const char *name, Error *e) {
-    const cJSON *item, *last = NULL;
-    cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, name) == 0) last = item;
-    return FAIL(e, ERR_INPUT, damaged, "%s%.200s is there twice, at byte %zu too",
-                strcmp(name, METADATA_NAME) == 0 ? "" : "tensor ", name, file_byte(h, last));
-}
-
 static int compare_entries(const void *pa, const void *pb) {
     const SafetensorsEntry *a = pa, *b = pb;
     if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
@@ -148,12 +122,17 @@ static int compare_names(const void *a, const void *b) {
 // Fills reader->by_name. Two tensors of one name are an error.
 static int names_sort(SafetensorsReader *reader, const JsonText *h, Error *e) {
     const SafetensorsEntry **names;
+    const cJSON *item, *last = NULL;
     TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
     reader->by_name = names;
     for (int i = 0; i < reader->count; i++) names[i] = &reader->entries[i];
     qsort(names, (size_t)reader->count, sizeof *names, compare_names);
-    for (int i = 1; i < reader->count; i++)
-        if (compare_names(&names[i - 1], &names[i]) == 0) return fail_twice(h, names[i]->name, e);
+    for (int i = 1; i < reader->count; i++) {
+        if (compare_names(&names[i - 1], &names[i]) != 0) continue;
+        cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, names[i]->name) == 0) last = item;
+        return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
+                    file_byte(h, last));
+    }
     return 0;
 }
 
@@ -167,10 +146,6 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
                         "tensor %.200s begins at byte %" PRIu64 " of the data, the one before it ends at %" PRIu64
                         ": %s",
                         entry->name, entry->begin, at, entry->begin < at ? "an overlap" : "a hole");
-        if (entry->end > data_bytes)
-            return FAIL(e, ERR_INPUT, damaged,
-                        "tensor %.200s ends at byte %" PRIu64 " of the data, the file holds %" PRIu64, entry->name,
-                        entry->end, data_bytes);
     }
     if (at == data_bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged, "the tensors end at byte %" PRIu64 " of the data, the file holds %" PRIu64, at,
@@ -179,12 +154,11 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
 
 // From JSON text to reader->header.
 static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes, Error *e) {
-    const char *nul = memchr(text, 0, bytes), *stop = NULL;
+    const char *stop = NULL;
     size_t valid = 0, length;
-    if (nul)
-        return FAIL(e, ERR_INPUT, damaged, "zero byte in the header, at byte %zu", PREFIX_BYTES + (size_t)(nul - text));
-    while ((length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
-    if (valid < bytes) return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
+    while (valid < bytes && text[valid] && (length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
+    if (valid < bytes)
+        return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
     if (bytes == 0 || text[0] != '{')
         return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header at byte %d is not JSON", PREFIX_BYTES);
     reader->header = cJSON_ParseWithLengthOpts(text, bytes, &stop, 0);
@@ -194,72 +168,50 @@ static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes,
                 PREFIX_BYTES + (size_t)(stop ? stop - text : 0));
 }
 
-static int entries_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
+// Fills header, entries and by_name from the header's text, which a NUL follows.
+static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
     TRY(json_parse(reader, text, bytes, e));
     const JsonText h = {text, bytes, reader->header};
     size_t items = (size_t)cJSON_GetArraySize(reader->header);
     TRY(memory_alloc((void **)&reader->entries, items * sizeof *reader->entries, "a list of tensors", e));
-    int metadata = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, reader->header) {
-        if (strcmp(item->string, METADATA_NAME) == 0) {
-            TRY(metadata_check(item, &h, e));
-            if (metadata++) return fail_twice(&h, METADATA_NAME, e);
-        } else TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
+        if (strcmp(item->string, METADATA_NAME) == 0) continue;
+        TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     TRY(names_sort(reader, &h, e)); // before the offsets: a name that is there twice says more than the overlap
     return offsets_check(reader, data_bytes, e);
 }
 
-// Fills header, entries and by_name from the header's text, which a NUL follows. The caller frees them, on failure too.
-static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
-    int code = entries_parse(reader, text, bytes, data_bytes, e);
-    return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
-}
-
-static void header_free(SafetensorsReader *reader) {
-    memory_free(reader->entries);
-    memory_free(reader->by_name);
-    cJSON_Delete(reader->header);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-// Finds the header's length and the data's.
-static int lengths_read(SafetensorsReader *reader, uint64_t file_bytes, uint64_t *header_bytes, uint64_t *data_bytes,
-                        Error *e) {
-    if (file_bytes < PREFIX_BYTES)
-        return FAIL(e, ERR_INPUT, damaged,
-                    "%s: the file ends at byte %" PRIu64 ", within the %d that give its header's length", reader->path,
-                    file_bytes, PREFIX_BYTES);
-    TRY(file_read_range(reader->fd, reader->path, 0, header_bytes, sizeof *header_bytes, e));
-    if (*header_bytes > MAX_HEADER)
-        return FAIL(e, ERR_INPUT, "is this a safetensors file?",
-                    "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, more than the %d it may have", reader->path,
-                    *header_bytes, MAX_HEADER);
-    if (*header_bytes > file_bytes - PREFIX_BYTES)
-        return FAIL(e, ERR_INPUT, damaged, "%s: bytes 0 to 8 give the header %" PRIu64 " bytes, the file has %" PRIu64,
-                    reader->path, *header_bytes, file_bytes);
-    reader->data_offset = PREFIX_BYTES + *header_bytes;
-    *data_bytes = file_bytes - reader->data_offset;
-    return 0;
+static int header_read(SafetensorsReader *reader, uint64_t file_bytes, char **text, Error *e) {
+    uint64_t bytes;
+    TRY(file_read_range(reader->fd, reader->path, 0, &bytes, sizeof bytes, e));
+    if (bytes > MAX_HEADER || bytes > file_bytes - PREFIX_BYTES)
+        return FAIL(e, ERR_INPUT, "is this a safetensors file, and all of it?",
+                    "%s: bytes 0 to 8 give the header %" PRIu64 " bytes; the file has %" PRIu64
+                    ", the format allows %d",
+                    reader->path, bytes, file_bytes, MAX_HEADER);
+    reader->data_offset = PREFIX_BYTES + bytes;
+    TRY(memory_alloc((void **)text, bytes + 1, reader->path, e));
+    TRY(file_read_range(reader->fd, reader->path, PREFIX_BYTES, *text, bytes, e));
+    (*text)[bytes] = 0;
+    int code = header_parse(reader, *text, bytes, file_bytes - reader->data_offset, e);
+    return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
 }
 
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
     int code = 0;
     char *text = NULL;
-    uint64_t file_bytes, header_bytes = 0, data_bytes = 0;
+    uint64_t file_bytes;
     *reader = (SafetensorsReader){.fd = -1};
     TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
     strcpy(reader->path, path);
     TRY_GOTO(file_open_input(path, &reader->fd, &file_bytes, e));
-    TRY_GOTO(lengths_read(reader, file_bytes, &header_bytes, &data_bytes, e));
-    TRY_GOTO(memory_alloc((void **)&text, header_bytes + 1, path, e));
-    TRY_GOTO(file_read_range(reader->fd, path, PREFIX_BYTES, text, header_bytes, e));
-    text[header_bytes] = 0;
-    TRY_GOTO(header_parse(reader, text, header_bytes, data_bytes, e));
+    TRY_GOTO(header_read(reader, file_bytes, &text, e));
 done:
     memory_free(text);
     if (code) safetensors_close(reader);
@@ -267,7 +219,9 @@ done:
 }
 
 void safetensors_close(SafetensorsReader *reader) {
-    header_free(reader);
+    memory_free(reader->entries);
+    memory_free(reader->by_name);
+    cJSON_Delete(reader->header);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->path);
     *reader = (SafetensorsReader){.fd = -1};
@@ -277,11 +231,6 @@ const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const 
     const SafetensorsEntry key = {.name = name}, *wanted = &key;
     void *found = bsearch(&wanted, reader->by_name, (size_t)reader->count, sizeof wanted, compare_names);
     return found ? *(const SafetensorsEntry **)found : NULL;
-}
-
-const char *safetensors_metadata(const SafetensorsReader *reader, const char *key) {
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, METADATA_NAME);
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
 }
 
 int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
@@ -309,34 +258,47 @@ int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry
 // Writing
 
 struct SafetensorsWriter {
-    OutFile *file;          // NULL once finished
-    Text tensors, metadata; // the header's two halves, without the braces around them
-    uint64_t declared;      // bytes of data
-    uint64_t written;       // bytes of data
-    bool header_done;
-    char path[]; // for messages
+    OutFile *file;         // NULL once finished
+    Text header;           // begins with its length; header.f is NULL once it is written
+    int metadata, tensors; // how many the header has
+    uint64_t declared;     // bytes of data
+    uint64_t written;      // bytes of data
+    char path[];           // for messages
 };
 
 int safetensors_create(SafetensorsWriter **out, const char *path, Error *e) {
-    int code = 0;
+    const uint64_t unknown = 0;
     TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
-    strcpy((*out)->path, path);
-    TRY_GOTO(text_begin(&(*out)->tensors, e));
-    TRY_GOTO(text_begin(&(*out)->metadata, e));
-    TRY_GOTO(outfile_create(&(*out)->file, path, e));
+    SafetensorsWriter *writer = *out;
+    strcpy(writer->path, path);
+    int code = text_begin(&writer->header, e);
+    if (!code) code = outfile_create(&writer->file, path, e);
+    if (code) {
+        safetensors_abandon(writer);
+        *out = NULL;
+        return code;
+    }
+    fwrite(&unknown, sizeof unknown, 1, writer->header.f);
+    fputc('{', writer->header.f);
     return 0;
-done:
-    safetensors_abandon(*out);
-    *out = NULL;
-    return code;
+}
+
+void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
+    FILE *f = writer->header.f;
+    assert(f && !writer->tensors);
+    fputs(writer->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
+    text_write_json(f, key);
+    fputc(':', f);
+    text_write_json(f, value);
 }
 
 void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape) {
-    assert(!writer->header_done);
-    FILE *f = writer->tensors.f;
+    FILE *f = writer->header.f;
     uint64_t bytes = types[type].bytes;
-    if (ftell(f)) fputc(',', f);
+    assert(f);
+    fputs(writer->tensors ? "," : writer->metadata ? "}," : "", f);
+    writer->tensors++;
     text_write_json(f, name);
     fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", types[type].name);
     for (int i = 0; i < dimensions; i++) {
@@ -347,50 +309,19 @@ void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsTyp
     writer->declared += bytes;
 }
 
-void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
-    assert(!writer->header_done);
-    FILE *f = writer->metadata.f;
-    if (ftell(f)) fputc(',', f);
-    text_write_json(f, key);
-    fputc(':', f);
-    text_write_json(f, value);
-}
-
-// Refuses a header that our own reader refuses.
-static int header_verify(const SafetensorsWriter *writer, const Text *header, Error *e) {
-    SafetensorsReader reader = {.path = (char *)writer->path};
-    int code = header_parse(&reader, header->text + PREFIX_BYTES, header->bytes - PREFIX_BYTES, writer->declared, e);
-    header_free(&reader);
-    if (code != ERR_INPUT) return code;
-    e->code = ERR_INTERNAL;
-    return error_hint(e, "this is a fault of the program");
-}
-
-// Length, {metadata, tensors} and spaces, so that the data begins at a multiple of 8 bytes.
+// Ends the header with spaces, so that the data begins at a multiple of 8 bytes.
 static int header_write(SafetensorsWriter *writer, Error *e) {
-    const Text *metadata = &writer->metadata, *tensors = &writer->tensors;
-    Text header;
-    uint64_t length = 0;
-    TRY(text_end(&writer->metadata, e));
-    TRY(text_end(&writer->tensors, e));
-    TRY(text_begin(&header, e));
-    fwrite(&length, sizeof length, 1, header.f);
-    fputc('{', header.f);
-    if (metadata->bytes) fprintf(header.f, "\"" METADATA_NAME "\":{%s}", metadata->text);
-    fprintf(header.f, "%s%s}", metadata->bytes && tensors->bytes ? "," : "", tensors->text);
-    while (ftell(header.f) % 8) fputc(' ', header.f);
-    TRY(text_end(&header, e));
-    length = header.bytes - PREFIX_BYTES;
-    memcpy(header.text, &length, sizeof length);
-    int code = header_verify(writer, &header, e);
-    if (!code) code = outfile_write(writer->file, header.text, header.bytes, e);
-    writer->header_done = !code;
-    text_free(&header);
-    return code;
+    Text *header = &writer->header;
+    fputs(writer->metadata && !writer->tensors ? "}}" : "}", header->f);
+    while (ftell(header->f) % 8) fputc(' ', header->f);
+    TRY(text_end(header, e));
+    uint64_t length = header->bytes - PREFIX_BYTES;
+    memcpy(header->text, &length, sizeof length);
+    return outfile_write(writer->file, header->text, header->bytes, e);
 }
 
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
-    if (!writer->header_done) TRY(header_write(writer, e));
+    if (writer->header.f) TRY(header_write(writer, e));
     assert(bytes <= writer->declared - writer->written);
     TRY(outfile_write(writer->file, data, bytes, e));
     writer->written += bytes;
@@ -398,7 +329,7 @@ int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes,
 }
 
 int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
-    int code = writer->header_done ? 0 : header_write(writer, e);
+    int code = writer->header.f ? header_write(writer, e) : 0;
     if (!code && writer->written != writer->declared)
         code = FAIL(e, ERR_INTERNAL, NULL, "%s: %" PRIu64 " bytes of %" PRIu64 " written", writer->path,
                     writer->written, writer->declared);
@@ -413,7 +344,6 @@ int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) 
 void safetensors_abandon(SafetensorsWriter *writer) {
     if (!writer) return;
     outfile_abandon(writer->file);
-    text_free(&writer->tensors);
-    text_free(&writer->metadata);
+    text_free(&writer->header);
     memory_free(writer);
 }

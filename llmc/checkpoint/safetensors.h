@@ -59,9 +59,6 @@ void safetensors_close(SafetensorsReader *reader);
 // The tensor of this name; NULL where there is none.
 const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name);
 
-// The metadata's string for a key; NULL where there is none.
-const char *safetensors_metadata(const SafetensorsReader *reader, const char *key);
-
 // Elements [first, first + n) of a tensor as they are in the file. Several threads may read from one reader.
 int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
                      void *out, Error *e);
@@ -71,7 +68,7 @@ int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry
                          float *out, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing: create; add tensors and metadata; write the data from first to last; finish. After a failure, abandon. The
+// Writing: create; add metadata, then tensors; write the data from first to last; finish. After a failure, abandon. The
 // header depends on what was added and in which order, and on nothing else: equal contents are equal files.
 
 typedef struct SafetensorsWriter SafetensorsWriter;
@@ -80,7 +77,7 @@ typedef struct SafetensorsWriter SafetensorsWriter;
 int safetensors_create(SafetensorsWriter **out, const char *path, Error *e);
 
 // Declares the next tensor of the file. Data begins at a multiple of 8 bytes and has no gaps, so declare wide types
-// first. A name that is there twice fails the first write.
+// first, and each name once.
 void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape);
 void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value);

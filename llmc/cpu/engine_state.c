@@ -1,14 +1,16 @@
-// The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
-// What comes from outside and goes there, norms of gradients, and the update.
-#include "math/adamw.h"
+// The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
+// Load and store, norms of gradients, the update.
 #include "base/hash.h"
-#include "model/shard.h"
 #include "cpu/engine.h"
 #include "cpu/layers.h"
+#include "math/adamw.h"
+#include "model/shard.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
+
+enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread
 
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
@@ -52,10 +54,7 @@ void cpu_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 
 int cpu_clear(Engine *engine, Range range, Error *e) {
     (void)e;
-    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range_length(range);
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) grad[i] = 0;
+    memset(engine->grad + shard_grad_place(&engine->config, range.begin), 0, range_float_bytes(range));
     return 0;
 }
 
@@ -67,19 +66,16 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     assert(engine->config.shard_grads);
     if (first) memcpy(sum, x, range_float_bytes(range));
     else
-#pragma omp parallel for simd schedule(static) if (n > 8192)
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
         for (size_t i = 0; i < n; i++) sum[i] += x[i];
     return 0;
 }
 
-// The part of a tensor that lies in a range, as a range.
-static Range tensor_in_range(const Tensor *t, Range range) { return range_overlap(tensor_range(t), range); }
-
-// grad: of the range's first element and those behind it.
+// sq[tensor] = or += |the tensor's part of the range|^2, of every tensor in it. grad: the range's gradient.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], range);
-        if (part.begin == part.end) continue;
+        Range part = range_overlap(tensor_range(&model->tensors[i]), range);
+        if (!range_length(part)) continue;
         sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), range_length(part));
     }
 }
@@ -101,27 +97,20 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The update
 
-// The part's elements of every array.
-typedef struct {
-    float *param, *moment1, *moment2;
-    const float *grad;
-} UpdateArrays;
-
-static void adamw_range(UpdateArrays a, size_t n, const AdamWStep *step, bool decay) {
-    float *p = a.param, *m = a.moment1, *v = a.moment2;
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], a.grad[i], &m[i], &v[i], step, decay);
+static void update_floats(float *param, const float *grad, float *moment1, float *moment2, size_t n,
+                          const AdamWStep *step, bool decay) {
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
+    for (size_t i = 0; i < n; i++) param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
 }
 
 static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
     const Model *model = engine->config.model;
     const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
     for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], p.range);
-        size_t n = range_length(part), at = part.begin - p.range.begin;
-        UpdateArrays a = {engine->param + part.begin, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
-                          grad + at};
-        if (n) adamw_range(a, n, step, model->tensors[i].dimensions > 1);
+        Range part = range_overlap(tensor_range(&model->tensors[i]), p.range);
+        size_t at = part.begin - p.range.begin;
+        update_floats(engine->param + part.begin, grad + at, engine->moment1 + p.place + at,
+                      engine->moment2 + p.place + at, range_length(part), step, model->tensors[i].dimensions > 1);
     }
 }
 
@@ -129,11 +118,10 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    double norm = sqrt(sq) / (double)u->batch;
+    double scale = adamw_grad_scale(sq, (double)u->batch, u->grad_clip);
     engine->seen_count = 0;
-    if (!isfinite(norm)) return 0;
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
-                                adamw_clip(norm, u->grad_clip) / (double)u->batch);
+    if (isnan(scale)) return 0;
+    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, scale);
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) update_piece(engine, p, &step);
     return 0;

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Loops this short are not worth waking the threads for: a parallel region costs a few microseconds.
+// Shorter loops run on one thread: a parallel region costs a few microseconds.
 enum { PARALLEL_FLOATS = 1 << 13 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const fl
         }
 }
 
-// Threads share the channels, not the rows: each adds the rows of a token in the same order whatever their number.
+// Threads share the channels, not the rows: so the rows of a token are added in the same order on any number of threads.
 void embedding_backward(float *dwte, float *dwpe, const float *dx, const uint16_t *tokens, size_t stride, int B, int T,
                         int C) {
     const int block = 32; // channels
@@ -54,7 +54,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
         const float *d = dx + (size_t)t * C;
         norms.position_sq += dot(d, d, C);
         norms.cross += dot(d, head_rows + (size_t)t * C, C);
-        // |E[v]|^2 is taken where v first occurs, over all its occurrences
+        // the first occurrence of v adds |E[v]|^2, over all its occurrences
         bool seen = false;
         for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
         if (seen) continue;
@@ -145,7 +145,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
     int blocks = row_blocks(T);
 #pragma omp parallel if ((size_t)B * T * C > PARALLEL_FLOATS)
     {
-        // 1: every block of rows on its own -> scratch (B, blocks, 2, C)
+        // 1: sums of every block of rows -> scratch (B, blocks, 2, C)
 #pragma omp for schedule(static)
         for (int i = 0; i < B * blocks; i++) {
             float *part = scratch + (size_t)i * 2 * C;
@@ -157,7 +157,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
                                        gamma, C);
             }
         }
-        // 2: an example's blocks into its first, in order; that is the example's gradient, so its norm is at hand
+        // 2: adds an example's blocks to its first, in order: the example's gradient, and its norm
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;
@@ -178,6 +178,26 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// GELU
+
+enum { GELU_PARALLEL = 1 << 14 }; // floats that are worth a second thread
+
+void gelu_forward(float *y, const float *x, size_t n) {
+    size_t whole = n / VEC * VEC;
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+    for (size_t i = 0; i < whole; i += VEC) vec_store(y + i, vec_gelu(vec_load(x + i)));
+    vec_store_part(y + whole, vec_gelu(vec_load_part(x + whole, n - whole)), n - whole);
+}
+
+void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
+    size_t whole = n / VEC * VEC, rest = n - whole;
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+    for (size_t i = 0; i < whole; i += VEC) vec_store(dx + i, vec_load(dy + i) * vec_gelu_derivative(vec_load(x + i)));
+    Vec dy_rest = vec_load_part(dy + whole, rest), x_rest = vec_load_part(x + whole, rest);
+    vec_store_part(dx + whole, dy_rest * vec_gelu_derivative(x_rest), rest);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Cross-entropy
 
 static float row_max(const float *x, int n) {
@@ -192,7 +212,7 @@ static float row_max(const float *x, int n) {
     return max;
 }
 
-// row becomes exp(row - max); returns the sum.
+// Turns a row into exp(row - max); returns the sum.
 static float row_exp(float *row, float max, int n) {
     Vec sum = {0};
     int c = 0;
@@ -238,9 +258,9 @@ static double chunk_squares(const float *x, size_t n) {
     return sum;
 }
 
-// The chunks of a block go to `partial` and are added in order: blocks bound the memory that takes.
-enum { BLOCK_CHUNKS = 512 };
+enum { BLOCK_CHUNKS = 512 }; // whose sums are kept, to be added in order
 
+// Adds x to y unless y is NULL; returns |x|^2.
 static double add_and_sum_blocks(float *y, const float *x, size_t n) {
     double partial[BLOCK_CHUNKS], total = 0;
     for (size_t begin = 0; begin < n; begin += (size_t)BLOCK_CHUNKS * SUM_CHUNK) {

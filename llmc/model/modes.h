@@ -1,5 +1,5 @@
-// modes: the choices that the engine, the ranks and the command line share. An option's names (options.h) stand in the
-// order of its enum.
+// modes: the choices that the engine, the ranks and the command line share. An option's names stand
+// in options/table.def in the order of its enum.
 #ifndef GNS_MODES_H
 #define GNS_MODES_H
 

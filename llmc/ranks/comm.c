@@ -13,6 +13,8 @@
 
 #ifdef GNS_MPI
 #    include "ranks/mpi_check.h"
+#else // one process, which reaches no call of MPI
+#    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -26,7 +28,7 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// The cores that a process may run on. False where the machine has more than fit into `set`: all that do, then.
+// The cores that a process may run on. False where that cannot be read (more cores than the set holds): all cores.
 static bool cores_of(pid_t process, cpu_set_t *set) {
     if (sched_getaffinity(process, sizeof *set, set) == 0) return true;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -35,24 +37,12 @@ static bool cores_of(pid_t process, cpu_set_t *set) {
     return false;
 }
 
-// How many of another process's cores this one, which has `mine`, could run on: a batch system or a container may let it
-// onto fewer. To be known by trying.
-static int cores_to_be_had(pid_t process, const cpu_set_t *mine) {
-    cpu_set_t set;
-    if (!cores_of(process, &set) || sched_setaffinity(0, sizeof set, &set) != 0) return CPU_COUNT(mine);
-    cores_of(0, &set);
-    sched_setaffinity(0, sizeof *mine, mine);
-    return CPU_COUNT(&set);
-}
-
-// What started the ranks of this machine is the parent of each: mpirun, its daemon, or Slurm's. Where a rank's own cores
-// cannot be read nothing is tried: it could not be undone.
+// The launcher of this machine's ranks is the parent of each: mpirun, its daemon, or Slurm's.
 static void find_cores(Comm *comm) {
-    cpu_set_t mine;
-    bool known = cores_of(0, &mine);
-    comm->cores.mine = known ? CPU_COUNT(&mine) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    comm->cores.sharers = 1;
-    comm->cores.here = known ? cores_to_be_had(getppid(), &mine) : comm->cores.mine;
+    cpu_set_t mine, launcher;
+    bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
+    comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
+    comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
 }
 
 #ifdef GNS_MPI
@@ -67,12 +57,12 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
-// What mpirun or srun says of this rank before MPI does. ranks, here: 0 where it does not say.
+// What mpirun or srun says of this rank before MPI has started. ranks, here: 0 where it does not say.
 typedef struct {
     int rank, ranks;
     int here;                    // ranks on this machine
     bool spread;                 // over several machines
-    const char *job, *directory; // of this run: its name, and the launcher's place for it on this machine; may be NULL
+    const char *job, *directory; // the job's name, and the launcher's directory for it on this machine; may be NULL
 } Launch;
 
 static Launch launch_read(void) {
@@ -94,10 +84,9 @@ static void read_host(char host[COMM_HOST]) {
     host[COMM_HOST - 1] = 0; // a longer name may come without
 }
 
-// Shared memory for the watchdogs of this machine's ranks, a line for each rank there is. Whoever comes first creates
-// it, before MPI is started: a rank that never gets through MPI's own start is to be told from those that do. It is a
-// file in the launcher's own directory of this run, which goes away with the run, however that ends. Where there is none
-// (NULL) the watchdogs do their work without.
+// The board of this machine's watchdogs, a line a rank. The first rank to start creates it, before MPI starts: so the
+// watchdogs can name a rank that hangs in MPI's own start. It is a file in the launcher's directory for this job, which
+// the launcher removes, however the job ends. Without that directory (NULL) the watchdogs name nobody.
 static WatchdogEntry *board_open(const Launch *launch) {
     char path[512];
     if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
@@ -114,13 +103,7 @@ static WatchdogEntry *board_open(const Launch *launch) {
 
 static void end_job(int code) {
     if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
-    _exit(code); // mpirun and srun --kill-on-bad-exit end the others
-}
-
-// One rank waits for nobody: a disk or a sample may take its time.
-static void dismiss_watchdog(Comm *comm) {
-    watchdog_destroy(comm->watchdog);
-    comm->watchdog = NULL;
+    _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
 // local: the ranks of this machine.
@@ -141,7 +124,7 @@ static int share_cores(Comm *comm, MPI_Comm local, Error *e) {
 static int join_machine(Comm *comm, Error *e) {
     MPI_Comm local;
     watchdog_join(comm->watchdog, comm->rank, comm->ranks);
-    watchdog_begin(comm->watchdog, "meeting of the ranks of a machine");
+    watchdog_begin(comm->watchdog, "grouping of ranks by machine");
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
     MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
     MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
@@ -150,15 +133,13 @@ static int join_machine(Comm *comm, Error *e) {
     return 0;
 }
 
-int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
-    *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    find_cores(comm);
-    if (!started_for_mpi()) return 0;
+// Joins the other ranks.
+static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     Launch launch = launch_read();
     if (launch.spread) read_host(comm->host);
     WatchdogConfig watchdog = {
         .rank = launch.rank,
-        .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: as soon as MPI says
+        .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: known when MPI has started
         .here = launch.here,
         .host = comm->host,
         .board = board_open(&launch),
@@ -172,7 +153,10 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
-    if (comm->ranks == 1) dismiss_watchdog(comm);
+    if (comm->ranks == 1) { // one rank waits for nobody: a disk or a sample may take its time
+        watchdog_destroy(comm->watchdog);
+        comm->watchdog = NULL;
+    }
     return join_machine(comm, e);
 }
 
@@ -182,31 +166,53 @@ static int meet_and_part(Error *e) {
     return 0;
 }
 
-int comm_finish(Comm *comm, const Error *e) {
-    bool tells = e->code && (!comm->settled || comm->speaker == comm->rank);
-    if (tells) error_print_on(e, comm->rank, comm->ranks, comm->host);
+// Ends MPI on this rank after an error that all ranks know, or none.
+static int part(Comm *comm, const Error *e) {
+    Error ending = {0};
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) end_job(e->code);
-    // The line is out before any rank ends: mpirun ends the others as soon as one returns a code.
-    watchdog_begin(comm->watchdog, "the end");
-    Error ending = {0};
+    // The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
+    watchdog_begin(comm->watchdog, "end of MPI");
     int bad = meet_and_part(&ending);
     if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
     watchdog_destroy(comm->watchdog);
     return e->code ? e->code : bad;
 }
 
-// MPI counts in int.
-enum { MPI_PIECE = 1 << 30 }; // bytes
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Begin, end, and the collectives that MPI has
+
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    find_cores(comm);
+#ifdef GNS_MPI
+    if (started_for_mpi()) return join(comm, deadlines, e);
+#endif
+    (void)deadlines, (void)e;
+    return 0;
+}
+
+int comm_finish(Comm *comm, const Error *e) {
+    bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);
+    if (reports) error_print_on(e, comm->rank, comm->ranks, comm->host);
+#ifdef GNS_MPI
+    return part(comm, e);
+#else
+    return e->code;
+#endif
+}
+
+enum { MPI_PIECE = 1 << 30 }; // bytes of one call: MPI counts in int
+static int piece_bytes(const char *at, const char *end) { return (int)size_min(MPI_PIECE, (size_t)(end - at)); }
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
-    if (comm->beat_failed.code) {
-        *e = comm->beat_failed;
-        return e->code;
-    }
+    *e = comm->beat_failed;
+    if (e->code) return e->code;
     watchdog_begin(comm->watchdog, "broadcast");
-    for (size_t at = 0; comm->ranks > 1 && at < bytes; at += MPI_PIECE)
-        MPI_TRY(MPI_Bcast((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, 0, MPI_COMM_WORLD), e);
+    for (char *at = data, *end = at + bytes; comm->ranks > 1 && at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Bcast(at, piece_bytes(at, end), MPI_BYTE, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
@@ -227,70 +233,21 @@ int comm_barrier(Comm *comm, Error *e) {
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
     watchdog_wait(comm->watchdog, "sending of state");
     assert(to != comm->rank);
-    for (size_t at = 0; at < bytes; at += MPI_PIECE)
-        MPI_TRY(
-            MPI_Send((const char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, to, 0, MPI_COMM_WORLD),
-            e);
+    for (const char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Send(at, piece_bytes(at, end), MPI_BYTE, to, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
     watchdog_wait(comm->watchdog, "collecting of state");
     assert(from != comm->rank);
-    for (size_t at = 0; at < bytes; at += MPI_PIECE)
-        MPI_TRY(MPI_Recv((char *)data + at, (int)size_min(MPI_PIECE, bytes - at), MPI_BYTE, from, 0, MPI_COMM_WORLD,
-                         MPI_STATUS_IGNORE),
-                e);
+    for (char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Recv(at, piece_bytes(at, end), MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), e);
     return 0;
 }
-
-#else
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Without MPI there is one process
-
-int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
-    (void)deadlines, (void)e;
-    *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    find_cores(comm);
-    return 0;
-}
-
-int comm_finish(Comm *comm, const Error *e) {
-    if (e->code) error_print(e, comm->rank, comm->ranks);
-    return e->code;
-}
-
-int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
-    (void)comm, (void)data, (void)bytes, (void)e;
-    return 0;
-}
-
-int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
-    (void)comm, (void)e;
-    memcpy(all, mine, bytes);
-    return 0;
-}
-
-int comm_barrier(Comm *comm, Error *e) {
-    (void)comm, (void)e;
-    return 0;
-}
-
-int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
-    (void)comm, (void)data, (void)bytes;
-    return FAIL(e, ERR_INTERNAL, NULL, "nothing can be sent to rank %d: there is one process", to);
-}
-
-int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
-    (void)comm, (void)data, (void)bytes;
-    return FAIL(e, ERR_INTERNAL, NULL, "nothing can come from rank %d: there is one process", from);
-}
-
-#endif
-
-// ---------------------------------------------------------------------------------------------------------------------
-// What follows from these
+// Functions that follow from these
 
 int comm_refuse_strangers(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
@@ -380,7 +337,7 @@ int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
     return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
 }
 
-// All ranks alike: rank r is not like rank 0.
+// On all ranks: rank r differs from rank 0.
 static int fail_different(Comm *comm, int r, int code, const char *what, const char *hint, Error *e) {
     char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
     TRY(comm_hosts(comm, &hosts, e));
@@ -416,7 +373,6 @@ int comm_same_build(Comm *comm, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Cores
 
-// How many cores each rank has that is let onto so many with so many others.
 static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
 
 int comm_threads(const Comm *comm) {
@@ -425,6 +381,6 @@ int comm_threads(const Comm *comm) {
 
 bool comm_is_bound(const Comm *comm) {
     const CommCores *c = &comm->cores;
-    bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank, too
+    bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank too
     return launched && share_of_cores(c->mine, c->sharers) < share_of_cores(c->here, comm->local_ranks);
 }

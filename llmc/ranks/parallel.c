@@ -13,7 +13,7 @@ Share parallel_share(int64_t rows, int rank, int ranks) {
 
 static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
 
-// As many as the first rank's share needs, which is never shorter than another's.
+// The first rank's share is never shorter than another's.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     return (parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
 }
@@ -56,7 +56,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-// Takes over the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
+// Collects the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
@@ -66,9 +66,9 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// Bucket 0 begins, and a micro-step with it: the last one's are all collected before.
+// Bucket 0 begins, and with it a micro-step: first collects all of the micro-step before.
 static int micro_step_begins(Parallel *p, Error *e) {
-    if (p->unreduced == 0) { // there was one
+    if (p->unreduced == 0) { // there was one in this step
         TRY(collect_from(p, 0, e));
         p->first = false;
     }
@@ -76,7 +76,7 @@ static int micro_step_begins(Parallel *p, Error *e) {
     return 0;
 }
 
-// From the engine: the bucket's first gradient of this micro-step comes next. Block i takes over the memory of block
+// The engine's callback: the bucket's first gradient of this micro-step comes next. Block i overwrites the memory of block
 // i + 2, bucket 0 its own.
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
@@ -84,7 +84,7 @@ static int bucket_begins(void *context, Range range, Error *e) {
     return i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e);
 }
 
-// From the engine: the bucket is final, as is all behind it.
+// The engine's callback: the bucket is final, as are all buckets after it.
 static int bucket_final(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = --p->unreduced;
@@ -103,7 +103,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// Of a rank that has no rows left: its part in the sum is what earlier micro-steps have left there, or 0.
+// For a rank without rows left: it adds the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->made_any) TRY(engine_clear(p->engine, bucket, e));
@@ -122,7 +122,7 @@ static int micro_step_without_rows(Parallel *p, Error *e) {
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
-    if (n == 0) TRY(parallel_send_weights(p, e)); // in the same order as the ranks whose forward pass does
+    if (n == 0) TRY(parallel_send_weights(p, e)); // as the forward pass of other ranks does (invariant 4)
     if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
     p->made_any = true;
     if (reduces) engine_watch(p->engine, &watch);
@@ -132,7 +132,7 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e) {
     if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
     assert(p->unreduced == 0);
-    for (int i = p->buckets - 1; i >= 0; i--) { // while the reduction of those before it goes on
+    for (int i = p->buckets - 1; i >= 0; i--) { // while the buckets before it are reduced
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_norms(p->engine, p->owned[i], e));
@@ -141,7 +141,7 @@ int parallel_norms(Parallel *p, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Update: the weights that the next forward pass reads first go first
+// Update. The weights that the next forward pass reads first are gathered first
 
 static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
     Range bucket = model_bucket(p->model, i);
@@ -151,7 +151,7 @@ static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes,
     return 0;
 }
 
-// Each bucket is updated while the gradients of those behind it travel.
+// Each bucket is updated while the gradients of later buckets are in transfer.
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
     for (int i = 0; i < p->buckets; i++) TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
     for (int i = 0; i < p->buckets; i++) {
@@ -168,19 +168,19 @@ static int send_until(Parallel *p, int end, Error *e) {
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->buckets, e); }
 
-int parallel_come_to_rest(Parallel *p, Error *e) {
+int parallel_drain(Parallel *p, Error *e) {
     if (!p->transport) return 0;
     TRY(p->api->finish(p->transport, e));
     return comm_barrier(p->comm, e);
 }
 
-// From the engine: weights of the range come next.
+// The engine's callback: it reads weights of the range soon.
 static int send_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     return range.begin == range.end ? 0 : send_until(p, model_bucket_at(p->model, range.end - 1) + 1, e);
 }
 
-// From the engine: they are about to be read.
+// The engine's callback: it reads them next.
 static int await_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     if (range.begin == range.end) return 0;
@@ -192,7 +192,7 @@ static int await_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// The weights with which the next forward pass begins travel while those behind them are updated.
+// The first weights of the next forward pass are in transfer while the later ones are updated.
 static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     const WeightsWatch watch = {send_weights, await_weights, p};
     p->sent = p->arrived = 0;
@@ -209,7 +209,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// One message for all: loss, stop, |s_r|^2, and the examples' norms by tensor.
+// One message: loss, stop, |s_r|^2, and the examples' squared norms by tensor.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { LOSS, STOP, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
@@ -249,9 +249,9 @@ static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
 
 static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
 
-// The ranks that are not with the majority, "1, 2" or "1 on node05, 2 on node06"; all of them where there is none.
+// The ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
 static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
-    int with = 0; // whom most are with
+    int with = 0; // a rank of the majority
     while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
     size_t used = 0;
     for (int r = 0; r < ranks && used < bytes; r++)
@@ -261,7 +261,7 @@ static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ra
         }
 }
 
-// The hashes of all weights differ: where?
+// The hashes of all weights differ: finds the first tensor.
 static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
     const Model *model = p->model;
     char strays[512], (*hosts)[COMM_HOST];
@@ -270,14 +270,14 @@ static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
     TRY(comm_hosts(p->comm, &hosts, e));
     name_strays(hashes, hosts, ranks, strays, sizeof strays);
     memory_free(hosts);
-    for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding behind it
+    for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding after it
         TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
         if (!all_same(hashes, ranks)) break;
     }
-    comm_settle(p->comm); // all ranks say the same
+    comm_settle(p->comm); // on all ranks alike
     return FAIL(
         e, ERR_RANK,
-        "suspect faulty memory or a faulty GPU on those machines. The same command goes on from the newest checkpoint",
+        "suspect faulty memory or a faulty GPU on those machines. The same command resumes from the newest checkpoint",
         "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
 }
 
@@ -294,12 +294,12 @@ int parallel_compare(Parallel *p, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The state as a whole
 
-// What rank 0 asks the others for.
-enum { REQUEST_END = -1, REQUEST_PATIENCE = -2 }; // nothing more; to go on waiting
+// Rank 0's requests to the others.
+enum { REQUEST_END = -1, REQUEST_WAIT = -2 }; // the last one; keep waiting
 typedef struct {
     int64_t kind; // of state, or one of these
     Range range;
-    int64_t place; // in the copy that ranks share, of the range's begin, floats; -1: elsewhere, they are to send it
+    int64_t place; // of the range's begin in the shared copy, floats; -1: elsewhere, the others send their parts
 } Request;
 
 static int request(Parallel *p, const Request *q, Error *e) {
@@ -307,14 +307,14 @@ static int request(Parallel *p, const Request *q, Error *e) {
     return comm_broadcast(p->comm, &sent, sizeof sent, e);
 }
 
-// Is each rank's memory of this array only a share of it? Weights are everywhere; where only their rounded copy is (as
-// it may be on a device), the master weights, STATE_PARAM, are kept like the moments.
-static bool is_shared_out(const Parallel *p, StateKind kind) {
+// True if each rank has only its part of this array. (Working weights are everywhere. Where these are a rounded copy, the
+// master weights, STATE_PARAM, are sharded like the moments.)
+static bool is_sharded(const Parallel *p, StateKind kind) {
     if (kind == STATE_GRAD) return p->shard_grads;
     return p->config.zero != ZERO_0 && p->buckets;
 }
 
-bool parallel_stores_alone(const Parallel *p) { return !is_shared_out(p, STATE_PARAM); }
+bool parallel_stores_alone(const Parallel *p) { return !is_sharded(p, STATE_PARAM); }
 
 int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e) {
     *memory = NULL;
@@ -332,7 +332,7 @@ int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, 
     return 0;
 }
 
-// Where in the shared copy this is.
+// Offset of an address in the shared copy; -1: it is elsewhere.
 static int64_t place_of(const Parallel *p, const float *values) {
     const float *copy = p->copy.memory;
     return copy && values >= copy && values < copy + p->copy.bytes / sizeof *copy ? values - copy : -1;
@@ -342,7 +342,7 @@ static Range part_of(const Parallel *p, Range range, int bucket, int rank) {
     return range_overlap(range, transport_part(model_bucket(p->model, bucket), rank, p->comm->ranks));
 }
 
-// This rank's parts, each to its place among the values of the range.
+// Stores this rank's parts at their places among the values of the range.
 static int store_parts(Parallel *p, const Request *q, float *values, Error *e) {
     for (int i = 0; i < p->buckets; i++) {
         Range part = part_of(p, q->range, i, p->comm->rank);
@@ -352,7 +352,7 @@ static int store_parts(Parallel *p, const Request *q, float *values, Error *e) {
     return 0;
 }
 
-// Rank 0 takes the parts of rank r, which sends them in the same order.
+// Receives the parts of rank r, which sends them in the same order.
 static int take_parts(Parallel *p, const Request *q, int r, float *values, Error *e) {
     for (int i = 0; i < p->buckets; i++) {
         Range part = part_of(p, q->range, i, r);
@@ -377,7 +377,7 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
     return 0;
 }
 
-// Into the shared copy, if this rank has a part in it and that is where the parts are to go; and a word that it is done.
+// Stores this rank's parts into the shared copy and reports it, or sends them.
 static int give_parts(Parallel *p, const Request *q, Error *e) {
     char done = 1;
     if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
@@ -393,9 +393,9 @@ static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
     return 0;
 }
 
-// What the others send is taken, whatever becomes of rank 0's own parts: the next store must not find it.
+// Receives what the others send even if rank 0's own store fails: the next store must not receive it.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
-    if (!is_shared_out(p, kind)) return engine_store(p->engine, kind, range, values, e);
+    if (!is_sharded(p, kind)) return engine_store(p->engine, kind, range, values, e);
     const Request q = {kind, range, place_of(p, values)};
     Error ignored = {0};
     TRY(request(p, &q, e));
@@ -403,14 +403,14 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
     return code ? code : taken;
 }
 
-int parallel_served(Parallel *p, Error *e) {
+int parallel_serve_end(Parallel *p, Error *e) {
     TRY(request(p, &(Request){.kind = REQUEST_END}, e));
     return comm_barrier(p->comm, e);
 }
 
 void parallel_beat(void *parallel) {
     Parallel *p = parallel;
-    Request q = {.kind = REQUEST_PATIENCE};
+    Request q = {.kind = REQUEST_WAIT};
     comm_put_off(p->comm, &q, sizeof q);
 }
 
@@ -419,6 +419,6 @@ int parallel_serve(Parallel *p, Error *e) {
         Request q;
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
         if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
-        if (q.kind != REQUEST_PATIENCE) TRY(give_parts(p, &q, e));
+        if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
     }
 }

@@ -66,12 +66,11 @@ static int find_place(Place *place, Error *e) {
         if (f) (void)!fread(place->boot, 1, sizeof place->boot - 1, f), fclose(f);
     }
     CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
-    return 0;
+    return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
 }
 
 // Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that are to stand for several
-// machines, each with an NCCL_HOSTID of its own, may: scripts/ranks_check.sh, MACHINES.)
+// machines, each with an NCCL_HOSTID of its own, may: dev/test/ranks_check.sh, MACHINES.)
 static int check_apart(Comm *comm, Error *e) {
     Place mine, *all;
     int same = -1;
@@ -128,8 +127,7 @@ static int reserve_rounded(Transport *t, Error *e) {
                     "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
                     (double)bytes / (1 << 20));
     }
-    CUDA_TRY(status, e);
-    return 0;
+    return CUDA_CALL(status, e);
 }
 
 static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
@@ -168,8 +166,7 @@ static void destroy(Transport *t) {
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
-    CUDA_TRY(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
-    return 0;
+    return CUDA_CALL(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
 }
 
 static int work_started(Transport *t, Error *e) {
@@ -188,8 +185,7 @@ static int wait_for(Transport *t, int64_t transfers, Error *e) {
 
 static int finish(Transport *t, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    CUDA_TRY(cudaStreamSynchronize(t->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -238,12 +234,11 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts 
     Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
     assert(all <= t->largest);
     round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
     size_t own = range_length(mine);
     widen_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {

@@ -1,21 +1,15 @@
-// metrics: what a run leaves behind of its course, step by step, in the run directory:
+// metrics: the logs of a run, in its directory:
 //
-//     metrics.jsonl           one JSON object an optimizer step, and one a validation or test: the record that all else
-//                             is made from. Numbers read back as the same bits; what is not known is null, and a
-//                             lower bound that is infinite (G2 lies below 0 by more than its error) is 1e308
-//     metrics.csv             one row a step, the columns always the same; what is not known is empty. Noise
-//                             scales by layer, whose number is the model's, are in metrics.jsonl only
-//     samples.jsonl           one JSON object a sample: step, tokens, prompt, text. The text begins with the prompt;
-//                             where that is @FILE, the text is what follows the file's
-//     events.out.tfevents.*   the same for TensorBoard, with --tensorboard (tensorboard.h)
+//     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
+//                      bits; an unknown one is null, an infinite lower bound (G2 below 0 by more than its error) 1e308
+//     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt;
+//                      where that is @FILE, the text is what follows the file's
 //
-// gns_ln is an average, and what it was before in a step that was skipped. gns_total, gns_type_* and gns_layer are
-// there where all tensors' norms were measured and the averages have learnt from them. gns_ratio is what the ramp
-// multiplies gns_ln by: the ratio measured so far, in those lines, or --gns-ratio, in every line (what is measured is
-// then gns_total / gns_type_ln).
+// gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are there where all tensors'
+// norms were measured and the averages have learnt from them. gns_ratio is what the ramp multiplies gns_ln by: the ratio
+// measured so far, in those lines, or --gns-ratio, in every line (the measured one is then gns_total / gns_type_ln).
 //
-// A run that goes on from a checkpoint cuts all of them back to it, so that every step is there once; metrics.csv is
-// then made anew from metrics.jsonl.
+// A resume cuts both back to its checkpoint, so that every step is there once.
 #ifndef GNS_METRICS_H
 #define GNS_METRICS_H
 
@@ -42,31 +36,22 @@ typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 // says whether that may pass by itself (run_lock.h).
 int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e);
 
-// Cuts everything back to `step` steps, which are the first `bytes` of metrics.jsonl (one that is shorter stays as it
-// is), and begins metrics.csv. Before anything is written; from here on the run is known to be this program's.
+// Cuts both logs back to `step` steps, which are the first `bytes` of metrics.jsonl (a shorter one is kept as it is).
+// Called before anything is written; from here on the run is known to be this program's.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-// TensorBoard's events from here on. first_step: the next one.
-int metrics_tensorboard(Metrics *m, int64_t first_step, Error *e);
-
-// The training loss of every step that metrics.jsonl tells of.
+// Calls `each` with the training loss of every step in metrics.jsonl.
 int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl
 
-// Waits until all that was written is on the disk. May be called while another thread writes on.
+// Waits until metrics.jsonl is on the disk. May be called while another thread writes to it.
 int metrics_sync(const Metrics *m, Error *e);
 
-// A step: metrics_step, then what was found out behind it, then metrics_end_step.
 // mode: what this step measured. Estimates are null while B was below 2 in all steps so far or EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, GnsMode mode, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
-int metrics_end_step(Metrics *m, Error *e);
-
-// The command that this part of the run was started with, for TensorBoard.
-int metrics_command(Metrics *m, int64_t first_step, const char *command, Error *e);
-
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
 // NULL is fine.

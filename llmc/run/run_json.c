@@ -30,15 +30,15 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
 
 // The parts of the run.json that is there, as far as what they did still counts. A run.json that is no longer whole
 // costs the memory of them, not the run.
-static cJSON *earlier_parts(const Run *r, const char *path) {
+static cJSON *earlier_parts(const Position *position, const Saving *saving, const char *path) {
     JsonText old;
-    if (!r->saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return NULL;
+    if (!saving->saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return NULL;
     cJSON *parts = cJSON_DetachItemFromObjectCaseSensitive(old.root, "parts"), *part = parts ? parts->child : NULL;
     json_free(&old);
     while (part) {
         cJSON *next = part->next;
         double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));
-        if (!(first_step <= (double)r->at.step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
+        if (!(first_step <= (double)position->at.step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
         part = next;
     }
     return parts;
@@ -61,9 +61,9 @@ static void working_directory(char *out, size_t bytes) {
 // The part's own options: of the first one those that were given, of a later one those that are no more as they were.
 static void put_part_options(FILE *f, const Run *r) {
     bool given[OPTION_COUNT];
-    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->options.given[id] != 0;
+    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
     fputs(", \"options\": ", f);
-    options_write_json_some(f, &r->options, r->saved[0] ? r->changed : given);
+    options_write_json_some(f, &r->setup.options, r->saving.saved[0] ? r->saving.changed : given);
 }
 
 static void put_this_part(FILE *f, const Run *r) {
@@ -74,7 +74,7 @@ static void put_this_part(FILE *f, const Run *r) {
     host_name(host, sizeof host);
     working_directory(directory, sizeof directory);
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->at.step + 1, r->comm->ranks);
+    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
@@ -82,9 +82,9 @@ static void put_this_part(FILE *f, const Run *r) {
     put_text_field(f, "directory", directory);
     put_part_options(f, r);
     fputs(", \"command\": [", f);
-    for (int i = 0; i < r->argc; i++) {
+    for (int i = 0; i < r->setup.argc; i++) {
         if (i) fputs(", ", f);
-        text_write_json(f, r->argv[i]);
+        text_write_json(f, r->setup.argv[i]);
     }
     fputs("]}", f);
 }
@@ -102,71 +102,37 @@ static void put_parts(FILE *f, const Run *r, const cJSON *earlier) {
     fputs("\n  ],\n", f);
 }
 
-// One word as a shell reads it.
-static void put_shell_word(FILE *f, const char *word) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%";
-    if (*word && !word[strspn(word, plain)]) {
-        fputs(word, f);
-        return;
-    }
-    fputc('\'', f);
-    for (; *word; word++) {
-        if (*word == '\'') fputs("'\\''", f);
-        else fputc(*word, f);
-    }
-    fputc('\'', f);
-}
-
-int run_command_text(const Run *r, char **text, Error *e) {
-    char host[256], directory[PATH_MAX];
-    size_t bytes;
-    FILE *raw = open_memstream(text, &bytes);
-    if (!raw) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the command line");
-    host_name(host, sizeof host);
-    working_directory(directory, sizeof directory);
-    fputs("cd ", raw);
-    put_shell_word(raw, directory);
-    for (int i = 0; i < r->argc; i++) {
-        fputs(i ? " " : "\n", raw);
-        put_shell_word(raw, r->argv[i]);
-    }
-    fprintf(raw, "\n# on %s, ranks: %d\n", host, r->comm->ranks);
-    if (fclose(raw) == 0) return 0;
-    free(*text);
-    return FAIL(e, ERR_MEMORY, "free some memory", "no memory for the command line");
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The file
 
 static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
     char engine[256];
-    engine_describe(r->engine, engine, sizeof engine);
-    const ModelConfig *c = &r->model.config;
+    engine_describe(r->setup.engine, engine, sizeof engine);
+    const ModelConfig *c = &r->setup.model.config;
     fprintf(f, "{\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", version_text(), engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
-            model_flops_per_token(&r->model, r->shape.seq_len));
-    double peak = r->peak_flops;
+            c->layers, c->heads, c->channels, c->vocab, c->context, r->setup.model.parameters,
+            model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
+    double peak = r->setup.peak_flops;
     if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // of one rank's device
     else fprintf(f, "  \"peak_flops\": null,\n");
-    put_data_json(f, "train_data", r->train);
-    put_data_json(f, "val_data", r->val);
+    put_data_json(f, "train_data", r->data.train);
+    put_data_json(f, "val_data", r->data.val);
     put_parts(f, r, parts);
-    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->at.tuning); // plain characters, all of them
-    options_write_json(f, &r->options, 2);
+    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // plain characters, all of them
+    options_write_json(f, &r->setup.options, 2);
     fprintf(f, "\n}\n");
 }
 
 int write_run_json(const Run *r, Error *e) {
     char path[ARCHIVE_PATH], *text;
     size_t bytes;
-    TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+    TRY(path_join(path, sizeof path, r->setup.options.out, "run.json", e));
     FILE *f = open_memstream(&text, &bytes);
     if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
-    cJSON *parts = earlier_parts(r, path);
+    cJSON *parts = earlier_parts(&r->position, &r->saving, path);
     put_run_json(f, r, parts);
     cJSON_Delete(parts);
     fclose(f);

@@ -6,38 +6,39 @@
 #include "plan/plan.h"
 
 // How the step's line comes by it.
-static void say_mfu(const Run *r) {
-    double peak = r->peak_flops;
+static void say_mfu(const Setup *setup) {
+    double peak = setup->peak_flops;
     printf("MFU     ");
     if (peak > 0) printf("share of %.4g TFLOP/s, ", 1e-12 * peak);
     else printf("unknown, as the device's peak is; ");
-    printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", model_flops_per_token(&r->model, r->shape.seq_len));
+    printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n",
+           model_flops_per_token(&setup->model, setup->shape.seq_len));
 }
 
 // "MACHINE: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
-static void say_tuning(const Run *r) {
+static void say_tuning(const Position *position) {
     int count = 0;
-    for (const char *c = r->at.tuning; *c; c++) count += *c == '=';
+    for (const char *c = position->at.tuning; *c; c++) count += *c == '=';
     printf("tuned   %d matrix products\n", count);
 }
 
-static void say_data(const Run *r) {
-    DatasetInfo info = dataset_describe(r->train);
-    double epoch = (double)info.windows * r->shape.seq_len; // tokens
+static void say_data(const Setup *setup, const RunData *data) {
+    DatasetInfo info = dataset_describe(data->train);
+    double epoch = (double)info.windows * setup->shape.seq_len; // tokens
     printf("data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
-           (unsigned long long)info.windows, (double)r->options.run.horizon_tokens / epoch);
+           (unsigned long long)info.windows, (double)setup->options.run.horizon_tokens / epoch);
 }
 
 // Told by what they hold: a copy has another name. Where they cannot be read just now, there is nothing to say.
-static void say_shared_shards(const Run *r) {
+static void say_shared_shards(const RunData *data) {
     ShardList val;
     int shared = 0;
     Error ignored;
-    if (!r->val || shard_list_create(&val, r->val, &ignored)) return;
+    if (!data->val || shard_list_create(&val, data->val, &ignored)) return;
     for (int i = 0; i < val.count; i++) {
         bool known = false;
-        for (int j = 0; j < r->shards.count && !known; j++)
-            known = digest_equal(&r->shards.shard[j].digest, &val.shard[i].digest);
+        for (int j = 0; j < data->shards.count && !known; j++)
+            known = digest_equal(&data->shards.shard[j].digest, &val.shard[i].digest);
         shared += known;
     }
     if (shared)
@@ -48,25 +49,26 @@ static void say_shared_shards(const Run *r) {
 }
 
 // How long the run is, and from where it goes on.
-static void say_run(const Run *r) {
-    const Options *o = &r->options;
-    int64_t T = r->shape.seq_len, horizon = o->run.horizon_tokens;
+static void say_run(const Setup *setup, const Position *position) {
+    const Options *o = &setup->options;
+    int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
     printf("run     ");
     if (o->run.ramp_mode != RAMP_FIXED) {
         printf("%lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
-               (long long)ramp_smallest(&r->ramp), (long long)ramp_largest(&r->ramp), (long long)T);
+               (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
         return;
     }
-    int64_t B = o->run.batch_ref_rows, rows = (horizon - r->at.tokens) / T, steps = rows / B + (rows % B != 0);
-    printf("%lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, r->at.step ? "more " : "",
+    int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);
+    printf("%lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, position->at.step ? "more " : "",
            steps == 1 ? "" : "s", (long long)B, (long long)T);
-    if (r->at.step) printf("to step %lld: %lld tokens in all\n", (long long)(r->at.step + steps), (long long)horizon);
+    if (position->at.step)
+        printf("to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
     else printf("%lld tokens\n", (long long)horizon);
 }
 
-static void say_hellaswag(const Run *r) {
-    HellaSwagInfo info = hellaswag_describe(r->hellaswag);
-    printf("tests   %d questions of %s", info.questions, r->options.hellaswag);
+static void say_hellaswag(const Setup *setup, const RunData *data) {
+    HellaSwagInfo info = hellaswag_describe(data->hellaswag);
+    printf("tests   %d questions of %s", info.questions, setup->options.hellaswag);
     if (info.left_out) printf(", and %d left out, which have an ending longer than T", info.left_out);
     if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
     printf("\n");
@@ -74,49 +76,48 @@ static void say_hellaswag(const Run *r) {
 
 // Of a new run, for the name of a preset may be taken for a trained model's.
 static void say_weights(const Run *r) {
-    if (!r->train || r->saved[0]) return;
-    if (r->source[0]) printf("; weights from %s", r->source);
-    else printf("; from scratch, seed %lld", (long long)r->options.seed);
+    if (!r->data.train || r->saving.saved[0]) return;
+    if (r->setup.source[0]) printf("; weights from %s", r->setup.source);
+    else printf("; from scratch, seed %lld", (long long)r->setup.options.seed);
 }
 
 // A vocabulary that is larger than bytes stands for text.
-static void say_tokenizer(const Run *r) {
-    if (!r->train || r->tokenizer || r->model.config.vocab <= 256) return;
+static void say_tokenizer(const Setup *setup, const RunData *data) {
+    if (!data->train || setup->tokenizer || setup->model.config.vocab <= 256) return;
     printf(
         "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer DIRECTORY\n");
 }
 
 // Bytes, or the characters of a small alphabet, where a model of words is to be trained: its vocabulary would be empty for
 // the most part, and its tokenizer would make nothing of what it learns.
-static void say_small_tokens(const Run *r, const Dataset *data) {
+static void say_small_tokens(const Setup *setup, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words are met
     const char *path = dataset_shard_path(data, 0);
-    bool words = r->tokenizer && !tokenizer_is_bytes(r->tokenizer);
-    const char *remedy = words || !r->tokenizer ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
-                         : options_given(&r->options, "--vocab-size")
-                             ? "leave --vocab-size out, and it is that of bytes"
-                             : "tokenize the text as --model had its own";
-    int V = r->model.config.vocab, largest;
+    bool words = setup->tokenizer && !tokenizer_is_bytes(setup->tokenizer);
+    const char *remedy = words || !setup->tokenizer
+                             ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
+                         : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
+                                                                   : "tokenize the text as --model had its own";
+    int V = setup->model.config.vocab, largest;
     Error ignored;
     if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
         return;
     fprintf(stderr, "warning: %s has no token above %d, and ", path, largest);
-    if (words && r->options.tokenizer[0])
+    if (words && setup->options.tokenizer[0])
         fprintf(stderr, "--tokenizer %s makes others: tokenize the text with it, or say --tokenizer bytes\n",
-                r->options.tokenizer);
+                setup->options.tokenizer);
     else fprintf(stderr, "the vocabulary is %d: %s\n", V, remedy);
 }
 
 // Before the first step, not when it is too late: a disk that --dry-run calls too small.
-static void say_room(const Run *r) {
-    const Options *o = &r->options;
-    const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&r->model, r->tokenizer);
+static void say_room(const Setup *setup, const Position *position) {
+    const Options *o = &setup->options;
+    const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer);
     int there;
     uint64_t left;
     Error ignored;
     if (archive_count(o->out, &there, &ignored) || disk_free(o->out, &left, &ignored)) return;
-    int64_t most = plan_checkpoints(&r->ramp, o->checkpoint_every, best_every(o), o->keep),
-            more = most > there ? most - there : 1;
+    int64_t most = plan_checkpoints(&position->ramp, o), more = most > there ? most - there : 1;
     if ((double)left >= (double)more * one) return;
     double fit = there + (double)left / one;
     const char *then = fit < 1    ? "Not one can be saved: make room"
@@ -130,43 +131,44 @@ static void say_room(const Run *r) {
 }
 
 // Everything that works beside the computation (loading, saving, MPI, NCCL) has the same cores.
-static void say_cores(const Run *r) {
-    const CommCores *c = &r->comm->cores;
-    if (!comm_is_bound(r->comm)) return;
+static void say_cores(const Setup *setup) {
+    const CommCores *c = &setup->comm->cores;
+    if (!comm_is_bound(setup->comm)) return;
     printf("note: rank 0 may run on %d of the %d cores here", c->mine, c->here);
     if (c->sharers > 1) printf(", with %d other rank%s", c->sharers - 1, c->sharers > 2 ? "s" : "");
     printf(", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
-           c->here / r->comm->local_ranks);
+           c->here / setup->comm->local_ranks);
 }
 
 void say_setup(const Run *r) {
     char engine[256];
     MemoryPlan plan;
-    const ModelConfig *c = &r->model.config;
-    engine_describe(r->engine, engine, sizeof engine);
-    r->api->plan_memory(&r->shape, &plan);
+    const ModelConfig *c = &r->setup.model.config;
+    engine_describe(r->setup.engine, engine, sizeof engine);
+    r->setup.engine_api->plan_memory(&r->setup.shape, &plan);
     printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
-           1e-6 * (double)r->model.parameters, c->layers, c->heads, c->channels, c->vocab, r->shape.seq_len);
+           1e-6 * (double)r->setup.model.parameters, c->layers, c->heads, c->channels, c->vocab,
+           r->setup.shape.seq_len);
     say_weights(r);
     printf("\n");
-    if (r->train) {
-        say_data(r);
-        say_shared_shards(r);
-        say_run(r);
+    if (r->data.train) {
+        say_data(&r->setup, &r->data);
+        say_shared_shards(&r->data);
+        say_run(&r->setup, &r->position);
     }
-    if (r->hellaswag) say_hellaswag(r);
+    if (r->data.hellaswag) say_hellaswag(&r->setup, &r->data);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
-    if (r->train) say_mfu(r);
-    if (r->at.tuning[0]) say_tuning(r);
-    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->comm->ranks);
-    say_cores(r);
-    if (r->parallel.config.zero == ZERO_2 && r->parallel.buckets && !r->parallel.shard_grads)
+    if (r->data.train) say_mfu(&r->setup);
+    if (r->position.at.tuning[0]) say_tuning(&r->position);
+    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->setup.comm->ranks);
+    say_cores(&r->setup);
+    if (r->setup.parallel.config.zero == ZERO_2 && r->setup.parallel.buckets && !r->setup.parallel.shard_grads)
         printf(
             "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce micro-step "
             "shards them, in sums of another order\n");
-    say_tokenizer(r);
+    say_tokenizer(&r->setup, &r->data);
     fflush(stdout);
-    if (r->train) say_small_tokens(r, r->train);
-    else if (r->val) say_small_tokens(r, r->val);
-    if (r->train) say_room(r);
+    if (r->data.train) say_small_tokens(&r->setup, r->data.train);
+    else if (r->data.val) say_small_tokens(&r->setup, r->data.val);
+    if (r->data.train) say_room(&r->setup, &r->position);
 }

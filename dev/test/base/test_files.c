@@ -1,6 +1,5 @@
-// Writing that lasts, past the page cache and through it: contents and digests of files of all sizes; file systems that
-// refuse O_DIRECT early or late; every call failing, interrupted, or doing less than it was asked to. Whether the page
-// cache was passed by is asked of the kernel (mincore).
+// Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
+// refuse O_DIRECT early or late; calls that fail, are interrupted or fall short. mincore tells what is in the page cache.
 #define _GNU_SOURCE // O_DIRECT, mincore
 #include "base/files.h"
 #include "math/rng.h"
@@ -23,7 +22,7 @@ static uint64_t seed, draws;
 static uint32_t draw(uint32_t below) { return rng_u32(seed, 9, draws++) % below; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Faults: the linker sends the calls here
+// Faults: the linker sends these calls here (--wrap)
 
 typedef enum { NOTHING, FAILS, FALLS_SHORT } What;
 typedef enum { WRITE, FSYNC, PREAD, CALLS } Call;
@@ -45,7 +44,7 @@ static void plan_fault(Call call, What what, long at, int error) {
 int __real_fcntl(int fd, int command, ...);
 static bool is_direct(int fd) { return __real_fcntl(fd, F_GETFL) & O_DIRECT; }
 
-// The bytes that this call may move, -1 where it fails. Less than asked for is whole blocks as often as it is not.
+// The bytes that this call may move; -1: it fails. A short call moves whole blocks half of the time.
 static ssize_t allow(Call call, int fd, size_t bytes) {
     bool here = ++plan.count[call] == plan.at && call == plan.call;
     if (plan.refuse_calls && call != FSYNC && is_direct(fd)) return errno = EINVAL, -1;
@@ -54,7 +53,7 @@ static ssize_t allow(Call call, int fd, size_t bytes) {
     return draw(2) ? PAGE * (1 + draw((uint32_t)bytes / PAGE)) : 1 + draw((uint32_t)bytes - 1);
 }
 
-// The kernel itself would refuse a part of a block, where a disk or a network may well do that much.
+// Lets a short call move part of a block: the kernel refuses that with O_DIRECT, but some file systems do it.
 static int pause_direct(int fd, size_t bytes, ssize_t n) {
     int flags = __real_fcntl(fd, F_GETFL);
     if (n > 0 && n < (ssize_t)bytes) __real_fcntl(fd, F_SETFL, flags & ~O_DIRECT);
@@ -111,14 +110,14 @@ static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, 
     return code ? code : outfile_finish(file, digest, e);
 }
 
-// Read by other means than those under test.
+// Reads with stdio, not with the functions under test.
 static void check_contents(const char *path, size_t bytes) {
     static unsigned char got[LARGEST + 1];
     memset(got, 0xee, sizeof got);
     FILE *f = fopen(path, "rb");
     size_t n = f ? fread(got, 1, sizeof got, f) : 0;
     if (f) fclose(f);
-    CHECK(n == bytes && memcmp(got, data, bytes) == 0, "%zu bytes, want %zu, or others than were written", n, bytes);
+    CHECK(n == bytes && memcmp(got, data, bytes) == 0, "%zu bytes, want %zu, or wrong ones", n, bytes);
 }
 
 static void count_beat(void *beats) { ++*(size_t *)beats; }
@@ -132,7 +131,7 @@ static void check_file(const char *path, size_t bytes, const FileDigest *digest)
     CHECK(digest_equal(digest, &want), "%zu bytes: digest %s, want %s", bytes, digest->hash, want.hash);
     CHECK_OK(file_digest(path, DIGEST_ALL, NULL, &read, &e), &e);
     CHECK_OK(file_digest(path, DIGEST_DISK, &pulse, &from_disk, &e), &e);
-    CHECK(beats == (bytes + STAGE - 1) / STAGE, "%zu bytes: %zu beats", bytes, beats); // who waits is told every 4 MiB
+    CHECK(beats == (bytes + STAGE - 1) / STAGE, "%zu bytes: %zu beats", bytes, beats); // one per 4 MiB
     CHECK(digest_equal(&read, &want), "%zu bytes: read as %s, want %s", bytes, read.hash, want.hash);
     CHECK(digest_equal(&from_disk, &want), "%zu bytes: on the disk %s, want %s", bytes, from_disk.hash, want.hash);
 }
@@ -152,7 +151,7 @@ static void test_all_sizes(void) {
     for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? PAGE : MIB);
 }
 
-// A digest of pieces is that of the whole, at every piece's end.
+// After every piece the digest equals that of all bytes so far.
 static void test_digester(void) {
     static unsigned char data[1 << 17];
     Digester *digester;
@@ -181,8 +180,8 @@ static size_t pages_in_cache(const char *path, size_t begin, size_t end) {
     return count;
 }
 
-// Does a page written past the cache stay out of it? tmpfs, for one, is nothing but the cache.
-static bool cache_can_be_passed_by(void) {
+// Does a page written with O_DIRECT stay out of the cache? On tmpfs it does not.
+static bool direct_avoids_cache(void) {
     static _Alignas(PAGE) unsigned char page[PAGE];
     int fd = open("probe", O_WRONLY | O_CREAT | O_DIRECT, 0666);
     bool written = fd >= 0 && write(fd, page, PAGE) == PAGE;
@@ -195,7 +194,7 @@ static void test_past_the_page_cache(void) {
     FileDigest digest;
     Error e = {0};
     plan_fault(WRITE, NOTHING, 0, 0);
-    if (!cache_can_be_passed_by()) SKIP("not on this file system");
+    if (!direct_avoids_cache()) SKIP("not on this file system");
     CHECK_OK(save_in_pieces("file", bytes, MIB, &digest, &e), &e);
     CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
     CHECK(pages_in_cache("file", 2 * STAGE, bytes) == 6, "the tail is not where this test looks");
@@ -216,7 +215,7 @@ static void test_refused(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static const size_t fault_bytes = 2 * STAGE + 12345; // of the files here: three writes, three reads
+static const size_t fault_bytes = 2 * STAGE + 12345; // three writes, three reads
 
 static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
@@ -244,7 +243,6 @@ static void test_calls_that_fail(void) {
     }
 }
 
-// Nobody's failure.
 static void test_interrupted_and_short_calls(void) {
     for (Call call = 0; call < CALLS; call++)
         for (long n = 1; n <= (call == FSYNC ? 1 : call == PREAD ? 6 : 3); n++) {
@@ -268,7 +266,7 @@ static void test_replace(void) {
     CHECK_ERROR(file_replace("replaced", data, 2000, &e), &e, ERR_WRITE, "replaced.partial: write failed");
     plan_fault(WRITE, NOTHING, 0, 0);
     check_file("replaced", 1000, &digest);
-    CHECK(!file_exists("replaced.partial"), "the failed one is left");
+    CHECK(!file_exists("replaced.partial"), "the failed file is left");
 }
 
 static void test_parent(void) {
@@ -281,7 +279,7 @@ static void test_parent(void) {
         path_parent(cases[i][0], parent, sizeof parent);
         CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
     }
-    CHECK_OK(directory_create(".", &e), &e); // what may come out of it is there
+    CHECK_OK(directory_create(".", &e), &e); // what path_parent may return exists
     CHECK_OK(directory_create("/", &e), &e);
 }
 

@@ -1,5 +1,4 @@
-// The hashes: against the published numbers of splitmix64 and FNV-1a, and the engine's, which replicas compare, against
-// a loop.
+// The hashes against published numbers of splitmix64 and FNV-1a, and the engine's hash of its weights against a loop.
 #define _POSIX_C_SOURCE 200809L
 #include "base/hash.h"
 #include "../small_model.h"
@@ -7,8 +6,8 @@
 
 #include <time.h>
 
-// splitmix64 from seed 0: its n-th number is the hash of an element of zero bits in place n - 1. The first five as
-// printed by Vigna's splitmix64.c (prng.di.unimi.it).
+// splitmix64 from seed 0: its n-th number is the hash of a zero element in place n - 1. The first five as printed by
+// Vigna's splitmix64.c (prng.di.unimi.it).
 static void test_known_answers(void) {
     static const uint64_t known[] = {0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec,
                                      0x1b39896a51a8749b};
@@ -17,7 +16,7 @@ static void test_known_answers(void) {
     CHECK(hash_element(3, 1) != hash_element(3, 0) && hash_element(3, 1) != hash_element(4, 1), "no hash");
 }
 
-// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c); and in two pieces.
+// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c), whole and in two pieces.
 static void test_known_answers_of_bytes(void) {
     static const struct {
         const char *text;

@@ -1,4 +1,4 @@
-// Where values stand in JSON texts: random texts, whose places are known because the test wrote them.
+// Places of values in random JSON texts; the test knows them because it wrote the texts.
 #define _POSIX_C_SOURCE 200809L
 #include "base/json.h"
 #include "math/rng.h"
@@ -57,7 +57,7 @@ static void put_value(int depth) {
     else fputs(scalars[draw(sizeof scalars / sizeof *scalars)], text.f);
 }
 
-// In the order of the text, which is the tree's.
+// The tree has the order of the text.
 static void compare(const JsonText *json, const cJSON *item, int *next) {
     for (const cJSON *child = item->child; child; child = child->next) {
         size_t want = text.place[(*next)++], got = json_place(json, child);
@@ -94,7 +94,7 @@ static void test_random_texts(void) {
     CHECK(values > 5000, "%d values only", values);
 }
 
-// Whoever frees all that he may have opened frees what could not be parsed once more.
+// A failed parse frees its text; json_free may follow.
 static void test_malformed(void) {
     JsonText json;
     Error e = {0};

@@ -1,99 +1,17 @@
-// Fuzzes the readers of what a checkpoint is made of, of tokenizers, of shards and of llm.c's .bin: fuzz_checkpoint
-// [seconds] [seed]. Mutates files of a real run (the format of the weights and that of the shards have fuzzers of their
-// own besides). To be built with ASan and UBSan; beyond what they find, every rejection must be ERR_INPUT with a message
-// that names the file and where in it, and a remedy. GNS_LONG=1: ten thousand mutations of each file at least. With GNS_LIBFUZZER it is
-// a libFuzzer target instead (make fuzz-coverage), where the environment's GNS_FUZZ_TARGET picks the reader.
+// Fuzzes the readers of checkpoints, tokenizers, shards and llm.c's .bin: fuzz_checkpoint [seconds] [seed]. Mutates files
+// of a real run (safetensors and shards also have fuzzers of their own). Build it with ASan and UBSan. Beyond what these
+// find, every rejection must be ERR_INPUT with a remedy and a message that names the file and where in it. GNS_LONG=1:
+// at least ten thousand mutations of each file. With GNS_LIBFUZZER it is a libFuzzer target (make fuzz-coverage), and
+// the environment's GNS_FUZZ_TARGET picks the reader.
 #define _DEFAULT_SOURCE
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
 #include "run/state.h"
 #include "text/tokenizer.h"
 #include "../trainer.h"
+#include "mutate.h"
 
-enum { MAX_BYTES = 1 << 16, LAYERS = 2 };
-
-typedef struct {
-    char bytes[MAX_BYTES];
-    size_t count;
-} Sample;
-
-static uint64_t draw(uint64_t *state, uint64_t below) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u; // splitmix64: Steele et al. 2014
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return below ? z % below : 0;
-}
-
-#ifndef GNS_LIBFUZZER
-static const char *const words[] = {"{",
-                                    "}",
-                                    "[",
-                                    "]",
-                                    ":",
-                                    ",",
-                                    "\"",
-                                    "null",
-                                    "true",
-                                    "-1",
-                                    "0",
-                                    "1e999",
-                                    "-1e999",
-                                    "1.5",
-                                    "1e400",
-                                    "\\u00",
-                                    "{}",
-                                    "[]",
-                                    "9007199254740993",
-                                    "18446744073709551616",
-                                    "\xff",
-                                    "\n",
-                                    "\"a\"",
-                                    "[[[[[[[[",
-                                    "4294967296",
-                                    "nan",
-                                    " "};
-
-static void splice(Sample *s, size_t at, size_t remove, const char *insert, size_t bytes) {
-    if (at > s->count) return;
-    remove = size_min(remove, s->count - at);
-    if (s->count - remove + bytes > MAX_BYTES) return;
-    char copy[256];
-    bytes = size_min(bytes, sizeof copy);
-    memcpy(copy, insert, bytes); // it may lie in s itself
-    memmove(s->bytes + at + bytes, s->bytes + at + remove, s->count - at - remove);
-    memcpy(s->bytes + at, copy, bytes);
-    s->count += bytes - remove;
-}
-
-static size_t find_digit(const Sample *s, size_t at) {
-    while (at < s->count && (s->bytes[at] < '0' || s->bytes[at] > '9')) at++;
-    return at;
-}
-
-static void mutate(Sample *s, size_t first_bytes, uint64_t *state) {
-    size_t at = draw(state, size_min(s->count + 1, first_bytes)), from = draw(state, s->count);
-    const char *word = words[draw(state, sizeof words / sizeof *words)];
-    char byte = (char)draw(state, 256);
-    switch (draw(state, 8)) {
-    case 0: splice(s, at, 1, &byte, 1); break;
-    case 1: splice(s, at, 0, word, strlen(word)); break;
-    case 2: splice(s, at, strlen(word), word, strlen(word)); break;
-    case 3: splice(s, at, 1 + draw(state, 40), "", 0); break;
-    case 4: splice(s, at, 0, s->bytes + from, draw(state, size_min(200, s->count - from))); break;
-    case 5: s->count = at; break;
-    case 6: { // another number in a number's place
-        size_t digits = 0;
-        at = find_digit(s, at);
-        while (at + digits < s->count && s->bytes[at + digits] >= '0' && s->bytes[at + digits] <= '9') digits++;
-        splice(s, at, digits, word, strlen(word));
-        break;
-    }
-    default:
-        if (at < s->count) s->bytes[at] ^= (char)(1 << draw(state, 8));
-    }
-}
-#endif
+enum { LAYERS = 2 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The readers
@@ -200,7 +118,7 @@ static double seconds = 5;
 static uint64_t seed = 1;
 #endif
 
-// A manifest whose own hash is wrong is refused at the first look; half of them get the right one.
+// A manifest with a wrong hash of itself is refused at once: half of the mutants get the right one.
 static void sign_manifest(Sample *s, uint64_t *state) {
     const size_t last = strlen("  \"xxh3_128_above\": \"\"\n}\n") + HASH_TEXT - 1;
     if (draw(state, 2) || s->count <= last || s->count + 1 >= MAX_BYTES) return;
@@ -210,11 +128,11 @@ static void sign_manifest(Sample *s, uint64_t *state) {
 
 typedef struct {
     const char *file;  // what is mutated
-    const char *named; // what a message must mention: a manifest and an index speak of other files as well
-    const char *path;  // what the reader is given
+    const char *named; // what a message must mention: a manifest and an index also name other files
+    const char *path;  // the reader's argument
     int (*reader)(const char *path, Error *e);
     size_t first_bytes; // mutations begin within these
-    bool byte;          // must a message say where in the file? A vocabulary's speaks of tokens, merges and lines
+    bool byte;          // must a message name the byte? A vocabulary's names tokens, merges and lines
 } Target;
 
 static const Target targets[] = {
@@ -233,7 +151,7 @@ static const Target targets[] = {
 };
 enum { TARGETS = sizeof targets / sizeof *targets };
 
-// Does a message say where? Of what is sound in itself, and does not fit the rest or is not all there is, it says what.
+// Does a message name the byte, or say what is missing or does not fit the other files?
 static bool says_where(const char *message) {
     static const char *const whole[] = {
         "this run was begun with ", "train_data differs", ": no tensor ", "too few for one window",
@@ -243,7 +161,7 @@ static bool says_where(const char *message) {
     return test_says_byte(message);
 }
 
-// Puts the bytes where the reader finds them, and holds it to the contract. Returns its code.
+// Writes the file, runs the reader and checks its error. Returns the reader's code.
 static int try_reader(const Target *t, const Sample *s) {
     unlink(t->file); // some file systems wait for the disk when a file is overwritten
     FILE *f = fopen(t->file, "wb");
@@ -271,7 +189,8 @@ static void fuzz(const Target *t) {
     while ((clock_seconds() < end || accepted + rejected < wanted) && !test_state.failures) {
         uint64_t state = seed << 32 | (accepted + rejected);
         mutant = original;
-        for (size_t changes = draw(&state, 4); changes > 0; changes--) mutate(&mutant, t->first_bytes, &state);
+        for (size_t changes = draw(&state, 4); changes > 0; changes--)
+            mutate(&mutant, 0, size_min(mutant.count + 1, t->first_bytes), &state);
         if (t->reader == read_manifest) sign_manifest(&mutant, &state);
         int code = try_reader(t, &mutant);
         accepted += code == 0;
@@ -358,7 +277,7 @@ static void make_tokenizers(void) {
     CHECK_OK(read_tokenizer("added", &e), &e);
 }
 
-// A run whose state has all there can be in it.
+// A run whose state has every field.
 static void test_files_are_made(void) {
     Error e = {0};
     Dataset *data;
@@ -387,7 +306,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static const Target *target = &targets[0];
 
-// Leaves the corpus, which begins with the file as it is, in the directory "corpus" of the scratch directory.
+// The corpus, in the scratch directory's "corpus", begins with the unchanged file.
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;

@@ -1,5 +1,5 @@
-// Models made elsewhere: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value must
-// arrive where it belongs, and a malformed file is refused with a message that names it.
+// Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
+// must arrive at its element, and malformed files are rejected with their names.
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
@@ -15,8 +15,8 @@
 
 static char scratch[PATH_MAX];
 static Model model;
-static float *values;   // (flat_count), what was written
-static float *received; // (flat_count), what came back
+static float *values;   // (flat_count), written
+static float *received; // (flat_count), read back
 
 static int receive(void *context, Range range, const float *from, Error *e) {
     (void)context;
@@ -33,7 +33,7 @@ static int give(void *context, Range range, float *to, Error *e) {
     return 0;
 }
 
-// Values that all three types hold exactly, so that equality is what to test.
+// Values that all three types hold exactly.
 static void make_values(uint64_t seed) {
     small_params(&model, seed, values);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = roundf(values[i] * 64) / 64;
@@ -79,7 +79,7 @@ static int give_again(void *context, Range range, float *to, Error *e) {
     return 0;
 }
 
-// A tensor and moments that pass between file and engine in several pieces, the last of them short.
+// A tensor and moments that are saved and loaded in several chunks, the last one short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 64, 20000, 8};
     const Model small = model;
@@ -116,7 +116,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     }
 }
 
-// Those tensors whose number leaves `part` when divided by `parts`.
+// Writes the tensors whose index is `part` modulo `parts`.
 static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
@@ -158,7 +158,7 @@ static void test_one_file(void) {
     }
 }
 
-// What config.json says of the tokens at a text's ends: what the model's own said, or the tokenizer, or GPT-2.
+// A text's first and last tokens: from config.json, or else from the tokenizer, or else GPT-2's.
 static void test_text_tokens(void) {
     static const struct {
         const char *fields;
@@ -189,7 +189,7 @@ static void test_text_tokens(void) {
     }
 }
 
-// config.json as written, with one field more (of two of a name the first counts), is that of another model.
+// One field in front of a valid config.json (the first of two with one name counts) makes it another model's.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -250,7 +250,7 @@ static void test_moments_that_are_wanted(void) {
     remove_tree("wanted");
 }
 
-// Moments are fp32, and as many as their name says: another type would be taken for values that were never saved.
+// Moments must be fp32 and as many as their name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
         SafetensorsType type;
@@ -318,7 +318,7 @@ static void test_several_files(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// llm.c's .bin, written here from its description: 16 arrays one after the other, weights as (out, in)
+// llm.c's .bin, written here from its description: 16 arrays, weights as (out, in)
 
 enum { PADDED = 128 };
 
@@ -421,7 +421,7 @@ static void test_bad_bin(void) {
     CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "ends at byte 2000");
     CHECK(truncate("bad.bin", 700) == 0, "truncate");
     CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "byte 700");
-    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are no model");
+    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are a model");
 }
 
 int main(void) {

@@ -1,42 +1,16 @@
 // test_attention: forward and backward against plain double references on random shapes, the reference's own gradient
 // against finite differences, poison, guards and threads.
 #define _POSIX_C_SOURCE 200809L
-#include "../test.h"
+#include "arrays.h"
 #include "cpu/attention.h"
-
-enum { GUARD = 64 }; // floats before and behind every output that nothing may touch
-
-static uint64_t random_state = 0x2545f4914f6cdd1du;
-
-static uint32_t random_next(void) { // xorshift64*: Vigna 2016
-    random_state ^= random_state >> 12, random_state ^= random_state << 25, random_state ^= random_state >> 27;
-    return (uint32_t)(random_state * 0x2545f4914f6cdd1du >> 32);
-}
-static float random_float(void) { return (float)random_next() * 0x1p-31f - 1; } // [-1, 1]
-
-static float *random_array(size_t n, float size) {
-    float *x = malloc(n * sizeof *x);
-    for (size_t i = 0; i < n; i++) x[i] = size * random_float();
-    return x;
-}
-
-static const uint32_t GUARD_BITS = 0x7fc0beefu; // a NaN that no arithmetic makes
-
-static float *guarded_array(size_t n) { // n NaNs between guards
-    float *base = malloc((n + 2 * GUARD) * sizeof *base);
-    for (size_t i = 0; i < n + 2 * GUARD; i++) memcpy(base + i, &GUARD_BITS, sizeof GUARD_BITS);
-    return base + GUARD;
-}
-static bool guards_intact(const float *x, size_t n) {
-    for (size_t i = 0; i < GUARD; i++)
-        if (memcmp(x - GUARD + i, &GUARD_BITS, 4) || memcmp(x + n + i, &GUARD_BITS, 4)) return false;
-    return true;
-}
-static void guarded_free(float *x) { free(x - GUARD); }
 
 typedef struct {
     size_t B, T, NH, D;
 } Shape;
+
+static Attention attention_create(int threads, size_t T, size_t D) {
+    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float))};
+}
 
 static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, size_t which, size_t h) {
     return qkv + ((b * s.T + t) * 3 + which) * s.NH * s.D + h * s.D;
@@ -106,10 +80,8 @@ static void check_near(const char *what, Shape s, const float *got, const double
 }
 
 static void check_shape(Shape s, float size) {
-    Error e;
-    Attention *one, *two; // the second made for larger shapes than it gets
-    CHECK_OK(attention_create(&one, 1, s.T, s.D, &e), &e);
-    CHECK_OK(attention_create(&two, 2, s.T + 37, s.D + 5, &e), &e);
+    Attention one = attention_create(1, s.T, s.D);
+    Attention two = attention_create(2, s.T + 37, s.D + 5); // for larger shapes than it gets
     size_t C = s.NH * s.D, n = s.B * s.T * C, rows = s.B * s.NH * s.T;
     float *qkv = random_array(3 * n, size), *dout = random_array(n, 1);
     float *out[2], *lse[2], *dqkv[2];
@@ -117,8 +89,8 @@ static void check_shape(Shape s, float size) {
     double *want_dqkv = malloc(3 * n * sizeof(double));
     for (int i = 0; i < 2; i++) {
         out[i] = guarded_array(n), lse[i] = guarded_array(rows), dqkv[i] = guarded_array(3 * n);
-        attention_forward(i ? two : one, out[i], lse[i], qkv, s.B, s.T, 0, s.NH, s.D);
-        attention_backward(i ? two : one, dqkv[i], dout, qkv, out[i], lse[i], s.B, s.T, s.NH, s.D);
+        attention_forward(i ? &two : &one, out[i], lse[i], qkv, s.B, s.T, 0, s.NH, s.D);
+        attention_backward(i ? &two : &one, dqkv[i], dout, qkv, out[i], lse[i], s.B, s.T, s.NH, s.D);
         CHECK(guards_intact(out[i], n) && guards_intact(lse[i], rows) && guards_intact(dqkv[i], 3 * n),
               "B %zu T %zu NH %zu D %zu wrote beyond", s.B, s.T, s.NH, s.D);
     }
@@ -132,7 +104,7 @@ static void check_shape(Shape s, float size) {
           "B %zu T %zu NH %zu D %zu: threads differ", s.B, s.T, s.NH, s.D);
     for (int i = 0; i < 2; i++) guarded_free(out[i]), guarded_free(lse[i]), guarded_free(dqkv[i]);
     free(qkv), free(dout), free(want_out), free(want_lse), free(want_dqkv);
-    attention_free(one), attention_free(two);
+    free(one.scratch), free(two.scratch);
 }
 
 static void test_every_length(void) {
@@ -163,13 +135,11 @@ static void test_large_scores(void) { // near one-hot softmax: exp must neither 
 static void test_finite_differences(void) {
     const Shape s = {2, 5, 2, 3};
     enum { N = 2 * 5 * 2 * 3 };
-    Error e;
-    Attention *at;
-    CHECK_OK(attention_create(&at, 1, s.T, s.D, &e), &e);
+    Attention at = attention_create(1, s.T, s.D);
     float *qkv = random_array(3 * N, 1), *dout = random_array(N, 1), out[N], lse[N], dqkv[3 * N];
     double want[N], want_lse[N];
-    attention_forward(at, out, lse, qkv, s.B, s.T, 0, s.NH, s.D);
-    attention_backward(at, dqkv, dout, qkv, out, lse, s.B, s.T, s.NH, s.D);
+    attention_forward(&at, out, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+    attention_backward(&at, dqkv, dout, qkv, out, lse, s.B, s.T, s.NH, s.D);
     for (size_t i = 0; i < 3 * N; i++) {
         float middle = qkv[i], ends[2] = {middle + 0x1p-10f, middle - 0x1p-10f};
         double objective[2] = {0};
@@ -182,24 +152,22 @@ static void test_finite_differences(void) {
         CHECK_CLOSE(dqkv[i], (objective[0] - objective[1]) / ((double)ends[0] - ends[1]), 3e-6, 1);
     }
     free(qkv), free(dout);
-    attention_free(at);
+    free(at.scratch);
 }
 
 static void test_the_future_is_not_seen(void) { // changing token t changes no output before t
     const Shape s = {1, 70, 1, 24};
     enum { N = 70 * 24 };
-    Error e;
-    Attention *at;
-    CHECK_OK(attention_create(&at, 1, s.T, s.D, &e), &e);
+    Attention at = attention_create(1, s.T, s.D);
     float *qkv = random_array(3 * N, 1), *before = guarded_array(N), *after = guarded_array(N), lse[70];
-    attention_forward(at, before, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+    attention_forward(&at, before, lse, qkv, s.B, s.T, 0, s.NH, s.D);
     for (size_t t = 69; t > 0; t -= 3) {
         for (size_t i = 0; i < 3 * s.D; i++) qkv[t * 3 * s.D + i] = 100 * random_float();
-        attention_forward(at, after, lse, qkv, s.B, s.T, 0, s.NH, s.D);
-        CHECK(!memcmp(before, after, t * s.D * 4), "token %zu is seen before its time", t);
+        attention_forward(&at, after, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+        CHECK(!memcmp(before, after, t * s.D * 4), "an output before token %zu changed", t);
     }
     free(qkv), guarded_free(before), guarded_free(after);
-    attention_free(at);
+    free(at.scratch);
 }
 
 int main(void) {

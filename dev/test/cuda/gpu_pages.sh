@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The commands of README.md and dev/docs that need a GPU and no network, as they stand there, on a small text:
 # dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs are asked to
-# stop, as their pages say one does, or given fewer tokens. Run by scripts/gpu_check.sh; with SMALL=1 a CPU can try it.
+# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh; with SMALL=1 a CPU can try it.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
 #     PYTHON  with numpy, scipy and matplotlib; for reading checkpoints with torch and transformers (python3)
 #
-# Three tracks run beside one another on one GPU, for most of the time is starting up.
+# Three tracks run side by side on one GPU, since most of their time is start-up.
 set -u
 cd "$(dirname "$0")/../../.." || exit 70
 root=$PWD
@@ -45,7 +45,7 @@ says() { # NAME PATTERN: the log of a page
 some() { compgen -G "$1" | sort | tail -n 1 | grep .; }
 steps() { grep -c '"loss"' "$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; }
 
-# Starts a command in the background that trains into a directory; once that has so many steps, tells it to stop.
+# Starts a command in the background that trains into a directory; after STEPS steps sends it the signal to stop.
 page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
     local name=$1 directory=$2 count=$3 signal=$4 job code end=$((SECONDS + 60))
     shift 4
@@ -60,7 +60,7 @@ page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Track 1: GPT-2 124M from nothing, stopped, gone on with, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
+# Track 1: GPT-2 124M from nothing, stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
 
 gpt2=$work/gpt2-124M
 recipe() { # LAUNCHER OUT OPTIONS...
@@ -70,8 +70,8 @@ recipe() { # LAUNCHER OUT OPTIONS...
 
 track_124M() {
     local model
-    page_stopped run_gpt2_124M "$gpt2" 3 TERM recipe run_gpt2_124M.sh "$gpt2" --tensorboard
-    page_stopped run_gpt2_124M-again "$gpt2" $(($(steps "$gpt2") + 2)) USR1 recipe run_gpt2_124M.sh "$gpt2" --tensorboard
+    page_stopped run_gpt2_124M "$gpt2" 3 TERM recipe run_gpt2_124M.sh "$gpt2"
+    page_stopped run_gpt2_124M-again "$gpt2" $(($(steps "$gpt2") + 2)) USR1 recipe run_gpt2_124M.sh "$gpt2"
     says run_gpt2_124M-again '^resuming from'
     model=$(some "$gpt2/step_????????") || return
     page check "$program" --check "$model"
@@ -123,7 +123,7 @@ tuned() { # OUT OPTIONS...
 }
 weights() { cksum < "$(some "$1/step_????????")/model.safetensors"; }
 
-# Whoever goes on keeps to the stored choices, asked to tune again or not, and ends with the bits of the run that chose.
+# A resume keeps the stored choices, with --tune or without, and ends with the bits of the run that chose.
 pages_tune() {
     local a=$work/tune b name
     page tune tuned "$a" --tune || return

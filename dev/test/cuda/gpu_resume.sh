@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run that is killed, and one that is asked to stop, go on to the same bits as one that was left alone; and
-# transformers reads what it saved: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by scripts/gpu_check.sh (the CPU
+# A run that is killed, and one that is asked to stop, resume to the same bits as an undisturbed run; and
+# transformers reads what it saved: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by dev/test/gpu_check.sh (the CPU
 # trainer has closer tests, dev/test/run/test_resume.c and test_crash.c, and passes this one too).
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
@@ -24,7 +24,7 @@ train() { # RUN
 
 steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # before there is a file, too
 
-# Starts a run, sends it the signal once it has logged so many steps, and prints its exit code.
+# Starts a run, sends it the signal after STEPS logged steps, and prints its exit code.
 stop_after() { # RUN STEPS SIGNAL
     (train "$1") &
     local pid=$!

@@ -29,22 +29,20 @@ static inline int hold_create(Hold *h, Error *e) {
     CUDA_TRY(cudaDeviceGetAttribute(&h->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), e);
     CUDA_TRY(cudaFuncSetAttribute(hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, h->shared_bytes), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&h->stream, cudaStreamNonBlocking), e);
-    CUDA_TRY(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
-    return 0;
+    return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
 }
 
 // Returns once `blocks` multiprocessors are held: all of their shared memory is taken, for so long from then on.
 static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     *h->begun = 0;
     hold_kernel<<<blocks, 1, h->shared_bytes, h->stream>>>(h->begun, (long long)(ms * 1e6));
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     while (*(volatile int *)h->begun < blocks) continue;
     return 0;
 }
 
 static inline int hold_end(Hold *h, Error *e) {
-    CUDA_TRY(cudaStreamSynchronize(h->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(h->stream), e);
 }
 
 static inline void hold_destroy(Hold *h) {

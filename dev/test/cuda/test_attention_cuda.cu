@@ -173,27 +173,18 @@ static const double OUT_TOLERANCE = 6e-3, GRADIENT_TOLERANCE = 1.2e-2, LSE_TOLER
 // ---------------------------------------------------------------------------------------------------------------------
 // Running a path
 
-enum Path { PUBLIC, MMA };
+enum Path { PUBLIC, TILED };
 
 static int run_forward(Path path, real *out, float *lse, const real *qkv, AttentionShape s, Error *e) {
-#ifndef GNS_FP32
-    if (path == MMA) return attention_mma_forward(out, lse, qkv, s, 0, e);
-#endif
-    (void)path;
-    return attention_forward(out, lse, qkv, s.B, s.T, s.NH, s.D, 0, e);
+    return (path == TILED ? attention_tiled_forward : attention_forward)(out, lse, qkv, s, 0, e);
 }
 
 static int run_backward(Path path, real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
                         void *workspace, AttentionShape s, Error *e) {
-#ifndef GNS_FP32
-    if (path == MMA) {
-        AttentionRows rows = attention_rows_at(workspace, s);
-        TRY(attention_rows_fill(rows, lse, dout, out, s, 0, e));
-        return attention_mma_backward(dqkv, dout, qkv, rows, s, 0, e);
-    }
-#endif
-    (void)path;
-    return attention_backward(dqkv, dout, qkv, out, lse, workspace, s.B, s.T, s.NH, s.D, 0, e);
+    AttentionRows rows;
+    if (path == PUBLIC) return attention_backward(dqkv, dout, qkv, out, lse, workspace, s, 0, e);
+    TRY(attention_rows_fill(&rows, workspace, lse, dout, out, s, 0, e));
+    return attention_tiled_backward(dqkv, dout, qkv, rows, s, 0, e);
 }
 
 struct Problem {
@@ -205,7 +196,7 @@ struct Problem {
 
     Problem(AttentionShape s_, double deviation)
         : s(s_), qkv((size_t)s.B * s.T * 3 * s.C()), dout((size_t)s.B * s.T * s.C()), out(dout.n), dqkv(qkv.n),
-          lse((size_t)s.heads() * s.T), workspace(attention_workspace_bytes(s.B, s.T, s.NH, s.D)),
+          lse((size_t)s.heads() * s.T), workspace(attention_workspace_bytes(s)),
           host_qkv(random_input(qkv, deviation)), host_dout(random_input(dout, 1.0)) {}
     ~Problem() {
         free(host_qkv);
@@ -265,7 +256,7 @@ static void print_worst(const char *name, const Worst *w) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Tests
 
-static void check_against_twin(AttentionShape s, double deviation, Worst *worst_public, Worst *worst_mma) {
+static void check_against_twin(AttentionShape s, double deviation, Worst *worst_public, Worst *worst_tiled) {
     Problem problem(s, deviation);
     size_t n = problem.out.n;
     double *want = (double *)checked_alloc((4 * n + problem.lse.n) * sizeof(double));
@@ -280,7 +271,7 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
         problem.run((Path)path);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
-        compare(path == PUBLIC ? worst_public : worst_mma, s, path == PUBLIC ? "public" : "mma", out, lse, dqkv,
+        compare(path == PUBLIC ? worst_public : worst_tiled, s, path == PUBLIC ? "public" : "tiled", out, lse, dqkv,
                 want_out, want_lse, want_dqkv, fmax(1, deviation));
         free(out);
         free(dqkv);
@@ -292,35 +283,35 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
 static void test_twin_small_shapes(void) {
     static const int lengths[] = {1, 2, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 193, 256, 257, 300};
     static const int sizes[] = {64, 128, 16, 32, 80, 5, 120};
-    Worst worst_public = {}, worst_mma = {};
+    Worst worst_public = {}, worst_tiled = {};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i += small_shapes_only ? 3 : 1)
         for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
             if (j >= 2 && (i + j) % 3) continue; // the padded sizes at a third of the lengths
             AttentionShape s = {1 + (int)((i + j) % 3), lengths[i], 1 + (int)((2 * i + j) % 5), sizes[j]};
             if (s.T > 200) s.B = 1, s.NH = 2;
-            check_against_twin(s, 1.0, &worst_public, &worst_mma);
+            check_against_twin(s, 1.0, &worst_public, &worst_tiled);
         }
     print_worst("public", &worst_public);
-    if (worst_mma.out > 0) print_worst("mma", &worst_mma);
+    if (worst_tiled.out > 0) print_worst("tiled", &worst_tiled);
 }
 
 // More heads than an H100 has multiprocessors (132): they are taken in lots of unequal size, of 67 and 66 heads, of 89,
 // 89 and 87.
 static void test_twin_unequal_lots(void) {
     static const AttentionShape shapes[] = {{7, 150, 19, 64}, {5, 70, 53, 64}, {19, 70, 7, 128}, {53, 35, 5, 128}};
-    Worst worst_public = {}, worst_mma = {};
-    for (AttentionShape s : shapes) check_against_twin(s, 1.0, &worst_public, &worst_mma);
+    Worst worst_public = {}, worst_tiled = {};
+    for (AttentionShape s : shapes) check_against_twin(s, 1.0, &worst_public, &worst_tiled);
     print_worst("public", &worst_public);
 }
 
 // `slack` widens the tolerance of dq and dk: dS is a difference of nearly equal numbers where rows are sharp.
 // Scores with a deviation of 9 (nearly one-hot rows) and of 0.01 (nearly uniform ones).
 static void test_twin_sharp_and_flat(void) {
-    Worst worst_public = {}, worst_mma = {};
+    Worst worst_public = {}, worst_tiled = {};
     AttentionShape s = {1, 210, 2, 64}, wide = {1, 150, 2, 128};
-    check_against_twin(s, 3.0, &worst_public, &worst_mma);
-    check_against_twin(wide, 3.0, &worst_public, &worst_mma);
-    check_against_twin(s, 0.1, &worst_public, &worst_mma);
+    check_against_twin(s, 3.0, &worst_public, &worst_tiled);
+    check_against_twin(wide, 3.0, &worst_public, &worst_tiled);
+    check_against_twin(s, 0.1, &worst_public, &worst_tiled);
     print_worst("public", &worst_public);
 }
 
@@ -340,7 +331,7 @@ static void test_fast_path_at_large_shapes(void) {
     Worst worst = {};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         Problem problem(shapes[i], 1.0);
-        problem.run(MMA);
+        problem.run(TILED);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
         double *want_out = as_double(out, problem.out.n), *want_dqkv = as_double(dqkv, problem.dqkv.n);
@@ -358,7 +349,7 @@ static void test_fast_path_at_large_shapes(void) {
         free(want_dqkv);
         free(want_lse);
     }
-    print_worst("fast against mma", &worst);
+    print_worst("fast against tiled", &worst);
 }
 
 // Also where some blocks begin late, because something else holds their multiprocessors.
@@ -394,7 +385,7 @@ static void test_repeats_bit_for_bit(void) {
 
 static void test_refuses_large_heads(void) {
     Error e = {};
-    CHECK_ERROR(attention_forward(NULL, NULL, NULL, 1, 1, 1, 129, 0, &e), &e, ERR_USAGE, "129");
+    CHECK_ERROR(attention_forward(NULL, NULL, NULL, {1, 1, 1, 129}, 0, &e), &e, ERR_USAGE, "129");
 }
 
 int main(int argc, char **argv) {

@@ -27,11 +27,11 @@ static void crossentropy_case(int B, int T, int V, int Vp) {
     uint16_t *d_tokens = device_from(tokens);
     real *d_logits = device_from(logits);
     float *losses = device_new<float>(R), *losses_only = device_new<float>(R);
-    CHECK_OK(crossentropy_loss(losses_only, d_logits, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
+    CHECK_OK(crossentropy(losses_only, d_logits, false, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
     CHECK(memcmp(host_from(d_logits, n).data(), logits.data(), n * sizeof(real)) == 0, "the loss changed the logits");
     run_twice(
         "crossentropy", [&] { device_set(d_logits, logits); },
-        [&] { CHECK_OK(crossentropy_gradient(losses, d_logits, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
+        [&] { CHECK_OK(crossentropy(losses, d_logits, true, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
         {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}});
     std::vector<double> want_losses(R), want(n, 0.0), tolerance(n, 0.0);
     for (int r = 0; r < R; r++) {
@@ -76,8 +76,8 @@ static void test_crossentropy_nan(void) {
     logits[Vp + 77] = (real)INFINITY;
     for (int v = 0; v < V; v++) logits[2 * (size_t)Vp + v] = (real)NAN;
     float *losses = device_new<float>(4);
-    CHECK_OK(crossentropy_loss(losses, device_from(logits), device_from(random_tokens(1, 4, V)), 0, 4, 4, V, Vp, 0, &e),
-             &e);
+    uint16_t *tokens = device_from(random_tokens(1, 4, V));
+    CHECK_OK(crossentropy(losses, device_from(logits), false, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
     const std::vector<float> got = host_from(losses, 4);
     for (int i = 0; i < 3; i++) CHECK(!isfinite(got[i]), "loss %d is %g, though a logit is not finite", i, got[i]);
     CHECK(isfinite(got[3]), "the clean row's loss is %g", got[3]);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA trainer compiles in both precisions, for sm_80 and sm_90a, without a warning; no kernel spills registers (the
 # Makefile sees to that), and ptxas lets the tensor cores' products (wgmma) overlap, which it undoes with no more than a
-# remark. Nothing runs: that is scripts/gpu_check.sh, on a machine with a GPU.
+# remark. Nothing runs: that is dev/test/gpu_check.sh, on a machine with a GPU.
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac

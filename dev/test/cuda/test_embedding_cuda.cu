@@ -105,7 +105,7 @@ static void check_example_squares(const Case &k) {
     const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
     float *UG = gathered(k, device_from(U));
     double *sums = device_new<double>(3), magnitude = 0.0;
-    void *workspace = workspace_new(embedding_example_squares_workspace_bytes(k.B, k.T, k.C));
+    void *workspace = workspace_new(embedding_example_squares_workspace_bytes(k.B, k.C));
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(3, SQUARES_BEFORE)); },
         [&] {

@@ -109,7 +109,7 @@ def long_words():
 
 
 def added():
-    """A tokenizer.json with tokens added behind the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
+    """A tokenizer.json with tokens added after the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
     start, t = time.monotonic(), hugging_face()
     token = tokenizers.AddedToken
     t.add_special_tokens([token("<|endoftext|>", special=True), "<|user|>", "<|assistant|>"])
@@ -126,25 +126,51 @@ def added():
 
 
 def train():
-    """A vocabulary learnt from a real text: the same merges as the package tokenizers learns."""
-    start, size, source = time.monotonic(), 3000, os.path.join(DATA, "tinyshakespeare.txt")
-    with tempfile.TemporaryDirectory() as d:
-        subprocess.run([TOKENIZE, "--train-bpe", str(size), "--out", d, source], check=True, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL)
-        merges = [tuple(line.split(" ")) for line in open(f"{d}/merges.txt").read().split("\n")[1:-1]]
+    """scripts/train_bpe.py: the merges are those of one pass over the whole text, and its files are a tokenizer."""
+    start, size, wrong = time.monotonic(), 1500, 0
+    text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    t.train_from_iterator([open(source, newline="").read()], tokenizers.trainers.BpeTrainer(
+    t.train_from_iterator([text], tokenizers.trainers.BpeTrainer(
         vocab_size=size - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False))
     want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
-    wrong = merges != want
+
+    def learn(*args, code=0):
+        done = subprocess.run([sys.executable, "scripts/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
+        one_line = done.stderr == "" if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        if done.returncode != code or not one_line:
+            print(f"  train_bpe.py {args}: exit code {done.returncode}, want {code}: {done.stderr}")
+        return done.returncode != code or not one_line
+
+    with tempfile.TemporaryDirectory() as d:
+        source, lines = f"{d}/source.txt", text.splitlines(keepends=True)
+        open(source, "w", newline="").write(text)
+        open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
+        open(f"{d}/b.jsonl", "w").write(json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
+        open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
+        open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
+        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
+        for out in ("whole", "parts"):
+            merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
+            vocabulary = json.load(open(f"{d}/{out}/vocab.json"))
+            wrong += merges != want or sorted(vocabulary.values()) != [*range(size)] or vocabulary["<|endoftext|>"] != size - 1
+        subprocess.run([TOKENIZE, "--tokenizer", f"{d}/whole", "--out", f"{d}/out", source], check=True, capture_output=True)
+        wrong += shard_tokens(f"{d}/out_train_000000.bin")[1:].tolist() != t.encode(text).ids
+        wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
+        for bad in ("bad.txt", "bad.jsonl", "absent.txt"):
+            wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
+        wrong += learn("--out", f"{d}/bad.txt/x", source, code=74) + learn("--vocab-size", "256", "--out", f"{d}/x", source, code=64)
+        open(f"{d}/tokenizers.py", "w").write('raise ImportError("hidden")')
+        os.environ.update(PYTHONPATH=d, GNS_IN_VENV="1")
+        wrong += learn("--out", f"{d}/x", source, code=65) + os.path.exists(f"{d}/x")
+        del os.environ["PYTHONPATH"], os.environ["GNS_IN_VENV"]
     print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/train {time.monotonic() - start:.2f}s: {len(want)} merges")
     return wrong
 
 
 def corpus(megabytes, directories):
-    """Texts of together so many bytes, from files drawn at random; none of them twice, none of it repeated."""
+    """Texts of this size together, from files drawn at random, no text twice."""
     suffixes = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".pl", ".pm", ".py", ".pyi", ".rst", ".txt")
     paths = [os.path.join(where, name) for directory in directories for where, _, names in os.walk(directory)
              for name in names if name.endswith(suffixes)]
@@ -168,7 +194,7 @@ def corpus(megabytes, directories):
 
 
 def speed(megabytes, directories, reference):
-    """The same text, the same run, best of three. Ours reads a file and writes a shard; theirs stay in memory."""
+    """The same text, the same run, best of three. Ours reads a file and writes a shard; tiktoken stays in memory."""
     packages = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]]
     texts, size = corpus(megabytes, [DATA, "/usr/include", *packages, *directories])
     pieces = [t[i:i + 20000] for t in texts for i in range(0, len(t), 20000)]

@@ -4,7 +4,7 @@
 set -u
 . "$(dirname "$0")/../checks.sh" test_recipes
 export TOKENIZE=$tokenize DOWNLOADS=$work/download
-# The text of byte shards: of every token the lower byte, behind the header.
+# The text of byte shards: the lower byte of every token, after the header.
 text_of() { for shard in "$@"; do tail -c +1025 "$shard" | tr -d '\000'; done; }
 
 mkdir "$work/in"
@@ -14,7 +14,7 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "train and val are not the text" cmp <(text_of "$work"/s/shakespeare_{train,val}_000000.bin) "$work/in/input.txt"
 returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s"
 check "a second run is not content with what is there" says "$work/log" "shards already"
-# Stopped between the shards' names: the validation has none yet.
+# Interrupted between two renames: the validation has no name yet.
 cc -shared -fPIC -o "$work/fault.so" dev/test/preload/file_fault.c -ldl
 cat > "$work/broken" << END
 #!/bin/sh
@@ -24,10 +24,10 @@ chmod +x "$work/broken"
 TOKENIZE=$work/broken returns 74 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
 check "training shards are not there" [ -e "$work/s2/shakespeare_train_000000.bin" ]
 returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
-check "the same command does not do the rest" diff -r "$work/s" "$work/s2"
+check "the same command does not finish it" diff -r "$work/s" "$work/s2"
 end shakespeare
 
-# Paths are the caller's; what nobody names lies below the root: here that of a copy.
+# Named paths are relative to the caller, defaults to the root, here that of a copy.
 begin
 mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
 cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
@@ -38,7 +38,7 @@ TOKENIZE=./my_tokenize returns 0 ../copy/data/shakespeare.sh --tokenizer bytes -
 check "--out is not where the caller is" [ -f here/shakespeare_train_000000.bin ]
 rm my_tokenize
 (unset TOKENIZE && returns 0 ../copy/data/shakespeare.sh --tokenizer bytes --from mine && exit $wrong) || wrong=1
-check "by itself not below the root" [ -f "$work/copy/data/shakespeare/shakespeare_train_000000.bin" ]
+check "the default is not below the root" [ -f "$work/copy/data/shakespeare/shakespeare_train_000000.bin" ]
 returns 0 ../copy/data/fineweb.sh --help
 check "--help from elsewhere" says "$work/log" "--from DIR"
 cd "$root" || exit 70
@@ -52,9 +52,11 @@ check "train" [ "$(text_of "$work"/t/tinystories_train_*.bin)" = "$(printf 'One 
 check "val" [ "$(text_of "$work"/t/tinystories_val_*.bin)" = "A third day." ]
 end tinystories
 
-# Interrupted, and then another command, or the same: never two vocabularies, never half the validation.
+# After an interruption another command, or the same: never two vocabularies, never half the validation.
+if ! learn_vocabulary 280 "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1; then
+    echo "SKIP test_recipes/tinystories_interrupted: $(cat "$work/log")"
+else
 begin
-"$tokenize" --train-bpe 280 --out "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1
 cat > "$work/small" << END
 #!/bin/sh
 exec "\${BREAKS:-$tokenize}" --shard-tokens 5 "\$@"
@@ -82,13 +84,13 @@ for at in tinystories_train_000000.bin val_000000.bin val_000001.bin; do
         check "broken off at $at, then $second: $(ls "$work/t")" nothing_else t
     done
 done
-# Broken off where shards of training have their names: these are of the first vocabulary, and no other's are added.
+# Interrupted where training shards have their names: they belong to the first vocabulary, and another's are refused.
 rm -rf "$work/t"
 breaks tinystories_train_000001.bin bytes t
 returns 64 stories "$work/bpe" t
 returns 0 stories bytes t
 check "broken off between the names of training shards" same_shards bytes t
-# Shards that are made again are what they were until the new ones are whole.
+# With --force the old shards stay until the new ones are whole.
 for at in val_000000.bin val_000001.bin /t/tinystories.state; do
     breaks $at "$work/bpe" t --force
     check "--force, broken off at $at: changed what there was" same_shards bytes t
@@ -102,6 +104,7 @@ check "--force, broken off and done" same_shards words t
 check "--force, broken off and done: $(ls "$work/t")" nothing_else t
 export TOKENIZE=$tokenize
 end tinystories_interrupted
+fi
 
 begin
 question='{"ind": 1, "ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}'
@@ -114,7 +117,7 @@ check "line not named" says "$work/log" "hellaswag_val.jsonl line 2"
 check "something is left" [ ! -e "$work/h2/hellaswag_val.jsonl" ]
 end hellaswag
 
-# A curl that cannot reach anything; one that breaks off half-way and goes on when called again.
+# A curl without a network; one that breaks off half-way and resumes at the next call.
 begin
 mkdir "$work/none" "$work/slow"
 printf '#!/bin/sh\nexit 6\n' > "$work/none/curl"
@@ -139,7 +142,7 @@ fetch "$sum"
 check "a download that broke off counts as whole" [ $? = 65 ]
 check "not said" says "$work/log" "broke off"
 for _ in 1 2 3 4; do fetch "$sum" && break; done
-check "a download that goes on is not the file" cmp "$work/file" "$SOURCE"
+check "a resumed download is not the file" cmp "$work/file" "$SOURCE"
 rm "$work/file"
 for _ in 1 2 3 4; do fetch "${sum//[0-4]/5}"; done
 check "a wrong checksum is accepted" [ ! -e "$work/file" ]

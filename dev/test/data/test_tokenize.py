@@ -3,7 +3,7 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import json, os, random, re, resource, struct, subprocess, sys, tempfile, threading, time
+import json, os, random, resource, struct, subprocess, sys, tempfile, threading, time
 
 FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "preload", "file_fault.c")
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
@@ -205,7 +205,7 @@ def test_separator():
 
 
 def test_separator_between_blocks():
-    """A separator where a block of 1 MiB would end: before, in and behind it, with newlines around or none."""
+    """A separator where a block of 1 MiB would end: before, in and after it, with and without newlines."""
     separator, block = "=== END ===", 1 << 20
     for newline in ("\n", ""):
         for place in range(block - 2 * len(separator) - 4, block + 3, 1):
@@ -290,19 +290,19 @@ def test_invalid_utf8():
 
 
 def test_all_bad_files_at_once():
-    """Every file that cannot be taken is named in one go, each once, up to 20 of them, and nothing is written."""
+    """One run names every file that cannot be taken, each once, at most 20, and writes nothing."""
     os.makedirs("texts")
     for i in range(30):
         write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
     write("texts/30.jsonl", '{"text": "good"}\n{"n": bad}\n{"n": worse}\n')
-    for args in ((*BYTES,), (*BYTES, "--threads", 1), ("--train-bpe", 300, "--out", "x")):
+    for args in ((*BYTES,), (*BYTES, "--threads", 1)):
         error = run(*args, "texts", expect=65)
         lines = [line for line in error.splitlines() if line.startswith("texts/")]
         check(len(lines) == 11, f"{len(lines)} files named: {error}")
         check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
         check("texts/30.jsonl line 2: is not JSON" in error and "line 3" not in error, error)
         check("error: 11 of 31 files cannot be taken; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
-        check(not shards("out") and not leftovers() and not os.path.exists("x"), "something is left")
+        check(not shards("out") and not leftovers(), "something is left")
     for i in range(40):
         write(f"texts/{i:02d}.txt", b"\xff")
     error = run(*BYTES, "texts", expect=65)
@@ -311,7 +311,7 @@ def test_all_bad_files_at_once():
 
 
 def test_bad_input_is_not_waited_for():
-    """What is wrong is told at once: not when the rest of a pipe or of a long file has been read."""
+    """A fault is reported at once, before the rest of a pipe or of a long file is read."""
     def refuse_open(text, names, *args, files=("-",)):
         p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
@@ -333,9 +333,8 @@ def test_bad_input_is_not_waited_for():
             pass
         check(not shards("out") and not leftovers(), f"left {leftovers()}")
 
-    learning = ("--train-bpe", 300, "--out", "x")
     bpe = ("--tokenizer", make_bpe(), "--out", "out")
-    for args in (BYTES, bpe, learning, (*BYTES, "--separator", "||", "--threads", 1)):
+    for args in (BYTES, bpe, (*BYTES, "--separator", "||", "--threads", 1)):
         refuse_open(b"abc\xffdef\n", ["standard input line 1: byte 0xff at offset 3 "], *args)
     refuse_open(b"not json\n" + b'{"text": "good"}\n' * 200000, ["standard input line 1: is not a JSON object"], *BYTES, "--format", "jsonl")
     write("bad.txt", b"\xff\n")
@@ -343,7 +342,7 @@ def test_bad_input_is_not_waited_for():
     with open("long.txt", "wb") as f:
         f.write(b"\xfe\n")
         f.truncate(1 << 40)  # of which the disk keeps nothing
-    for args in (BYTES, (*BYTES, "--threads", 1), learning):
+    for args in (BYTES, (*BYTES, "--threads", 1)):
         refuse_open(b"", ["bad.txt line 1"], *args, files=("bad.txt", "-"))
         refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *args, files=("bad.txt", "-", "long.txt", "next.txt"))
 
@@ -392,21 +391,20 @@ def test_invalid_skip_resumed():
     lines = b"".join(b'{"text": "caf\xe9"}\n' if i % 1000 == 0 else b'{"text": "some text"}\n' for i in range(100000))
     args = (*BYTES, "--invalid", "skip", "--format", "jsonl", "-")
     interrupt(args, lines)
-    check(leftovers() != [], "nothing is left to go on from")
+    check(leftovers() != [], "no state to resume from")
     said = summary(*args, input=lines)
     check("left out: 100 lines of jsonl" in said, said)
     check(read_bytes("out", "train") == b"\n".join([b"some text"] * 99900), "another text")
 
 
 def test_other_kinds():
-    """Compressed files and UTF-16 are called by their names; a byte order mark is text, but in jsonl."""
+    """Errors name gzip, zstd and UTF-16; a byte order mark is text, except in jsonl."""
     for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat a.txt | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat a.txt | "),
                             ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
         for name in ("a.txt", "a.jsonl"):
             write(name, raw)
             refuse(f"{name}: is {text}", *BYTES, name)
             check(hint.replace("a.txt", name) in run(*BYTES, name, expect=65), f"no {hint}")
-            refuse(f"{name}: is {text}", "--train-bpe", 300, "--out", "x", name)
     run(*BYTES, "--invalid", "bytes", "a.txt")
     check(read_bytes("out", "train") == b"\xfe\xff\0a", "--invalid bytes")
     clean()
@@ -497,7 +495,7 @@ def make_bpe():
 
 
 def test_documents_of_bpe():
-    """Every document begins with <|endoftext|>, and decoding the rest is the text; blocks do not show."""
+    """Every document begins with <|endoftext|>, and the rest decodes to the text; blocks leave no trace."""
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
     back = {vocab[b]: b for b in range(256)}
@@ -522,61 +520,6 @@ def test_documents_of_bpe():
     write("b.jsonl", json.dumps({"text": text}) + "\n")
     run("--tokenizer", bpe, "--out", "two", "b.jsonl")
     check(read_split("out", "train") == read_split("two", "train"), "cutting a text into blocks changes its tokens")
-
-
-def learn(text, size):
-    """Sennrich's algorithm as it is told: recount every pair after every merge. Only for letters, digits and spaces."""
-    letters = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
-    names = letters + [chr(256 + i) for i in range(256 - len(letters))]  # the order of GPT-2's alphabet
-    number = {name: i for i, name in enumerate(names)}
-    words = {}
-    for word in re.findall(r" ?[a-z]+| ?[0-9]+|\s+(?!\S)|\s+", text):
-        word = tuple("\u0120" if c == " " else "\u010a" if c == "\n" else c for c in word)
-        words[word] = words.get(word, 0) + 1
-    merges = []
-    while len(number) + 1 < size:
-        pairs = {}
-        for word, count in words.items():
-            for pair in zip(word, word[1:]):
-                pairs[pair] = pairs.get(pair, 0) + count
-        best = min(pairs, key=lambda p: (-pairs[p], number[p[0]], number[p[1]]), default=None)
-        if best is None or pairs[best] < 2:
-            break
-        merges.append(best)
-        number.setdefault("".join(best), len(number))
-        merged = {}
-        for word, count in words.items():
-            out, i = [], 0
-            while i < len(word):
-                joins = word[i:i + 2] == best
-                out.append("".join(best) if joins else word[i])
-                i += 2 if joins else 1
-            merged[tuple(out)] = merged.get(tuple(out), 0) + count
-        words = merged
-    return [" ".join(pair) for pair in merges], number
-
-
-def test_train_bpe():
-    for letters, size in (("ab", 300), ("abc", 330), ("abcdefgh", 400), ("a", 270)):
-        text = "".join(rng.choices(letters + "  1\n", k=4000))
-        write("a.txt", text)
-        run("--train-bpe", size, "--out", "learnt", "--force", "a.txt", program=len(TOKENIZE) - 1)
-        merges, number = learn(text, size)
-        got = open("learnt/merges.txt").read().splitlines()[1:]
-        check(got == merges, f"{letters}: {len(got)} merges, want {len(merges)}; " +
-              next((f"number {i}: {a}, want {b}" for i, (a, b) in enumerate(zip(got, merges)) if a != b), ""))
-        check(json.load(open("learnt/vocab.json")) == {**number, "<|endoftext|>": len(number)}, f"{letters}: vocabulary")
-        clean()
-        run("--tokenizer", "learnt", "--out", "out", "a.txt")
-        check(len(read_split("out", "train")) < len(text) * 0.9, "the vocabulary saves nothing")
-    clean()
-    run("--train-bpe", 300, "--out", "learnt", "a.txt", expect=64)
-    refuse("contradict", "--train-bpe", 300, *BYTES, "a.txt", code=64)
-    refuse("--train-bpe 256", "--train-bpe", 256, "--out", "x", "a.txt", code=64)
-    refuse("absent.txt", "--train-bpe", 300, "--out", "x", "absent.txt")
-    write("bad.txt", b"ok\n\xff")
-    refuse("bad.txt line 2", "--train-bpe", 300, "--out", "x", "bad.txt")
-    check(not os.path.exists("x"), "something is left")
 
 
 def test_bad_input():
@@ -655,8 +598,8 @@ def contents(files):
 
 
 def interrupt(args, text, fifo=None, into_fifo=b""):
-    """Starts on a pipe, gives it part of the text, and stops it with SIGTERM. With a fifo, the text is all that stdin
-    has, and it is the fifo that breaks off."""
+    """Starts on a pipe, writes part of the text, and sends SIGTERM. With a fifo, stdin gets all of its text, and the fifo
+    breaks off."""
     p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
     p.stdin.flush()
@@ -672,7 +615,7 @@ def interrupt(args, text, fifo=None, into_fifo=b""):
         p.kill()
         code = "none in 10 s"
     check(code == 75, f"interrupted: exit code {code}")
-    check(b"run the same command again" in p.stderr.read(), "no word of how to go on")
+    check(b"run the same command again" in p.stderr.read(), "no hint how to resume")
     check(not shards("out"), "a shard has its name before all is done")
     (fifo or p.stdin).close()
 
@@ -687,11 +630,11 @@ def test_resume():
         clean()
         for part in range(1, parts + 1):
             interrupt(args, text[: len(text) * part // (parts + 1)])
-        for split in ("train", "val"):  # what a crash may have written behind the last save
+        for split in ("train", "val"):  # what a crash may have written after the last save
             partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
             open(partial[-1], "ab").write(b"garbage")
         error = run(*args, stdin=text)
-        check("going on after" in error, "began from nothing")
+        check("resuming after" in error, "began from nothing")
         check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
         check(not leftovers(), f"left {leftovers()}")
     clean()
@@ -705,7 +648,7 @@ def changed_at(text, place):
 
 
 def test_other_input():
-    """After an interruption, a pipe that brings something else is refused, and what there is stays as it is."""
+    """After an interruption, a pipe with other text is refused, and no file changes."""
     text = b"".join(b"%d bottles of beer\n" % i for i in range(250000))  # 5.6 MB
     args = [*BYTES, "--shard-tokens", 1000003, "-"]
     write("whole.txt", text)
@@ -720,21 +663,21 @@ def test_other_input():
         error = run(*args, stdin=other, expect=65)
         check("standard input: " in error and "give the same input again" in error, f"says {error}")
         check(contents(leftovers()) == before and not shards("out"), "another input changed what there is")
-    interrupt(args, text[:100000])  # stopped before it has come to where it was
+    interrupt(args, text[:100000])  # stopped before it reaches the old place
     check(contents(leftovers()) == before, "a stop on the way changed what there is")
     with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
         done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
-    check(done.returncode == 0 and b"going on after" in done.stderr, f"the same input: {done.stderr}")
+    check(done.returncode == 0 and b"resuming after" in done.stderr, f"the same input: {done.stderr}")
     check(contents(shards("out")) == want and not leftovers(), "a refused input shows in the output")
 
 
 def test_other_first_pipe():
-    """Of two pipes the first was read to its end, and is another, longer or shorter one now."""
+    """The first of two pipes was read to its end; now its text is different, longer or shorter."""
     first, second = random_text(100000).encode(), random_text(2000000).encode()
     args = [*BYTES, "--format", "text", "-", "fifo"]
     os.mkfifo("fifo")
 
-    def go_on(stdin, expect):
+    def resume(stdin, expect):
         def feed():
             try:
                 with open("fifo", "wb", buffering=0) as fifo:
@@ -747,52 +690,38 @@ def test_other_first_pipe():
     interrupt(args, first, "fifo", second[:1900000])
     before = contents(leftovers())
     for other in (changed_at(first, 5), first + b"x", first[:-1], b""):
-        error = go_on(other, 65)
+        error = resume(other, 65)
         check("give the same input again" in error and contents(leftovers()) == before, f"says {error}")
-    go_on(first, 0)
+    resume(first, 0)
     check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
 
 
-def test_state_of_earlier_version():
-    """Version 1 had no digest of what came through pipes, and did not say that only names were to be given: of files it
-    is gone on from, of pipes it is not. What cannot be read is not said to be another command's."""
+def test_unfit_state():
+    """A state that is damaged, or that another command left, is not used: the run starts over and says why."""
     compile_fault()
-    text = random_text(3500).encode().ljust(3500, b".")[:3500]
+    text = random_text(3500).encode()
     write("a.txt", text)
-    cut, per_shard = 2300, 1000
-    for name, stdin, why in (("a.txt", None, None), ("-", text, "was written by another version")):
-        clean()
-        args = [*BYTES, "--shard-tokens", per_shard, "--invalid", "bytes", "--format", "text", name]
-        run_with_fault(args, stdin, name="out_train_000000.bin", at=1)
-        fields = open("out.state").read().split()
-        check(fields[2] == "3", f"a state of version {fields[2]}")
-        lines = text[:cut].count(b"\n") + 1
-        v1 = f"gns tokenize 1 {fields[3]} 0 {cut} {lines} 0 {cut} 1 0 2 {cut - 2 * per_shard} {cut} {text[cut - 1]} 1 0 0 0 0 0\n"
-        write("out.state", v1.encode())
-        os.unlink("out_train_000003.bin.partial")
-        with open("out_train_000002.bin.partial", "r+b") as shard:
-            shard.truncate(1024 + 2 * (cut - 2 * per_shard))
-            shard.write(b"\0" * 4)  # tokens, should the header be believed
-        error = run(*args, stdin=stdin)
-        check((f"out.state {why}: starting over" if why else "going on after 0.0 MB") in error, f"{name}: says {error}")
-        check("another command" not in error, f"{name}: says {error}")
-        check(read_bytes("out", "train") == text and not leftovers(), f"{name}: not the text")
-    args[-1] = "a.txt"
-    clean()
+    args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
     run_with_fault(args, name="out_train_000000.bin", at=1)
     whole = open("out.state", "rb").read()
-    fields = whole.split()
-    write("out.state", whole.replace(b"tokenize 3", b"tokenize 2").rsplit(b" ", 1)[0] + b"\n")  # which counted nothing left out
-    check("going on after" in run(*args), "a state of version 2")
-    check(read_bytes("out", "train") == text and not leftovers(), "version 2: not the text")
-    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:60], "is damaged"), (whole[:-3], "is damaged"),
-                       (whole.replace(b"tokenize 3", b"tokenize 4"), "was written by another version"),
-                       (whole.replace(fields[3], b"1234"), "is of another command or other inputs")):
+    check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
+    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
+                       (changed_at(whole, 0), "is of another command or other inputs")):
         clean()
         write("out.state", state)
-        error = run(*args)
-        check(f"out.state {why}: starting over" in error, f"{state}: says {error}")
-        check(read_bytes("out", "train") == text and not leftovers(), f"{state}: not the text")
+        check(f"out.state {why}" in run(*args), f"{len(state)} bytes: not said that it {why}")
+        check(read_bytes("out", "train") == text and not leftovers(), f"{len(state)} bytes: not the text")
+    for other in (("--field", "body"), ("--separator", "x"), ("--shard-tokens", 999), ("--val-fraction", 0.5), ("--max-bytes", 3400),
+                  ("--invalid", "skip"), ("--split", "train"), ("--tokenizer", make_bpe()), ("--format", "text")):
+        changed = {**dict(zip(args[:-1:2], args[1::2])), other[0]: other[1]}
+        changed = [*[word for option in changed.items() for word in option], "a.txt"]
+        clean()
+        run(*changed)
+        want = contents(shards("out"))
+        clean()
+        run_with_fault(args, name="out_train_000000.bin", at=1)
+        check("out.state is of another command" in run(*changed), f"{other}: not said")
+        check(contents(shards("out")) == want and not leftovers(), f"{other}: the state of another command was used")
 
 
 def compile_fault():
@@ -806,7 +735,7 @@ def run_with_fault(args, stdin=None, **fault):
 
 
 def test_unfinished_publishing():
-    """The shards cannot all get their names: the same command does the rest, and another input is not taken for it."""
+    """Not all renames succeed: the same command does the rest, and refuses another input."""
     compile_fault()
     text = random_text(30000).encode()
     args = [*BYTES, "--shard-tokens", 2001, "--val-fraction", 0.3, "--separator", ".,", "--format", "text", "-"]
@@ -837,7 +766,7 @@ def test_unfinished_publishing():
 
 
 def test_fault_at_every_call():
-    """Whichever rename, unlink or fsync a run dies in or fails at: the same command makes the bytes it would have made."""
+    """Killed at, or EIO from, any rename, unlink or fsync: the same command then gives the same bytes."""
     compile_fault()
     write("a.txt", random_text(3000))
     old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]

@@ -164,6 +164,8 @@ static void test_adamw_landmarks(void) {
     CHECK_CLOSE(adamw_update(2, 0, &m, &v, &s, true), 2 * (1 - 0.01 * 0.5), 1e-7, 1);
     CHECK(adamw_update(2, 0, &m, &v, &s, false) == 2, "moved without gradient or decay");
     CHECK(adamw_clip(5, 2) == 0.4 && adamw_clip(1, 2) == 1 && adamw_clip(5, 0) == 1, "clip");
+    CHECK(adamw_grad_scale(64, 4, 1) == 0.125 && adamw_grad_scale(64, 4, 3) == 0.25, "scale");
+    CHECK(isnan(adamw_grad_scale(INFINITY, 4, 1)) && isnan(adamw_grad_scale(NAN, 4, 0)), "scale of no finite norm");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

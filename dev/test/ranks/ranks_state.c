@@ -148,7 +148,7 @@ static int collect(State *s, StateKind kind, uint64_t seed, Error *e) {
         size_t a = rng_u32(seed, 10, 2 * i) % count, b = rng_u32(seed, 10, 2 * i + 1) % count;
         TRY(compare_both(s, kind, (Range){size_min(a, b), size_max(a, b)}, rng_u32(seed, 11, i) % count, e));
     }
-    return parallel_served(&s->parallel, e);
+    return parallel_serve_end(&s->parallel, e);
 }
 
 // The step's gradients on one engine that keeps everything.
@@ -200,7 +200,7 @@ static int check_step(State *s, Error *e) {
         for (size_t i = t->offset; i < t->offset + t->count; i++)
             if (!(fabs(s->got[i] - s->want[i]) <= tolerance * most))
                 return FAIL(e, ERR_INTERNAL, NULL, "gradient %zu of the step is %g, not %g", i, s->got[i], s->want[i]);
-    return parallel_served(&s->parallel, e);
+    return parallel_serve_end(&s->parallel, e);
 }
 
 // The whole of an array, for what rank 0 shares: who has a part in that sends none of it.
@@ -209,7 +209,7 @@ static int check_sent(State *s, Error *e) {
     if (s->comm.rank == 0) {
         Range all = {0, s->model.flat_count};
         TRY(parallel_store(&s->parallel, STATE_MOMENT1, all, s->shared ? s->shared : s->got, e));
-        return parallel_served(&s->parallel, e);
+        return parallel_serve_end(&s->parallel, e);
     }
     TRY(parallel_serve(&s->parallel, e));
     if ((rank.sent > 0) == (s->comm.rank >= s->finders)) return 0;

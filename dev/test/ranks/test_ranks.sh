@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" ranks
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 mpi_here
-state=$root/$build/dev/test/ranks_state
+state=$root/$build/dev/test/ranks/ranks_state
 cd "$work" || exit 70
 
 # The same text whenever this is run: words with a tendency to follow one another.

@@ -1,5 +1,4 @@
-// Whom a rank's watchdog blames: boards of some ranks, of which one has waited too long. That the rest of a run tells its
-// watchdogs what they need is test_faults.sh's.
+// Whom a watchdog blames, by boards of a few ranks. That a run tells its watchdogs what they need is test_faults.sh's.
 #define _POSIX_C_SOURCE 200809L
 #include "ranks/watchdog.h"
 #include "../test.h"
@@ -9,11 +8,11 @@
 
 enum { MOST_RANKS = 4, ABSENT = -1, SAID = 1000 };
 
-// Ranks of one machine, by how many collectives each has begun; ABSENT ones never came. Rank 0 is the one that waits.
+// Ranks of one machine, by how many collectives each has begun; ABSENT ones never started. Rank 0 reports.
 typedef struct {
     int ranks, here; // in all; on this machine, by the launcher's word
     int begun[MOST_RANKS];
-    int stopped; // rank whose watchdog stirs no more; 0: none
+    int stopped; // rank without a heartbeat; 0: none
     bool joined;
 } Board;
 
@@ -38,7 +37,7 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
     return w;
 }
 
-// The others first, so that rank 0 finds them all there, and with longer deadlines, so that it is the one that speaks.
+// The others start first, so that rank 0 finds them on the board, and with longer deadlines, so that rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
     for (int rank = 1; rank < board->ranks; rank++) {
@@ -51,7 +50,7 @@ static void wait_too_long(const Board *board) {
     _exit(2);
 }
 
-// What rank 0 says when it ends the job.
+// Rank 0's report.
 static const char *said(const Board *board) {
     static char text[SAID];
     int ends[2], status = 0;
@@ -74,7 +73,7 @@ static const char *said(const Board *board) {
     return text;
 }
 
-// Is a rank named, and with this said of it?
+// True if the text names the rank and says this of it.
 static bool says_of(const char *text, int rank, const char *what) {
     char name[32];
     snprintf(name, sizeof name, "; rank %d (process ", rank);
@@ -83,48 +82,55 @@ static bool says_of(const char *text, int rank, const char *what) {
 }
 static bool names(const char *text, int rank) { return says_of(text, rank, ""); }
 
-// Ranks that are behind wait for the one that is furthest behind: it alone is to blame.
-static void test_furthest_behind(void) {
+// Of several late ranks only the one at the earliest collective is to blame: the others wait for it.
+static void test_earliest(void) {
     const char *text = said(&(Board){.ranks = 4, .here = 4, .begun = {6, 5, 4, 6}, .joined = true});
-    CHECK(strstr(text, "step 7: nothing has got on for 0.5 s (--deadline-step); last collective: a sum;"), "%s", text);
-    CHECK(says_of(text, 2, " has not come to it") && !names(text, 1) && !names(text, 3), "%s", text);
+    CHECK(strstr(text, "step 7: no progress for 0.5 s (--deadline-step); last collective: a sum;"), "%s", text);
+    CHECK(says_of(text, 2, " keeps the others waiting") && !names(text, 1) && !names(text, 3), "%s", text);
 }
 
-static void test_two_as_far_behind(void) {
+// The rank that keeps the others waiting may report itself: the verdict is the same.
+static void test_reports_itself(void) {
+    const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {4, 6, 6}, .joined = true});
+    CHECK(says_of(text, 0, " keeps the others waiting") && !names(text, 1) && !names(text, 2), "%s", text);
+}
+
+static void test_two_earliest(void) {
     const char *text = said(&(Board){.ranks = 4, .here = 4, .begun = {6, 4, 5, 4}, .joined = true});
-    CHECK(says_of(text, 1, " has not come to it") && says_of(text, 3, " has not come to it"), "%s", text);
+    CHECK(says_of(text, 1, " keeps the others waiting") && says_of(text, 3, " keeps the others waiting"), "%s", text);
     CHECK(!names(text, 2), "%s", text);
 }
 
-static void test_nobody_behind(void) {
-    const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {4, 4, 5}, .joined = true});
+static void test_all_level(void) {
+    const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {4, 4, 4}, .joined = true});
     CHECK(!names(text, 1) && !names(text, 2) && strstr(text, "last collective: a sum."), "%s", text);
 }
 
-// One whose watchdog does not stir is to blame, whoever else is behind.
+// A rank without a heartbeat is to blame, whatever collective the others are at.
 static void test_stopped(void) {
     const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {6, 4, 5}, .stopped = 2, .joined = true});
     CHECK(says_of(text, 2, " is stopped or gone") && !names(text, 1), "%s", text);
 }
 
-static void test_never_came(void) {
+static void test_never_started(void) {
     const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {1, 1, ABSENT}});
     CHECK(strstr(text, "set-up: ") && strstr(text, "; rank 2 has not started") && !names(text, 1), "%s", text);
 }
 
-// Behind on this machine, but perhaps for one of another: told, and nobody accused.
+// The earliest of this machine may wait for a rank of another machine: named, not accused.
 static void test_other_machines(void) {
     const char *text = said(&(Board){.ranks = 4, .here = 3, .begun = {6, 5, 4, ABSENT}, .joined = true});
-    CHECK(strstr(text, "(number 6); this machine's 3 ranks run, rank 2 (process"), "%s", text);
-    CHECK(strstr(text, " behind: look at the other machines too") && !strstr(text, "rank 1"), "%s", text);
+    CHECK(strstr(text, "this machine's 3 ranks run; rank 2 (process"), "%s", text);
+    CHECK(strstr(text, " is at the earliest collective, collective number 4: look at the other machines too") && !strstr(text, "rank 1"), "%s", text);
 }
 
 int main(void) {
-    RUN(test_furthest_behind);
-    RUN(test_two_as_far_behind);
-    RUN(test_nobody_behind);
+    RUN(test_earliest);
+    RUN(test_reports_itself);
+    RUN(test_two_earliest);
+    RUN(test_all_level);
     RUN(test_stopped);
-    RUN(test_never_came);
+    RUN(test_never_started);
     RUN(test_other_machines);
     return test_summary();
 }

@@ -288,10 +288,10 @@ int __wrap_open(const char *path, int flags, ...) {
     return fd;
 }
 
-void *__real_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
-    return strikes(CALL_ALLOC) ? NULL : __real_aligned_alloc(alignment, bytes);
+int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
+    return strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
 // What the checkpoints of a run directory take on the disk, whole or not.

@@ -45,14 +45,8 @@ asked_when_due() { # and at the end
     scores asked | grep -q "\"hellaswag\": [0-9.]*, \"hellaswag_norm\": [0-9.]*}" || return 1
     [ "$(grep -cE "^step +[0-9]+  HellaSwag acc [0-9]+/$questions = 0\.[0-9]{4}  acc_norm" asked.log)" = 4 ] || cat asked.log
 }
-goes_into_the_other_logs() {
-    scores asked | sed -E 's/[^0-9.]+/ /g' | awk '{ print $1, $3, $4 }' > want.txt
-    awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-        $at["hellaswag"] != "" { print $at["step"], $at["hellaswag"], $at["hellaswag_norm"] }' asked/metrics.csv |
-        diff - want.txt && grep -qaF test/hellaswag_acc_norm alias/events.out.tfevents.*
-}
 llm_c_asks_at_each_validation() {
-    run alias --steps 9 --micro-batch 4 -h 1 -v 4 --hellaswag questions.jsonl --tensorboard &&
+    run alias --steps 9 --micro-batch 4 -h 1 -v 4 --hellaswag questions.jsonl &&
         same "$(scores alias | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 4"step": 8"step": 9' steps
 }
 resumed_as_if_never_stopped() { # a run that was lost behind its checkpoint asks the same questions again
@@ -131,8 +125,8 @@ writes_nothing() {
     (cd alone && find . | sort) | diff before - && return $code
 }
 a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where it is taken then
-    "$tokenize" --train-bpe 300 --out vocabulary text.txt > bpe.log 2>&1 &&
-        "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt >> bpe.log 2>&1 || { cat bpe.log; return 1; }
+    learn_vocabulary 300 vocabulary text.txt || return
+    "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"
     small="$scratch --vocab-size 300" run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
@@ -209,7 +203,7 @@ refuse_after_setup() {
         { echo "$*: $got, want $code, '$mention': $(cat err.txt)"; return 1; }
 }
 
-for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation goes_into_the_other_logs resumed_as_if_never_stopped learns_to_answer \
+for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation resumed_as_if_never_stopped learns_to_answer \
     reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
     ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch bits_are_of_the_words_bytes \
     refusals; do

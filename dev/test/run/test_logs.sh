@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a run leaves behind of its course: metrics.csv, samples.jsonl, TensorBoard's events and run.json, against
-# metrics.jsonl, a reader of our own and the package tensorboard, where build/venv has it. GNS_BUILD: build directory.
+# The logs of a run: metrics.jsonl, samples.jsonl, run.json, and TensorBoard's events that scripts/to_tensorboard.py makes
+# of them. GNS_BUILD: build directory.
 set -u
 . "$(dirname "$0")/../checks.sh" logs
-python=$(find_python) || skip_suite "no python3"
+python=$(find_python tensorboard || find_python) || skip_suite "no python3"
 "$python" dev/test/run/check_logs.py "$build"

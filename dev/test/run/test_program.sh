@@ -108,8 +108,8 @@ says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
     ! grep -q "$note" u.log || { cat u.log; return 1; }
 }
 the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
-    "$tokenize" --train-bpe 300 --out vocabulary text.txt > bpe.log 2>&1 &&
-        "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt >> bpe.log 2>&1 || { cat bpe.log; return 1; }
+    learn_vocabulary 300 vocabulary text.txt || return
+    "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
     run v1 --steps 1 --threads 1 --tokenizer bytes && grep -q '^model .*, vocabulary 256, T 32' v1.log || { cat v1.log; return 1; }
     ! grep -q '^warning' v1.log || { cat v1.log; return 1; }
@@ -208,7 +208,7 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
     local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
     local plan peak
     plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
-    peak=$("$root/$build/dev/test/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
+    peak=$("$root/$build/dev/test/run/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
     awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }

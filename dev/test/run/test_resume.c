@@ -298,7 +298,7 @@ static void put_format(const char *checkpoint, const char *format) {
 
 static void check_refused_format(int code, const char *format) {
     CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/MANIFEST.json: \"format\" at byte ") &&
-              log_mentions(" is not 1. was it written by a newer version?") && !log_mentions("Passed over"),
+              log_mentions(" is not 1. was it written by a newer version?") && !log_mentions("Skipped"),
           "%s: exit code %d: %s", format, code, log_tail());
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make demo: the same command after a stop goes on with its run; with another text the earlier run is moved aside. In a
-# tree of its own, whose trainer takes fewer tokens. Uses $GNS_BUILD (dev/test/run.sh sets it).
+# make demo: after a stop the same command resumes its run; with another text the earlier run is moved aside. In a tree of
+# its own, with a trainer for fewer tokens. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" demo
 case $build in *-san*) skip_suite "not under the sanitizers: it is scripts/demo.sh that is tested" ;; esac
@@ -9,7 +9,7 @@ cp "$root"/scripts/{common,demo}.sh "$work/tree/scripts"
 ln -s "$tokenize" "$work/tree/data/tokenize"
 cat > "$work/tree/train_gpt2" << END
 #!/usr/bin/env bash
-# The trainer, for so many \$TOKENS; where there is a file \`stop\`, it is asked to as soon as it has taken a step.
+# The trainer, for \$TOKENS tokens; with a file \`stop\` it gets a signal to stop after its first step.
 set -- "\${@/#2300000/\${TOKENS:-8000}}"
 set -- "\${@/#65536/2048}"
 set -- "\${@/#400/20}"
@@ -26,14 +26,14 @@ cat "$root"/llmc/[a-m]*/*.c > "$work/text"
 cat "$root"/llmc/[n-z]*/*.c > "$work/mine/b.txt"
 demo=$work/tree/build/demo
 
-demo() { # CODE [TEXT]: what it says is in the file log
+demo() { # CODE [TEXT]: its output is in the file log
     bash "$work/tree/scripts/demo.sh" "${@:2}" > "$work/log" 2>&1
     local got=$?
     [ $got = "$1" ] || { echo "exit code $got, not $1"; tail -n 5 "$work/log"; return 1; }
 }
 stays() { ! grep -q 'moved' "$work/log" && [ ! -e "$demo/run.1" ] || { cat "$work/log"; return 1; }; }
 
-goes_on_after_a_stop() { # and says when it is complete
+resumes_after_a_stop() { # and says when it is complete
     touch "$work/stop"
     TOKENS=1000000 demo 75 "$work/text" && compgen -G "$demo/run/step_*" > /dev/null || return 1
     rm "$work/stop"
@@ -53,14 +53,14 @@ another_text_starts_over() { # and nothing is deleted
     [ "$before" = "$(cat "$demo"/run.1/step_*/MANIFEST.json "$demo/run.1/metrics.jsonl" | cksum)" ] && [ ! -e "$demo/run.2" ] || return 1
     demo 0 "$work/mine" && grep -q '^this run is complete' "$work/log" && [ ! -e "$demo/run.2" ] # which is now the demo's text
 }
-the_text_has_changed() { # under the same name; and a run that does not say what it is of
+the_text_has_changed() { # under the same name; also a run without its text's checksum
     echo "One more line." >> "$work/mine/b.txt"
     demo 0 "$work/mine" && grep -q 'moved to .*run.2$' "$work/log" || return 1
     rm "$demo/run/text.cksum"
     cd "$work" || return # from where a path may be relative
     demo 0 mine && grep -q 'not known to be of this text: it is moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
 }
-a_text_that_is_too_short() { # costs the run that is there nothing
+a_text_that_is_too_short() { # the existing run is kept in place
     local before
     before=$(find "$demo" -path '*/run*' | sort | cksum)
     head -c 300 "$work/text" > "$work/short"
@@ -68,21 +68,21 @@ a_text_that_is_too_short() { # costs the run that is there nothing
         grep -q "^error: TEXT=$work/short: .*too few for one window" "$work/log" || { cat "$work/log"; return 1; }
     [ "$before" = "$(find "$demo" -path '*/run*' | sort | cksum)" ] || { find "$demo" -maxdepth 1; return 1; }
 }
-any_path() { # that make may be given
+any_path() { # with blanks and quotes
     mkdir -p "$work/it's a \"text\"" "$work/source" "$work/make/scripts" && cp "$work/text" "$work/it's a \"text\"/b.md"
-    cp "$root/Makefile" "$work/make" && printf '#!/bin/sh\n[ $# = 1 ] && printf "%%s\\n" "$1"\n' > "$work/make/scripts/demo.sh"
+    cp "$root/Makefile" "$work/make" && mkdir "$work/make/dev" && cp -r "$root/dev/make" "$work/make/dev" && printf '#!/bin/sh\n[ $# = 1 ] && printf "%%s\\n" "$1"\n' > "$work/make/scripts/demo.sh"
     printf '#!/bin/sh\n' | tee "$work/make/scripts/deps.sh" > "$work/make/train_gpt2" && chmod +x "$work"/make/scripts/*.sh
     local path
     for path in "$work/it's a \"text\"" "" "a;b & c"; do
         [ "$(make -s -C "$work/make" demo TEXT="$path" MAKE=true 2> "$work/log")" = "$path" ] || { cat "$work/log"; return 1; }
     done
     demo 0 "$work/it's a \"text\"" && demo 65 "$work/source" &&
-        grep -qF "error: TEXT=$work/source: no .txt, .md, .jsonl or .ndjson file in it. Of other files make one first: find" "$work/log" ||
+        grep -qF "error: TEXT=$work/source: no .txt, .md, .jsonl or .ndjson file in it. Make one text of other files: find" "$work/log" ||
         { cat "$work/log"; return 1; }
 }
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
 
-for test in goes_on_after_a_stop another_text_starts_over the_text_has_changed a_text_that_is_too_short any_path no_such_text; do
+for test in resumes_after_a_stop another_text_starts_over the_text_has_changed a_text_that_is_too_short any_path no_such_text; do
     try $test
 done
 exit $failed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: what it asks of lm-evaluation-harness, by a stand-in that writes its arguments down, and what it
-# says where something is missing. Where the harness itself is installed (LM_EVAL, build/venv or PATH), its accuracy on
-# made-up questions must be that of --eval-only. Uses $GNS_BUILD (dev/test/run.sh sets it).
+# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors. If the
+# harness is installed (LM_EVAL, build/venv or PATH), its accuracy on made-up questions must be that of --eval-only. Uses
+# $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 harness=$(command -v "${LM_EVAL:-}" "$root/build/venv/bin/lm_eval" lm_eval | head -n 1)
@@ -22,7 +22,8 @@ echo 0 > code.txt
 script() { PATH=$work/bin:$PATH clone/scripts/lm_eval.sh "$@"; }
 
 cat "$root"/llmc/*/*.h > text.txt
-"$tokenize" --train-bpe 400 --out vocabulary text.txt > log 2>&1 &&
+find_python tokenizers > /dev/null || skip_suite "no Python package tokenizers"
+learn_vocabulary 400 vocabulary text.txt > log 2>&1 &&
     "$tokenize" --tokenizer vocabulary --out words text.txt >> log 2>&1 || { cat log; exit 1; }
 shape="--train words_train_*.bin --vocab-size 400 --layers 1 --heads 2 --channels 32 --seq-len 32 --threads 1"
 # shellcheck disable=SC2086

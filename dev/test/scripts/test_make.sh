@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# What `make clean` takes and what it leaves, first builds on a machine that MPI or a library is yet to be installed on,
-# and builds for GPUs of all sorts: in directories made up for it.
+# What `make clean` removes and keeps, first builds on a machine without MPI or a library, and builds for several GPUs: in
+# made-up directories.
 set -u
 . "$(dirname "$0")/../checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
 
+with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # in this directory
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod +x "$1"; } # FILE TEXT
 
 begin
 mkdir -p "$work"/tree/{data,build/{cpu/llmc,cpu-nompi-generic-san,cuda-BF16,demo/run/step_00000008,ramp_study,venv/bin,cpustudy}}
 cd "$work/tree" || exit 70
+with_make
 touch build/cpu/llmc/x.o build/demo/run/step_00000008/model.safetensors build/fuzz_coverage
 ln -s build/cpu/train_gpt2 train_gpt2
 ln -s ../build/cpu/data/tokenize data/tokenize
-returns 0 make -f "$root/Makefile" clean
+returns 0 make clean
 for gone in build/cpu build/cpu-nompi-generic-san build/cuda-BF16 build/fuzz_coverage train_gpt2 data/tokenize; do
     check "$gone is left" [ ! -e $gone -a ! -L $gone ]
     check "$gone: not said to go" grep -qE "^rm .*$gone( |\$)" "$work/log"
@@ -23,15 +25,15 @@ for kept in build/demo/run/step_00000008/model.safetensors build/ramp_study buil
 done
 check "what is kept is not said: $(tail -n 1 "$work/log")" says "$work/log" "kept: build/cpustudy build/demo build/ramp_study build/venv"
 rm -rf build && mkdir build
-returns 0 make -f "$root/Makefile" clean
+returns 0 make clean
 check "an empty build is said to be kept" [ "$(grep -c kept "$work/log")" = 0 ]
 end clean
 
-# What a target needs is looked for again when deps.sh has installed it. There is no MPI before it.
+# A target looks again for MPI after deps.sh has installed it.
 begin
 mkdir -p "$work"/first/{bin,scripts,llmc/base,dev/test/base}
 cd "$work/first" || exit 70
-ln -s "$root/Makefile" Makefile
+with_make
 program bin/pkg-config 'exit 1'
 program bin/mpicc '[ -e installed ] || exit 1; [ "$1" != --showme:link ] || echo -lm'
 program scripts/deps.sh 'touch installed'
@@ -44,11 +46,12 @@ check "built without MPI: $(ls -d build/*)" [ -e build/cpu-san/dev/test/base/fuz
 cd "$root" || exit 70
 end first_time_without_mpi
 
-# A library's header that is not there is one line.
+# A missing header of a library is an error of one line.
 begin
 mkdir -p "$work"/bare/{bin,none}
 cd "$work/bare" || exit 70
-ln -s "$root"/{Makefile,llmc} .
+with_make
+ln -s "$root/llmc" .
 program bin/cc 'for word; do [ "$word" != -E ] || exec gcc -nostdinc "$@"; done
 exec gcc "$@"'
 returns 2 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI=1 BUILD=build/cpu
@@ -60,20 +63,20 @@ returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
-# An nvcc that writes down what it is asked for, and says of what it compiles what the file `report` does.
-mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda}}
+# An nvcc that logs its arguments, and prints the file `report` for what it compiles.
+mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
-ln -s "$root/Makefile" Makefile
+with_make
 program cuda/bin/nvcc 'echo "$*" >> calls
 for word; do [ "$before" != -o ] || : > "$word"; before=$word; done
 case "$*" in *" -c "*) cat report >&2 ;; esac'
-echo 'int module;' > llmc/base/module.c
+echo 'int module;' | tee llmc/base/module.c > llmc/run/main_cuda.c
 touch train_gpt2.cu llmc/cuda/kernel.cu report
 build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_gpt2cu CUDA_HOME="$work/gpu/cuda" NO_MPI=1 "$@"; } # [VARIABLE=VALUE...]
 compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
 
-# What was compiled for another GPU, or with other flags, is compiled anew, and only that.
+# Other GPUs or flags recompile what depends on them, and only that.
 begin
 returns 0 build_gpu CUDA_ARCH=90a
 check "first: $(compiled)" [ "$(compiled)" = "kernel.cu sm_90a train_gpt2.cu" ]
@@ -97,7 +100,7 @@ for native in 1 0 1 0; do
 done
 end other_flags
 
-# The GPUs that nvidia-smi tells of.
+# The GPUs that nvidia-smi lists.
 begin
 finds() { # COMPUTE_CAPABILITIES ARCHITECTURES
     gpus "$1"
@@ -121,7 +124,7 @@ gpus 9.0
 too_old 7.0 CUDA_ARCH="70 90a"
 end gpus_found
 
-# Registers that spill fail a build for the GPUs that kernels are tuned for; for others they are told of.
+# Register spills fail a build for GPUs that kernels are tuned for; for others they are warnings.
 begin
 gpus 9.0
 for arch in 80 90a 120 86; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# critical_batch.py probe: its verdict on losses made up here, and real branches of a small run. GNS_BUILD: build directory.
+# critical_batch.py probe: its verdict on made-up losses, and real branches of a small run. GNS_BUILD: build directory.
 set -u
 . "$(dirname "$0")/../checks.sh" probe
 python=$(find_python) || skip_suite "no python3"
@@ -14,7 +14,7 @@ from branched_probe import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),
     ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half way between 0 and 0.02
-    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # what comes back behind harm does not count
+    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # a batch above one that does harm does not count
     ([8, 32], [2.0, 2.5], (8, 32, 8 * 4 ** 0.02)),
     ([8, 16, 32], [2.0, 2.005, math.inf], (16, 32, 16.0)),                # diverged
     ([8, 16, 32], [2.0, math.nan, 2.0], (8, 16, 8.0)),
@@ -61,7 +61,7 @@ for k, batch in ((1, 4), (2, 8), (4, 16)):
     expect("val at the end", loss["tokens"], end)
     branch = next(b for b in result["branches"] if b["batch"] == batch)
     expect("reported", (branch["loss"], branch["factor"], branch["steps"]), (loss["val_loss"], k, len(mine)))
-    if k == 1:  # the run itself went on in just this way: the same bits
+    if k == 1:  # as the run itself: the same bits
         expect("k = 1", [r["loss"] for r in mine], [r["loss"] for r in steps(base)[20:20 + len(mine)]])
 expect("verdict", (result["no_harm_up_to"], result["harm_from"], result["step"]), (16, None, 20))
 END
@@ -98,7 +98,7 @@ check "from the newest, downwards: $(tail -n 1 "$work/log")" [ -d "$work/run/pro
 probe 64 "$work/run/step_00000020" --factors 1,400 --lr 3 --tokens 64 # unknown option
 end again
 
-# A branch that was killed in the middle begins again at the run's checkpoint, whose log was longer than the branch's.
+# A killed branch starts again at the run's checkpoint, whose log was longer than the branch's.
 begin
 branch=$work/run/probe_00000020/batch_8
 numbers "$branch" > "$work/whole"
@@ -109,7 +109,7 @@ numbers "$branch" > "$work/again"
 check "not as it was: $(diff "$work/whole" "$work/again" | head -n 3)" cmp -s "$work/whole" "$work/again"
 end killed
 
-# Of a run without validation: the branches have none either, and are judged by what they trained on.
+# A run without validation: its branches have none either, and their training losses are compared.
 begin
 (cd "$work" && "$train" --train 't_train_*.bin' --vocab-size 256 --layers 1 --heads 2 --channels 16 --seq-len 16 --threads 1 \
     --micro-batch 4 --batch-tokens 64 --lr 3e-3 --steps 20 --out blind) > "$work/log" 2>&1

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# scripts/report.py and scripts/critical_batch.py on runs made up here, whose answers are known.
-# Skipped where neither build/venv nor python3 has what they need.
+# scripts/report.py and scripts/critical_batch.py on made-up runs with known answers.
+# Skipped if neither build/venv nor python3 has their packages.
 set -u
 . "$(dirname "$0")/../checks.sh" report
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
-# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for a
-# while.
+# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
+# steps.
 make_run() {
     mkdir -p "$work/$1"
     echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 Page().feed(text)
 assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
-# A bound that is infinite is a bound: its dotted line goes to the top, and does not break.
+# The dotted line of an infinite bound runs along the top, without a gap.
 noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
 dotted = [re.findall("([ML]) ([0-9.]+) ([0-9.]+)", path) for path, style in
           re.findall('<path d="([^"]*)"[^>]*style="([^"]*)"', noise) if "stroke-dasharray: 0.8," in style]
@@ -68,13 +68,13 @@ assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
 assert "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>" in text and "Coloured" in text
-assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>From here on lr = 0.008.</p>" in text
+assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>Changed: lr = 0.008.</p>" in text
 assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
-assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # of twelve eight, evenly: these, and the last, above
+assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these, and the last, above
 assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%"
 assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
-# Equal loss is the highest of the runs' lowest; b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
+# Equal loss: the highest of the runs' lowest. b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
 END
@@ -157,12 +157,12 @@ sed -i 's/gns_ln/gns_no/g' "$work/b32/metrics.jsonl"
 returns 65 "$python" scripts/critical_batch.py gain "$work/b32" # no noise scale
 end gain
 
-# A copy of the scripts, where build/venv has what the Python that is called has not.
+# A copy of the scripts whose build/venv has the package that the calling Python lacks.
 begin
 mkdir -p "$work/hidden" "$work/copy" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
 echo 'raise ImportError("hidden")' > "$work/hidden/numpy.py"
 without() { (cd "$work/copy" && PYTHONPATH=$work/hidden timeout 60 "$python" scripts/critical_batch.py "$@"); }
-venv() { # COMMAND...: makes one whose Python is that
+venv() { # COMMAND...: makes a build/venv with this Python
     mkdir -p "$work/copy/build/venv/bin" && printf '#!/bin/sh\nexec %s "$@"\n' "$*" > "$work/copy/build/venv/bin/python"
     chmod +x "$work/copy/build/venv/bin/python"
 }
@@ -171,7 +171,7 @@ check "no venv: $(cat "$work/log")" says "$work/log" "(hidden): python3 -m venv 
 venv env -u PYTHONPATH "$(command -v "$python")"
 returns 0 without gain "../b 8"
 check "no gamma: $(cat "$work/log")" grep -q '^gamma' "$work/log"
-venv "$(command -v "$python")" # which has it neither
+venv "$(command -v "$python")" # which lacks it too
 returns 65 without gain ../b8
 check "a venv: $(cat "$work/log")" says "$work/log" "(hidden): build/venv/bin/pip install numpy"
 check "not one line" one_line "$work/log"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/to_wandb.py: what it would send, on a run made up here, into a stand-in that writes down its calls; and offline
-# with the package itself, where $PYTHON, build/venv or python3 has it (it is large, so scripts/deps.sh does not install it).
+# scripts/to_wandb.py on a made-up run: what it sends, to a stand-in that logs its calls; and offline with the package, if
+# $PYTHON, build/venv or python3 has it (it is large, so scripts/deps.sh does not install it).
 set -u
 . "$(dirname "$0")/../checks.sh" wandb
 python=$(find_python) || skip_suite "no python3"
@@ -80,7 +80,7 @@ WANDB_SILENT=true HOME=$work returns 0 "$python" scripts/to_wandb.py "$work/run"
 check "history: see above" "$python" - "$work"/run/wandb/offline-run-*/run-*.wandb << 'END'
 import json, struct, sys
 from wandb.proto import wandb_internal_pb2
-def records(data, at=7, block=32768):  # LevelDB's log format behind a header: CRC, length, type; whole or in pieces
+def records(data, at=7, block=32768):  # LevelDB's log format after a header: CRC, length, type; whole or in pieces
     whole = b""
     while at + 7 <= len(data):
         if block - at % block < 7:
