@@ -26,7 +26,8 @@ interrupted run continues with the same command. --first FILE, results of anothe
 To compare a tree with the one before it, with the mutants.json and before.json made there:
     nice dev/test/mutate.py run NEW_TREE mutants.json --results after.json --first before.json --work /dev/shm
     dev/test/mutate.py compare before.json after.json
-`compare` takes the first 150 mutants that ran in both trees. Its exit code is 1 if fewer are killed after than before.
+`compare` takes the first 150 mutants that ran in both trees. Its exit code is 1 if there are fewer, or if the tests kill
+fewer after than before.
 """
 import argparse
 import bisect
