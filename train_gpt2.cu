@@ -1,25 +1,26 @@
-// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/engine.h), with
+// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/model/engine.h), with
 // bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
-// The engine's state is in llmc/cuda/engine.cuh, what it takes of the device's memory in llmc/cuda/engine_memory.cu,
-// what becomes of parameters, gradients and moments behind the backward pass in llmc/cuda/engine_state.cu.
+// The engine's state is in llmc/cuda/engine.cuh, its device memory in llmc/cuda/engine_memory.cu, parameters, gradients
+// and moments after the backward pass in llmc/cuda/engine_state.cu.
 //
-// Everything of a step is queued on one stream, and only engine_result waits for what it computes. Its device memory is
-// allocated in engine_create. Every kernel sums in a fixed order: two runs give the same bits.
+// 1. A step is queued on one stream, which orders its kernels; only engine_result waits for the step's numbers.
+// 2. engine->scratch and the matmul workspace are of whichever kernel runs: a call leaves nothing there for the next.
+// 3. Device memory is allocated in engine_create only.
+// 4. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#include "llmc/cuda/attention.cuh"
-#include "llmc/cuda/crossentropy.cuh"
-#include "llmc/cuda/embedding.cuh"
-#include "llmc/cuda/engine.cuh"
-#include "llmc/cuda/gelu.cuh"
-#include "llmc/cuda/layernorm.cuh"
-#include "llmc/cuda/matmul.cuh"
-#include "llmc/cuda/optimizer.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/sizes.h"
-#include "llmc/program.h"
-#include "llmc/shard.h"
+#include "cuda/attention.cuh"
+#include "cuda/crossentropy.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/optimizer.cuh"
+#include "cuda/reduce.cuh"
+#include "model/cuda_sizes.h"
+#include "model/shard.h"
 
 #include <assert.h>
 #include <math.h>
@@ -36,33 +37,32 @@ static int pinned_take(Engine *engine, Error *e) {
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
-    CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
-    return 0;
+    return CUDA_CALL(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
 }
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    size_t decay_bytes = model->flat_count / DECAY_GRANULE, segment_bytes = model->tensor_count * sizeof(ReduceSegment);
-    void *host;
-    TRY(memory_alloc(&host, size_max(decay_bytes, segment_bytes), "tables", e));
-    optimizer_decay_map((uint8_t *)host, model);
-    cudaError_t status = cudaMemcpy(engine->decay, host, decay_bytes, cudaMemcpyHostToDevice);
-    for (int i = 0; i < model->tensor_count; i++)
-        ((ReduceSegment *)host)[i] = {model->tensors[i].offset, model->tensors[i].count};
-    if (status == cudaSuccess) status = cudaMemcpy(engine->segment, host, segment_bytes, cudaMemcpyHostToDevice);
-    memory_free(host);
-    CUDA_TRY(status, e);
+    CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const ReduceSegment segment = {t->offset, t->count};
+        assert(t->offset % DECAY_GRANULE == 0);
+        TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
+        if (t->dimensions < 2) continue;
+        const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
+        CUDA_TRY(cudaMemsetAsync(engine->decay + t->offset / DECAY_GRANULE, 1, granules, engine->stream), e);
+    }
     return 0;
 }
 
-// Everything else has kernels for any model there may be.
-int engine_check(const EngineConfig *config, Error *e) {
+// All other kernels take any model.
+static int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
 }
 
 static int engine_open(Engine *engine, Error *e) {
-    TRY(engine_check(&engine->config, e));
+    TRY(cuda_check(&engine->config, e));
     TRY(device_open(&engine->device, e));
     TRY(memory_alloc_zero((void **)&engine->block, engine->config.model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
@@ -70,28 +70,14 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
-    TRY(matmul_create(engine->matmul, engine->matmul_scratch, e));
+    TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
     TRY(pinned_take(engine, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-int engine_create(Engine **out, const EngineConfig *config, Error *e) {
-    assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
-    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
-    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
-    (*out)->config = *config;
-    int code = engine_open(*out, e);
-    if (!code) return 0;
-    engine_destroy(*out);
-    *out = NULL;
-    return code;
-}
-
-void engine_destroy(Engine *engine) {
-    if (!engine) return;
+static void cuda_destroy(Engine *engine) {
     if (engine->stream) cudaStreamSynchronize(engine->stream);
     if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
@@ -109,29 +95,54 @@ void engine_destroy(Engine *engine) {
     memory_free(engine);
 }
 
-void engine_describe(const Engine *engine, char *out, size_t bytes) {
-    const Device *d = &engine->device;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
-             d->multiprocessors, (double)d->memory_bytes / (1 << 30));
+static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
+    assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
+    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
+    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
+    (*out)->config = *config;
+    int code = engine_open(*out, e);
+    if (!code) return 0;
+    cuda_destroy(*out);
+    *out = NULL;
+    return code;
 }
 
-size_t engine_memory_in_use(const Engine *) {
+static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
+    const cudaDeviceProp *d = &engine->device.properties;
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
+             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30));
+}
+
+static size_t cuda_memory_in_use(const Engine *) {
     size_t available, all;
     return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
 }
 
-void engine_device(const EngineConfig *, EngineDevice *out) {
+static void cuda_device(const EngineConfig *, bool, EngineDevice *out) { // its speeds are in a table
     Device device;
     Error none_here;
     memset(out, 0, sizeof *out);
     out->value_bytes = sizeof(real);
     out->head_bytes = CUDA_HEAD_BYTES;
     if (device_open(&device, &none_here)) return;
-    snprintf(out->name, sizeof out->name, "%s", device.name);
-    out->memory_bytes = (double)device.memory_bytes;
+    snprintf(out->name, sizeof out->name, "%s", device.properties.name);
+    out->memory_bytes = (double)device.properties.totalGlobalMem;
 }
 
-double engine_peak_flops(const Engine *engine) { return device_peak_flops(&engine->device); }
+// B rows of T tokens, of which a forward or backward pass takes all.
+typedef struct {
+    int B, T, N, C; // N = B T
+    AttentionShape attention;
+    GnsMode mode; // of the backward
+} Pass;
+
+static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
+    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
+    return {B, T, B * T, C, {B, T, NH, C / NH}, mode};
+}
+
+// The bias of a weight, and beta of a gamma: the next tensor of a layer.
+static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
     return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
@@ -141,101 +152,88 @@ static float *grad(Engine *engine, TensorKind kind, int layer) {
 }
 static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     const Model *model = engine->config.model;
-    return stats_example_sq(engine->stats, model) + (model_tensor(model, kind, layer) - model->tensors);
+    return stats_row(engine->stats, model, STATS_EXAMPLE_SQ) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-// Where a vector's gradient goes, and its per-example squares where the mode wants them.
+// Where to put a vector's gradient, and its per-example squares where the mode wants them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
-// Copies tokens to the device by way of a pinned slot, so that the caller may reuse its own on return and nobody waits
-// for the device, unless the slot's last copy, two micro-steps ago, is still under way.
+// Copies tokens to the device through a pinned slot: the caller may reuse its own on return. Waits only while the slot's
+// last copy, two micro-steps ago, is in flight.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
     CUDA_TRY(cudaEventSynchronize(engine->sent[slot]), e);
     memcpy(engine->staged[slot], tokens, count * sizeof *tokens);
-    CUDA_TRY(cudaMemcpyAsync(engine->tokens, engine->staged[slot], count * sizeof *tokens, cudaMemcpyHostToDevice,
-                             engine->stream),
-             e);
-    CUDA_TRY(cudaEventRecord(engine->sent[slot], engine->stream), e);
-    return 0;
+    TRY(copy_in(engine, engine->tokens, engine->staged[slot], count * sizeof *tokens, e));
+    return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Linear layers: y (N, out) = x (N, in) W (in, out) + b
 
-static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, TensorKind b, int layer, int N,
-                          Error *e) {
+static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    MatmulShape shape = {};
-    shape.m = N, shape.n = (int)t->columns, shape.k = (int)t->rows;
-    shape.epilogue = MATMUL_BIAS;
-    return matmul_run(engine->matmul, &shape, y, x, weight(engine, w, layer), weight(engine, b, layer), engine->stream,
-                      e);
+    return matmul_run(engine->matmul, {.m = N, .n = (int)t->columns, .k = (int)t->rows, .epilogue = MATMUL_BIAS}, y, x,
+                      weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    MatmulShape shape = {};
-    shape.m = N, shape.n = (int)t->rows, shape.k = (int)t->columns;
-    shape.transpose_b = true;
-    return matmul_run(engine->matmul, &shape, dx, dy, weight(engine, w, layer), NULL, engine->stream, e);
+    return matmul_run(engine->matmul, {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true}, dx, dy,
+                      weight(engine, w, layer), NULL, e);
 }
 
-// dW (in, out) += x (rows, in)^T dy (rows, out), fp32; first: = that
+// dW (in, out) += x (rows, in)^T dy (rows, out), fp32 (first: =)
 static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
                    Error *e) {
-    MatmulShape shape = {};
-    shape.m = in, shape.n = out, shape.k = rows;
-    shape.transpose_a = shape.out_float = true;
-    shape.accumulate = !first;
-    return matmul_run(engine->matmul, &shape, dw, x, dy, NULL, engine->stream, e);
+    MatmulShape shape = {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = !first};
+    return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
 }
 
-// The same, by example: g_b (in, out) = x_b (T, in)^T dy_b (T, out); dW += sum of g_b, *squares += sum of |g_b|^2. As
-// many examples at a time as example_grad has room for.
+// The same by example, as many at a time as example_grad has room for: g_b (in, out) = x_b (T, in)^T dy_b (T, out);
+// dW += sum of g_b, *squares += sum of |g_b|^2.
 static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
                          int T, int in, int out, Error *e) {
     size_t count = (size_t)in * out;
     int most = (int)(model_tensor_largest(engine->config.model) / count);
     if (first) CUDA_TRY(cudaMemsetAsync(dw, 0, count * sizeof *dw, engine->stream), e);
     for (int b = 0; b < B; b += most) {
-        MatmulShape shape = {};
-        shape.m = in, shape.n = out, shape.k = T;
-        shape.transpose_a = shape.out_float = true;
+        MatmulShape shape = {.m = in, .n = out, .k = T, .transpose_a = true, .out_float = true};
         shape.batch = B - b < most ? B - b : most;
         shape.stride_a = (int64_t)T * in, shape.stride_b = (int64_t)T * out, shape.stride_out = (int64_t)count;
-        TRY(matmul_run(engine->matmul, &shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
-                       NULL, engine->stream, e));
+        TRY(matmul_run(engine->matmul, shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
+                       NULL, e));
         TRY(reduce_examples(dw, squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream, e));
     }
     return 0;
 }
 
-static int linear_dweight(Engine *engine, const real *x, const real *dy, TensorKind w, int layer, int B, int T,
-                          GnsMode mode, Error *e) {
+static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
+                          Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     int in = (int)t->rows, out = (int)t->columns;
     float *dw = grad(engine, w, layer);
-    if (mode != GNS_EXACT) return dweight(engine, dw, engine->first, x, dy, B * T, in, out, e);
-    return dweight_exact(engine, dw, engine->first, example_sq(engine, w, layer), x, dy, B, T, in, out, e);
+    if (p->mode != GNS_EXACT) return dweight(engine, dw, engine->first, x, dy, p->N, in, out, e);
+    return dweight_exact(engine, dw, engine->first, example_sq(engine, w, layer), x, dy, p->B, p->T, in, out, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// When transfers between ranks begin, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
+// When transfers between ranks start, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
 // (model_bucket).
 //
-// For the third of a millisecond that a transfer takes, NCCL holds some of the multiprocessors (24). A kernel whose
-// thread blocks fetch their next tile when they are free slows down by no more than these: our attention, and
-// cuBLASLt's persistent products. One whose tiles are dealt out to its thread blocks at launch takes half as long again:
-// the dGELU product and, on Hopper, the product that makes the gradient of qkv's weights. So the transfer of gradients
-// begins right before attention, that of weights right after it, where persistent products follow.
-// (Measured with d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end
-// of the block 314.0; with weights sent before attention 309.1 to 310.2.)
+// A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
+// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
+// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradient of qkv's weights. So:
+// 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
+// 2. The weights of a block are sent for right after attention, before persistent products.
+// 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
+// (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
+// 314.0; with weights sent before attention 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -247,9 +245,7 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// Is the gradient of block l sent only when the backward pass comes to the attention of the block that follows, l - 1?
-// Not where no block follows, and not with shard_grads: a block will soon need the memory that the transfer reads, so
-// that it begins at once. l may be one past the last block.
+// Does the gradient of block l wait for the attention of block l - 1 (1, 3)? l may be one past the last block.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -257,67 +253,64 @@ static bool final_comes_later(const Engine *engine, int l) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// From ln1 to gelu; k->x and k->ln1 are there already.
-static int block_forward(Engine *engine, const Block *k, int l, int B, int T, Error *e) {
-    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
-    cudaStream_t stream = engine->stream;
-    TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, B, T, NH, C / NH, stream, e));
+// out = LN(x), x = a or, where b is not NULL, sum = a + b.
+static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
+                      const real *b, TensorKind w, int l, Error *e) {
+    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l), p->N,
+                             p->C, engine->stream, e);
+}
+
+static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, LN1_W, l, e);
+}
+
+// From k->x and k->ln1 to k->gelu.
+static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+    TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
+    TRY(attention_forward(k->attention, k->lse, k->qkv, p->attention, engine->stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
-    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, PROJ_B, l, N, e));
-    TRY(residual_layernorm_forward(k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, weight(engine, LN2_W, l),
-                                   weight(engine, LN2_B, l), N, C, stream, e));
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)N * 4 * C, stream, e);
+    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
+    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
+    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
+    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
 }
 
-static int block_ln1(Engine *engine, const Block *k, int l, int N, Error *e) {
-    return layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
-                             engine->config.model->config.channels, engine->stream, e);
-}
-
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the LayerNorm that comes next adds
-// it to the residual stream.
-static int forward(Engine *engine, int B, int T, Error *e) {
-    int C = engine->config.model->config.channels, L = engine->config.model->config.layers, N = B * T;
-    const Block *block = engine->block;
+// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
+// residual stream.
+static int forward(Engine *engine, const Pass *p, Error *e) {
+    const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
-    TRY(embedding_forward(block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), B, T, C,
-                          engine->stream, e));
+    TRY(embedding_forward(engine->block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), p->B,
+                          p->T, p->C, engine->stream, e));
     TRY(weights_await(engine, 1, e));
-    TRY(block_ln1(engine, &block[0], 0, N, e));
+    TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
-        const Block *k = &block[l], *next = &block[l + 1];
-        bool last = l == L - 1;
-        TRY(block_forward(engine, k, l, B, T, e));
-        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, FCPROJ_B, l, N, e));
-        if (!last) TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(residual_layernorm_forward(last ? engine->x_final : next->x, last ? engine->lnf : next->ln1,
-                                       last ? engine->meanf : next->mean1, last ? engine->rstdf : next->rstd1, k->x_mid,
-                                       engine->delta, weight(engine, last ? LNF_W : LN1_W, l + 1),
-                                       weight(engine, last ? LNF_B : LN1_B, l + 1), N, C, engine->stream, e));
+        const Block *k = &engine->block[l], *next = k + 1;
+        TRY(block_forward(engine, p, k, l, e));
+        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
+        if (l == L - 1) break;
+        TRY(weights_await(engine, l + 2, e)); // the next block's
+        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, LN1_W, l + 1,
+                       e));
     }
-    return 0;
+    return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
+                      engine->delta, LNF_W, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The head: logits, loss and, in training, the gradient on the spot, a chunk of examples at a time
+// The head: logits, loss and, in training, its gradient, a chunk of examples at a time
 
 // lnf (rows, C) from row `first` on -> logits (rows, Vp), real or fp32
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
-    const Model *model = engine->config.model;
-    MatmulShape shape = {};
-    shape.m = rows, shape.n = model->vocab_padded, shape.k = model->config.channels;
-    shape.transpose_b = true; // wte is (Vp, C)
-    shape.out_float = in_float;
-    return matmul_run(engine->matmul, &shape, engine->logits, engine->lnf + first * shape.k, weight(engine, WTE, 0),
-                      NULL, engine->stream, e);
+    int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
+    return matmul_run(engine->matmul, {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float},
+                      engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Of examples [b, b + n), one at a time: dwte (Vp, C) += U_b, the head's gradient; its squared norm; and the rows of it
-// that belong to the example's own tokens, into head_at_token.
-static int head_dweight_exact(Engine *engine, int b, int n, int T, Error *e) {
-    int C = engine->config.model->config.channels, Vp = engine->config.model->vocab_padded;
+// Of examples [b, b + n), one at a time: dwte (Vp, C) += U_b, the head's gradient; its squared norm; and its rows at the
+// example's own tokens, into head_at_token.
+static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error *e) {
+    int T = p->T, C = p->C, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)(b + i) * T;
         TRY(dweight_exact(engine, grad(engine, WTE, 0), engine->first && row == 0, example_sq(engine, WTE, 0),
@@ -328,134 +321,124 @@ static int head_dweight_exact(Engine *engine, int b, int n, int T, Error *e) {
     return 0;
 }
 
-// Loss of examples [b, b + n) and, from it, the gradients of lnf (into dy) and of wte.
-static int head_chunk(Engine *engine, int b, int n, GnsMode mode, Error *e) {
+// Loss of the pass; in training also, a chunk of examples at a time, the gradients of lnf (into dy) and of wte.
+static int head(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
-    int T = engine->config.seq_len, C = model->config.channels, Vp = model->vocab_padded, rows = n * T;
-    size_t first = (size_t)b * T;
-    TRY(head_logits(engine, first, rows, false, e));
-    TRY(crossentropy_gradient(engine->loss + first, engine->logits, engine->tokens, (int)first, rows, T,
-                              model->config.vocab, Vp, engine->stream, e));
-    MatmulShape shape = {}; // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
-    shape.m = rows, shape.n = C, shape.k = Vp;
-    TRY(matmul_run(engine->matmul, &shape, engine->dy + first * C, engine->logits, weight(engine, WTE, 0), NULL,
-                   engine->stream, e));
-    if (mode == GNS_EXACT) return head_dweight_exact(engine, b, n, T, e);
-    return dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, engine->lnf + first * C, rows,
-                   Vp, C, e);
-}
-
-// Loss of B examples and the gradients of lnf (into dy) and of wte.
-static int head_train(Engine *engine, int B, GnsMode mode, Error *e) {
-    int chunk = engine_head_examples(&engine->config);
-    for (int b = 0; b < B; b += chunk) TRY(head_chunk(engine, b, B - b < chunk ? B - b : chunk, mode, e));
+    int chunk = engine_head_examples(&engine->config), C = p->C, Vp = model->vocab_padded;
+    for (int b = 0; b < p->B; b += chunk) {
+        int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
+        size_t first = (size_t)b * p->T;
+        const real *lnf = engine->lnf + first * C;
+        TRY(head_logits(engine, first, rows, false, e));
+        TRY(crossentropy(engine->loss + first, engine->logits, train, engine->tokens, (int)first, rows, p->T,
+                         model->config.vocab, Vp, engine->stream, e));
+        if (!train) continue;
+        TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
+                       weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
+        if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
+        else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
+    }
     return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// dx += backward of y = LN(x) from dy (first: dx = that). x is the residual stream just behind a projection; the gradient
-// of that projection's bias, the column sums of the new dx, is taken in the same pass. bias_layer < 0: there is none.
-static int ln_backward(Engine *engine, bool first, const real *x, const float *mean, const float *rstd, TensorKind w,
-                       TensorKind b, int l, TensorKind bias, int bias_layer, int B, int T, GnsMode mode, Error *e) {
+// dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
+// projection's bias, the column sums of the new dx, comes from the same pass. bias_layer < 0: there is none.
+static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
+                       TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
-    if (bias_layer >= 0) before = column_gradient(engine, bias, bias_layer, mode);
-    return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, mode),
-                              column_gradient(engine, b, l, mode), before, engine->dy, x, mean, rstd,
-                              weight(engine, w, l), B, T, engine->config.model->config.channels, engine->scratch,
-                              engine->stream, e);
+    if (bias_layer >= 0) before = column_gradient(engine, bias, bias_layer, p->mode);
+    return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
+                              column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, x, mean, rstd,
+                              weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
-// Through the MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can
-// multiply by gelu' as it writes the product, two passes over dwide are saved.
-static int gelu_backward_wide(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
-    int C = engine->config.model->config.channels, N = B * T;
-    ColumnGradient dbias = column_gradient(engine, FC_B, l, mode);
-    real *dwide = engine->dwide;
-    bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    if (!fused) {
-        TRY(linear_dinput(engine, dwide, engine->dx, FCPROJ_W, l, N, e));
-        return gelu_backward_bias(dwide, dbias, dwide, k->fc, B, T, 4 * C, engine->scratch, engine->stream, e);
-    }
-    MatmulShape shape = {};
-    shape.m = N, shape.n = 4 * C, shape.k = C;
-    shape.transpose_b = true;
-    shape.epilogue = MATMUL_DGELU;
-    TRY(matmul_run(engine->matmul, &shape, dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, engine->stream, e));
-    return bias_backward(dbias, dwide, B, T, 4 * C, engine->scratch, engine->stream, e);
+// The gradient of bias w of block l from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc) first.
+static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
+    return bias_backward(engine->dwide, column_gradient(engine, w, l, p->mode), engine->dwide, fc, p->B, p->T, columns,
+                         engine->scratch, engine->stream, e);
 }
 
-// Computes again what the forward did not keep of block l. The last block's is still there: no other has run since.
-static int block_recompute(Engine *engine, const Block *k, int l, int B, int T, Error *e) {
-    if (l == engine->config.model->config.layers - 1) return 0;
-    int N = B * T, C = engine->config.model->config.channels;
-    if (engine->config.recompute == RECOMPUTE_GELU)
-        return gelu_forward(k->gelu, k->fc, (size_t)N * 4 * C, engine->stream, e);
-    if (engine->config.recompute == RECOMPUTE_NONE) return 0;
-    TRY(block_ln1(engine, k, l, N, e));
-    return block_forward(engine, k, l, B, T, e);
+// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can multiply by
+// gelu' as it stores the product, this saves two passes over dwide.
+static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+    const int C = p->C;
+    const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
+    if (!fused) TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));
+    else
+        TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
+                       engine->dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
+    return bias_dwide(engine, p, FC_B, l, fused ? NULL : k->fc, 4 * C, e);
+}
+
+// Recomputes what the forward did not keep of block l. The last block's activations are still there.
+static int block_recompute(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+    const Recompute recompute = engine->config.recompute;
+    if (recompute == RECOMPUTE_NONE || l == engine->config.model->config.layers - 1) return 0;
+    if (recompute == RECOMPUTE_GELU) return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    TRY(block_ln1(engine, p, k, l, e));
+    return block_forward(engine, p, k, l, e);
 }
 
 // dx: gradient of the block's output on entry, of its input on return.
-static int block_backward(Engine *engine, const Block *k, int l, int B, int T, GnsMode mode, Error *e) {
-    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads, N = B * T;
+static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
     // MLP
-    TRY(linear_dweight(engine, k->gelu, dx, FCPROJ_W, l, B, T, mode, e));
-    TRY(gelu_backward_wide(engine, k, l, B, T, mode, e));
-    TRY(linear_dweight(engine, k->ln2, dwide, FC_W, l, B, T, mode, e));
-    TRY(linear_dinput(engine, dy, dwide, FC_W, l, N, e));
-    TRY(ln_backward(engine, false, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l, PROJ_B, l, B, T, mode, e));
+    TRY(linear_dweight(engine, p, k->gelu, dx, FCPROJ_W, l, e));
+    TRY(gelu_backward_wide(engine, p, k, l, e));
+    TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
+    TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
+    TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
     // attention
-    TRY(linear_dweight(engine, k->attention, dx, PROJ_W, l, B, T, mode, e));
-    TRY(linear_dinput(engine, dy, dx, PROJ_W, l, N, e));
+    TRY(linear_dweight(engine, p, k->attention, dx, PROJ_W, l, e));
+    TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, B, T, NH, C / NH, engine->stream,
-                           e));
-    TRY(bias_backward(column_gradient(engine, QKV_B, l, mode), dwide, B, T, 3 * C, engine->scratch, engine->stream, e));
-    TRY(linear_dweight(engine, k->ln1, dwide, QKV_W, l, B, T, mode, e));
-    TRY(linear_dinput(engine, dy, dwide, QKV_W, l, N, e));
-    // Block l - 1's gradient begins here: its fcproj's bias comes with this LayerNorm.
+    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, p->attention, engine->stream, e));
+    TRY(bias_dwide(engine, p, QKV_B, l, NULL, 3 * p->C, e));
+    TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
+    TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
+    // Block l - 1's gradient begins here, with its fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
-    return ln_backward(engine, false, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l, FCPROJ_B, l - 1, B, T, mode, e);
+    return ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head), whose gradient is there:
-// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has left |U|^2, and engine_result doubles the cross term.
-static int embeddings_backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
-    int C = engine->config.model->config.channels;
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has added U and |U|^2, and engine_result doubles the cross term.
+static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
+    cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
-    if (engine->first) TRY(engine_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    TRY(embedding_sort(&order, engine->tokens, false, B, T, engine->sorted, engine->stream, e));
-    TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, B, T, C, engine->scratch,
-                           engine->stream, e));
-    if (mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, true, B, T, engine->sorted, engine->stream, e));
+    if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
+    TRY(embedding_sort(&order, engine->tokens, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, p->B, p->T, p->C,
+                           engine->scratch, stream, e));
+    if (p->mode != GNS_EXACT) return 0;
+    TRY(embedding_sort(&order, engine->tokens, true, p->B, p->T, engine->sorted, stream, e));
     return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, example_sq(engine, WPE, 0),
-                                     engine->dx, engine->head_at_token, order, B, T, C, engine->scratch, engine->stream,
-                                     e);
+                                     engine->dx, engine->head_at_token, order, p->B, p->T, p->C, engine->scratch,
+                                     stream, e);
 }
 
-static int backward(Engine *engine, int B, int T, GnsMode mode, Error *e) {
-    int L = engine->config.model->config.layers;
-    TRY(watch_begins(&engine->watch, engine->config.model, L, e));
-    TRY(ln_backward(engine, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0, FCPROJ_B, L - 1, B, T,
-                    mode, e));
+static int backward(Engine *engine, const Pass *p, Error *e) {
+    const Model *model = engine->config.model;
+    const int L = model->config.layers;
+    TRY(watch_begins(&engine->watch, model, L, e));
+    TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     for (int l = L - 1; l >= 0; l--) {
-        TRY(block_recompute(engine, &engine->block[l], l, B, T, e));
-        TRY(block_backward(engine, &engine->block[l], l, B, T, mode, e));
-        if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, engine->config.model, 1 + l, e));
+        TRY(block_recompute(engine, p, &engine->block[l], l, e));
+        TRY(block_backward(engine, p, &engine->block[l], l, e));
+        if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
-    TRY(embeddings_backward(engine, B, T, mode, e));
-    return watch_final(&engine->watch, engine->config.model, 0, e);
+    TRY(embeddings_backward(engine, p, e));
+    return watch_final(&engine->watch, model, 0, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-int engine_begin_step(Engine *engine, Error *e) {
+static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
@@ -464,38 +447,38 @@ int engine_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-void engine_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
+static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-int engine_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    int T = engine->config.seq_len;
+static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+    const Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
-    TRY(forward(engine, n, T, e));
+    TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), e));
+    TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
-    TRY(head_train(engine, n, mode, e));
-    TRY(backward(engine, n, T, mode, e));
+    TRY(head(engine, &p, true, e));
+    TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
-    TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, (size_t)n * T, engine->stream, e));
+    TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, p.N, engine->stream, e));
     if (mode < engine->mode) engine->mode = mode;
     engine->first = engine->config.shard_grads;
     engine->watch = {};
     return 0;
 }
 
-// Runs each kind of micro-step that training will run, so that all of its products are timed, on made-up tokens: one
-// whose gradients are the first, and one whose gradients are added. What comes of it is thrown away.
+// Runs each kind of micro-step of training on arbitrary tokens, so that all products are timed: with first gradients, and
+// with added ones. The results are dropped.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
     for (size_t i = 0; i < (size_t)c->micro_batch * (c->seq_len + 1); i++)
         tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
-    TRY(engine_begin_step(engine, e));
-    for (int i = 0; i < 2; i++) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
-    if (c->gns == GNS_EXACT) TRY(engine_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
-    return engine_begin_step(engine, e);
+    TRY(cuda_begin_step(engine, e));
+    for (int i = 0; i < 2; i++) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
+    if (c->gns == GNS_EXACT) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
+    return cuda_begin_step(engine, e);
 }
 
-int engine_tune(Engine *engine, Error *e) {
+static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
@@ -507,22 +490,23 @@ int engine_tune(Engine *engine, Error *e) {
 }
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what the matrix products chose");
-const char *engine_tuning(const Engine *engine) { return engine->matmul->choices; }
-int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+static const char *cuda_tuning(const Engine *engine) { return engine->matmul->choices; }
+static int cuda_set_tuning(Engine *engine, const char *tuning, Error *e) {
     return matmul_choices_load(engine->matmul, tuning, e);
 }
 
-int engine_result(Engine *engine, StepResult *result, Error *e) {
+static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
     double *stats = engine->stats_host;
     TRY(engine_send_stats(engine, e));
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
     result->loss_sum = stats[STAT_LOSS] / engine->config.seq_len;
-    memcpy(result->grad_sq, stats_grad_sq(stats), model->tensor_count * sizeof(double));
-    if (result->rank_sq) memcpy(result->rank_sq, stats_rank_sq(stats, model), model->tensor_count * sizeof(double));
+    memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
+    if (result->rank_sq)
+        memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
     for (int i = 0; i < model->tensor_count; i++)
         result->example_sq[i] =
-            gns_measures(&model->tensors[i], engine->mode) ? stats_example_sq(stats, model)[i] : NAN;
+            gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
     return 0;
 }
@@ -530,44 +514,59 @@ int engine_result(Engine *engine, StepResult *result, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Without training
 
-int engine_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
-    const Model *model = engine->config.model;
-    int chunk = engine_head_examples(&engine->config);
+static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
+    const Pass p = pass_of(engine, n, T, GNS_OFF);
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
-    TRY(forward(engine, n, T, e));
-    for (int b = 0; b < n; b += chunk) {
-        int rows = (n - b < chunk ? n - b : chunk) * T, first = b * T;
-        TRY(head_logits(engine, first, rows, false, e));
-        TRY(crossentropy_loss(engine->loss + first, engine->logits, engine->tokens, first, rows, T, model->config.vocab,
-                              model->vocab_padded, engine->stream, e));
-    }
-    CUDA_TRY(cudaMemcpyAsync(loss, engine->loss, (size_t)n * T * sizeof(float), cudaMemcpyDeviceToHost, engine->stream),
-             e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    TRY(forward(engine, &p, e));
+    TRY(head(engine, &p, false, e));
+    TRY(copy_out(engine, loss, engine->loss, p.N * sizeof(float), e));
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// What follows a token does not change its logits (the model is causal), so n is rounded up to a whole tile: text that
-// grows a token at a time needs few matmul plans.
-int engine_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+// The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
+static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const size_t tile = 64;
-    int T = (int)size_min(round_up(n, tile), engine->config.seq_len);
+    const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     assert(n > 0 && n <= engine->config.seq_len);
-    CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (T + 1) * sizeof *tokens, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
-    TRY(forward(engine, 1, T, e));
+    TRY(forward(engine, &p, e));
     TRY(head_logits(engine, n - 1, 1, true, e));
-    CUDA_TRY(cudaMemcpyAsync(logits, engine->logits, engine->config.model->config.vocab * sizeof(float),
-                             cudaMemcpyDeviceToHost, engine->stream),
-             e);
-    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
-    return 0;
+    TRY(copy_out(engine, logits, engine->logits, engine->config.model->config.vocab * sizeof(float), e));
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-#ifndef GNS_NO_MAIN
-int main(int argc, char **argv) {
-    program_spin_briefly(argv);
-    return program_main(argc, argv);
-}
-#endif
+// The engine, as main (llmc/run/main_cuda.c) hands it to the program.
+const EngineApi cuda_engine = {
+    .plan_memory = cuda_plan_memory,
+    .device = cuda_device,
+    .check = cuda_check,
+    .create = cuda_create,
+    .destroy = cuda_destroy,
+    .describe = cuda_describe,
+    .memory_in_use = cuda_memory_in_use,
+    .tune = cuda_tune,
+    .tuning = cuda_tuning,
+    .set_tuning = cuda_set_tuning,
+    .load = cuda_load,
+    .store = cuda_store,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .hash = cuda_hash,
+    .begin_step = cuda_begin_step,
+    .micro_step = cuda_micro_step,
+    .norms = cuda_norms,
+    .update = cuda_update,
+    .result = cuda_result,
+    .eval = cuda_eval,
+    .logits = cuda_logits,
+    .watch = cuda_watch,
+    .watch_weights = cuda_watch_weights,
+    .collect = cuda_collect,
+    .clear = cuda_clear,
+    .rank_norms = cuda_rank_norms,
+    .buffer = cuda_buffer,
+    .weight_bytes = cuda_weight_bytes,
+    .stream = cuda_stream,
+};

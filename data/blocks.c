@@ -1,14 +1,15 @@
 #define _POSIX_C_SOURCE 200809L
 #include "blocks.h"
-#include "../llmc/hash.h"
+#include "base/hash.h"
+#include "jsonl.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEEP_BYTES = 4 << 20 }; // a block's buffers that grew beyond this are given back
+enum { KEEP_BYTES = 4 << 20 }; // larger buffers are freed with the next smaller block
 
-const char *const SPLIT_NAMES[SPLITS] = {"train", "val"};
+#define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 
 int block_reserve(TextBlock *b, size_t bytes, Error *e) {
     if (bytes <= b->text_capacity && b->text_capacity <= size_max(KEEP_BYTES, bytes)) return 0;
@@ -28,7 +29,7 @@ int block_add_piece(TextBlock *b, TextPiece piece, Error *e) {
     if (b->piece_count == b->piece_capacity) {
         int capacity = b->piece_capacity ? 2 * b->piece_capacity : 64;
         TextPiece *pieces = realloc(b->pieces, (size_t)capacity * sizeof *pieces);
-        if (!pieces) return FAIL(e, ERR_MEMORY, NULL, "out of memory: documents of a block");
+        if (!pieces) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the documents of a block");
         b->pieces = pieces;
         b->piece_capacity = capacity;
     }
@@ -47,6 +48,13 @@ uint64_t count_lines(const char *text, size_t bytes) {
     for (const char *end = text + bytes; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;
     return lines;
 }
+
+int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why) {
+    return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Can the text be taken?
 
 int check_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
@@ -69,8 +77,58 @@ size_t byte_order_mark(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why) {
-    return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
+static bool is_blank(const char *text, size_t bytes) {
+    while (bytes > 0 && (text[bytes - 1] == ' ' || text[bytes - 1] == '\t' || text[bytes - 1] == '\r')) bytes--;
+    return bytes == 0;
+}
+
+// Decodes the text of every line in place; a byte order mark before the first is dropped.
+static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
+    uint64_t line = b->start.line;
+    size_t begin = b->start.offset ? 0 : byte_order_mark(b->text, b->bytes);
+    for (size_t at = begin, end; at < b->bytes; at = end + 1, line++) {
+        char *newline = memchr(b->text + at, '\n', b->bytes - at);
+        end = newline ? (size_t)(newline - b->text) : b->bytes;
+        if (is_blank(b->text + at, end - at)) continue;
+        TextPiece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
+        const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
+        if (why)
+            return fail_at_line(e, b->input, line, "every line must be a JSON object with a text field: see --field",
+                                why);
+        if (o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes) {
+            if (o->invalid == INVALID_ERROR)
+                return fail_at_line(e, b->input, line, HINT_INVALID, "its text is not valid UTF-8");
+            b->left_out++;
+        } else TRY(block_add_piece(b, piece, e));
+    }
+    return 0;
+}
+
+static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e) {
+    size_t bad = utf8_invalid_at(b->text + piece->at, piece->bytes);
+    if (bad == piece->bytes) return 0;
+    char why[80];
+    bad += piece->at;
+    snprintf(why, sizeof why, "byte 0x%02x at offset %" PRIu64 " is not valid UTF-8", (unsigned char)b->text[bad],
+             b->start.offset + bad);
+    return fail_at_line(e, b->input, b->start.line + count_lines(b->text, bad), HINT_INVALID, why);
+}
+
+int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
+    if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_kind(b->input, b->text, b->bytes, e));
+    if (b->input->jsonl) return block_parse_jsonl(b, o, e);
+    for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) TRY(piece_check_utf8(b, &b->pieces[i], e));
+    return 0;
+}
+
+int block_encode(TextBlock *b, Encoder *encoder, Error *e) {
+    uint16_t *tokens = b->tokens;
+    for (int i = 0; i < b->piece_count; i++) {
+        TextPiece *piece = &b->pieces[i];
+        TRY(encoder_run(encoder, b->text + piece->at, piece->bytes, tokens, &piece->tokens, e));
+        tokens += piece->tokens;
+    }
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -79,18 +137,12 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
 enum { HASH_BITS = 53 }; // what a double holds
 
 int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document) {
-    // By path as it is given, so that a file keeps its split when others come and go.
+    // By path: a file keeps its split when files are added or removed.
     if (o->val_every_file)
         return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % o->val_every_file == 0;
-    // By number, not by path: the same files in the same order give the same split wherever they lie.
-    if (o->split) return strcmp(o->split, "val") == 0 ? VAL : TRAIN;
+    if (o->split != SPLITS) return o->split;
+    // By number: the same files in the same order give the same split wherever they are.
     uint64_t key[2] = {(uint64_t)file, document};
     uint64_t hash = hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> (64 - HASH_BITS);
     return (double)hash < o->val_fraction * (double)((uint64_t)1 << HASH_BITS);
-}
-
-bool owns_split(const TokenizeOptions *o, int split) { return !o->split || strcmp(o->split, SPLIT_NAMES[split]) == 0; }
-
-bool fills_split(const TokenizeOptions *o, int split) {
-    return o->val_fraction > 0 || o->val_every_file || (o->split ? owns_split(o, split) : split == TRAIN);
 }

@@ -36,7 +36,7 @@ else
 for file in sorted(json.load(open(sys.argv[1])), key=lambda f: f["path"]):
     if file["path"].endswith(".parquet"): print(file["path"], file["lfs"]["oid"])' \
         "$DOWNLOAD/$sample.json" > "$DOWNLOAD/$sample.list" ||
-        fail 65 "the list of $DATASET's files is not what it was" "Get the files yourself and say --from DIR"
+        fail 65 "the list of $DATASET's files has another form" "Get the files yourself and say --from DIR"
     while read -r path sum; do
         [ -z "$files" ] || [ ${#inputs[@]} -lt "$files" ] || break
         input "https://huggingface.co/datasets/$DATASET/resolve/main/$path" "$sum"
@@ -48,6 +48,5 @@ need_tokenize
     codes=("${PIPESTATUS[@]}")
     [ "${codes[1]}" = 0 ] || exit "${codes[1]}"
     rm -f "$OUT/$NAME"_{train,val}_*.bin
-    fail 65 "the text broke off: the shards in $OUT were not all of it, and are gone" \
-        "What is said above has to be put right"
+    fail 65 "the text broke off: the shards in $OUT were incomplete and are removed" "Correct what is said above"
 }

@@ -1,33 +1,32 @@
-// inputs: the files a command line names, in a fixed order: as given, directories by the byte order of their entries.
-#ifndef GNS_INPUTS_H
-#define GNS_INPUTS_H
+// inputs: the files that a command line names, in a fixed order: as given, directories by the byte order of their entries.
+#ifndef GNS_TOKENIZE_INPUTS_H
+#define GNS_TOKENIZE_INPUTS_H
 
-#include "../llmc/common.h"
+#include "settings.h"
 
 typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // else text
-    bool pipe;      // standard input, a pipe: its length is unknown
-    bool left_out;  // not UTF-8 (--invalid skip)
-    uint64_t bytes; // 0 of a pipe
-    int64_t time;   // last change, ns: to tell whether a run can be resumed
+    bool pipe;      // standard input, a pipe or a device: of unknown length
+    bool left_out;  // not read (on): not UTF-8
+    uint64_t bytes; // 0 for a pipe
+    int64_t time;   // last change, ns
 } Input;
 
 typedef struct {
     Input *all;
     int count, capacity;
-    int passed_over; // files in directories whose names end in something else
+    int passed_over; // files of directories whose names end in something else
 } Inputs;
 
-// A file, "-", or a directory: its .txt, .md, .jsonl and .ndjson files and those below it, without the hidden ones. What
-// cannot be read is ERR_INPUT.
-int inputs_add(Inputs *in, const char *path, Error *e);
-
-// The same of what a file names, one path a line.
-int inputs_add_list(Inputs *in, const char *list, Error *e);
-
+// The inputs of a command line: files, "-", directories (their .txt, .md, .jsonl and .ndjson files, also those of
+// directories in them, hidden ones excepted), and what --files-from names. ERR_INPUT for one that cannot be read.
+int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 
 const char *input_name(const Input *input); // for messages
+
+// Whether the input is split by place: its end is validation.
+bool input_has_tail(const TokenizeOptions *o, const Input *input);
 
 #endif

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# What the recipes share; sourced by them, with NAME set and the usage of their own flags in USAGE.
+# Sourced by the recipes, with NAME set and the usage of their own flags in USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   take the files from DIR, where they lie already; nothing is downloaded or checked
+#   --from DIR                   take the files from DIR; nothing is downloaded or checked
 #   --out DIR                    where the shards go; data/NAME by default
 #   --force                      make the shards again
-# Downloads lie in data/download/NAME; they are taken up where they broke off, and their SHA-256 is checked. Paths that
-# are given are the caller's; what nobody names lies below the root of this repository.
+# Downloads go to data/download/NAME; they are resumed, and their SHA-256 is checked. A path that the caller names is
+# relative to the caller's directory, a default one to the root of this repository.
 set -euo pipefail
 export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -35,8 +35,8 @@ recipe_options() {
     done
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    UNFINISHED=$OUT/$NAME.unfinished # for a recipe of several steps: while it is there, not all of them are done
-    # With a state beside them, they are not all there yet either.
+    UNFINISHED=$OUT/$NAME.unfinished # of a recipe of several steps: exists until all are done
+    # Shards are complete where neither this nor a state lies beside them.
     if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && [ ! -e "$UNFINISHED" ] &&
         compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
         echo "$OUT has shards already (--force makes them again)"
@@ -46,9 +46,7 @@ recipe_options() {
 
 no_more_options() { [ ${#REST[@]} = 0 ] || fail 64 "${REST[0]}: unknown" "See --help"; }
 
-sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
-
-# What Hugging Face says the SHA-256 of a large file is: its ETag, before the redirection.
+# The SHA-256 that Hugging Face states for a large file: its ETag, before the redirection.
 hub_sha256() {
     curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' |
         grep -E '^[0-9a-f]{64}$'
@@ -60,18 +58,20 @@ fetch() {
     if [ -f "$file" ]; then return 0; fi
     command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
     mkdir -p "$(dirname "$file")"
+    [ ! -L "$file.part" ] && { [ ! -e "$file.part" ] || [ -f "$file.part" ]; } ||
+        fail 74 "$file.part is not a regular file" "Move it away"
     echo "fetching $url"
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
         local code=$?
         case $code in
         5 | 6 | 7 | 28 | 35) fail 65 "no network: cannot reach $url" "Get the file elsewhere and say --from DIR" ;;
         22) fail 65 "the server has no $url" "Has it moved? Get the file yourself and say --from DIR" ;;
-        23) fail 74 "cannot write $file.part" "Free some space; the same command goes on from there" ;;
-        *) fail 65 "the download of $url broke off (curl $code)" "The same command goes on from there" ;;
+        23) fail 74 "cannot write $file.part" "Free some space; the same command resumes it" ;;
+        *) fail 65 "the download of $url broke off (curl $code)" "The same command resumes it" ;;
         esac
     }
     if [ -n "$want" ]; then
-        got=$(sha256 "$file.part")
+        got=$(sha256sum "$file.part" | cut -d ' ' -f 1)
         [ "$got" = "$want" ] || {
             rm -f "$file.part"
             fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
@@ -86,7 +86,7 @@ input() {
     INPUT=$DOWNLOAD/$name
     if [ -n "$FROM" ]; then
         INPUT=$FROM/$name
-        [ -f "$INPUT" ] || fail 65 "$INPUT: no such file" "It is what $1 gives"
+        [ -f "$INPUT" ] || fail 65 "$INPUT: no such file" "Get it from $1"
         return 0
     fi
     [ ! -f "$INPUT" ] || return 0

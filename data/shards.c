@@ -1,34 +1,52 @@
 #define _POSIX_C_SOURCE 200809L
 #include "shards.h"
-#include "../llmc/hash.h"
-#include "../llmc/tokenizer_impl.h"
+#include "base/hash.h"
+#include "text/tokenizer_impl.h"
 
 #include <errno.h>
-#include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { STATE_VERSION = 3 }; // 1 had no digest of pipes, and 2 did not count what is left out
+enum { STATE_VERSION = 4 }; // part of the fingerprint
 
-void shard_file(const TokenizeOptions *o, int split, int shard, char out[PATH_MAX]) {
-    snprintf(out, PATH_MAX, "%s_%s_%06d.bin", o->out, SPLIT_NAMES[split], shard);
+#define HINT_THE_REST "check the disk and run the same command again: it does the rest"
+
+// PREFIX_train_000000.bin, and ".partial" as the suffix.
+static void shard_path(const Writer *w, int split, int shard, const char *suffix, char out[PATH_MAX]) {
+    snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
+}
+
+// Whether this run may refuse or replace shards of the split.
+static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
+
+int writer_check_free(const Writer *w, Error *e) {
+    char path[PATH_MAX];
+    for (int split = 0; split < SPLITS && !w->o->force; split++)
+        for (int shard = 0; shard < 2 && owns_split(w, split); shard++) { // llm.c's training shards count from 1
+            shard_path(w, split, shard, "", path);
+            if (access(path, F_OK) == 0)
+                return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path);
+        }
+    return 0;
 }
 
 static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count, Error *e) {
-    Split *s = &w->splits[split];
+    struct SplitState *s = &w->state.split[split];
+    ShardWriter **shard = &w->shard[split];
     char path[PATH_MAX];
     while (count > 0) {
-        shard_file(w->o, split, s->shards, path);
-        if (!s->shard) TRY(shard_writer_open(&s->shard, path, e));
-        size_t n = size_min(count, w->o->shard_tokens - shard_writer_count(s->shard));
-        TRY(shard_writer_put(s->shard, tokens, n, e));
+        shard_path(w, split, s->shards, "", path);
+        if (!*shard) TRY(shard_writer_open(shard, path, e));
+        size_t n = size_min(count, w->o->shard_tokens - shard_writer_count(*shard));
+        TRY(shard_writer_put(*shard, tokens, n, e));
         s->tokens += n;
         s->last = tokens[n - 1];
         tokens += n;
         count -= n;
-        if (shard_writer_count(s->shard) < w->o->shard_tokens) continue;
-        ShardWriter *full = s->shard;
-        s->shard = NULL;
+        if (shard_writer_count(*shard) < w->o->shard_tokens) continue;
+        ShardWriter *full = *shard;
+        *shard = NULL;
         s->shards++;
         TRY(shard_writer_suspend(full, e));
     }
@@ -36,7 +54,7 @@ static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count
 }
 
 static int writer_begin_document(Writer *w, int split, Error *e) {
-    Split *s = &w->splits[split];
+    struct SplitState *s = &w->state.split[split];
     const uint16_t eot = (uint16_t)w->eot, newline = '\n';
     s->documents++;
     if (w->eot >= 0) return writer_put(w, split, &eot, 1, e);
@@ -45,46 +63,40 @@ static int writer_begin_document(Writer *w, int split, Error *e) {
 
 int writer_block(Writer *w, const TextBlock *b, Error *e) {
     const uint16_t *tokens = b->tokens;
-    w->left_out += (uint64_t)b->left_out;
     for (int i = 0; i < b->piece_count; i++) {
         const TextPiece *piece = &b->pieces[i];
         if (piece->begins) TRY(writer_begin_document(w, piece->split, e));
         TRY(writer_put(w, piece->split, tokens, piece->tokens, e));
         tokens += piece->tokens;
     }
+    w->state.left_out += (uint64_t)b->left_out;
+    w->state.place = b->end;
     return 0;
 }
 
 void writer_close(Writer *w) {
     Error ignored;
     for (int i = 0; i < SPLITS; i++)
-        if (w->splits[i].shard) shard_writer_suspend(w->splits[i].shard, &ignored);
-    w->splits[TRAIN].shard = w->splits[VAL].shard = NULL;
+        if (w->shard[i]) shard_writer_suspend(w->shard[i], &ignored);
+    w->shard[TRAIN] = w->shard[VAL] = NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The state: PREFIX.state, one line of numbers
+// The state
 
-#define STATE_VERSION_FORMAT "gns tokenize %d %" SCNx64
-#define STATE_PLACE_FORMAT   " %d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %d %d"
-#define STATE_PIPED_FORMAT   " %" SCNu64 " %32s"
-#define STATE_SPLIT_FORMAT   " %d %" SCNu64 " %" SCNu64 " %d %" SCNu64
-
-uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
-    uint64_t hash = HASH_START;
-    for (int token = 0; token < tokenizer_vocab_size(t); token++) {
-        size_t bytes;
-        const char *text = tokenizer_decode(t, token, &bytes);
-        hash = hash_bytes(hash, text, bytes);
-        hash = hash_bytes(hash, &bytes, sizeof bytes);
-    }
-    for (int i = 0; i < t->added_count; i++)
-        hash = hash_bytes(hash, (int[]){t->added[i].token, t->added[i].normalized}, 2 * sizeof(int));
-    const char *texts[] = {o->format, o->field, o->separator ? o->separator : "", o->invalid, o->split ? o->split : ""};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) hash = hash_bytes(hash, texts[i], strlen(texts[i]) + 1);
-    const uint64_t numbers[] = {o->val_every_file, o->max_bytes, o->shard_tokens};
-    hash = hash_bytes(hash, numbers, sizeof numbers);
+static uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
+    const uint64_t numbers[] = {STATE_VERSION,           (uint64_t)o->format,     (uint64_t)o->invalid,
+                                (uint64_t)o->split,      o->val_every_file,       o->max_bytes,
+                                o->shard_tokens,         (uint64_t)t->vocab_size, (uint64_t)t->merge_count,
+                                (uint64_t)t->added_count};
+    uint64_t hash = hash_bytes(HASH_START, numbers, sizeof numbers);
     hash = hash_bytes(hash, &o->val_fraction, sizeof o->val_fraction);
+    hash = hash_bytes(hash, o->field, strlen(o->field) + 1);
+    if (o->separator) hash = hash_bytes(hash, o->separator, strlen(o->separator) + 1);
+    hash = hash_bytes(hash, t->start, ((size_t)t->vocab_size + 1) * sizeof *t->start);
+    hash = hash_bytes(hash, t->text, t->start[t->vocab_size]);
+    hash = hash_bytes(hash, t->merges, (size_t)t->merge_count * sizeof *t->merges);
+    hash = hash_bytes(hash, t->added, (size_t)t->added_count * sizeof *t->added);
     for (int i = 0; i < inputs->count; i++) {
         const Input *input = &inputs->all[i];
         hash = hash_bytes(hash, input->path, strlen(input->path) + 1);
@@ -94,162 +106,113 @@ uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const I
     return hash_finish(hash);
 }
 
-static void state_path(const TokenizeOptions *o, char out[PATH_MAX]) { snprintf(out, PATH_MAX, "%s.state", o->out); }
+Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
+    Writer w = {.o = o, .eot = tokenizer_eot(t)};
+    w.state.fingerprint = state_fingerprint(o, t, inputs);
+    return w;
+}
 
-int state_save(Writer *w, const Place *p, Error *e) {
-    char path[PATH_MAX], line[1024];
-    uint64_t in_shard[SPLITS];
+static void state_path(const Writer *w, const char *suffix, char out[PATH_MAX]) {
+    snprintf(out, PATH_MAX, "%s.state%s", w->o->out, suffix);
+}
+
+int state_save(Writer *w, Error *e) {
+    char path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) {
-        ShardWriter *shard = w->splits[i].shard;
-        if (shard) TRY(shard_writer_sync(shard, e));
-        in_shard[i] = shard ? shard_writer_count(shard) : 0;
+        if (w->shard[i]) TRY(shard_writer_sync(w->shard[i], e));
+        w->state.split[i].in_shard = w->shard[i] ? shard_writer_count(w->shard[i]) : 0;
     }
-    const Split *t = &w->splits[TRAIN], *v = &w->splits[VAL];
-    int bytes =
-        snprintf(line, sizeof line,
-                 STATE_VERSION_FORMAT " %d" STATE_PLACE_FORMAT STATE_PIPED_FORMAT STATE_SPLIT_FORMAT STATE_SPLIT_FORMAT
-                                      " %" PRIu64 "\n",
-                 STATE_VERSION, w->fingerprint, w->publishing, p->file, p->offset, p->line, p->document, p->taken,
-                 p->inside, p->skip_newline, p->piped.bytes, p->piped.hash, t->shards, in_shard[TRAIN], t->tokens,
-                 t->last, t->documents, v->shards, in_shard[VAL], v->tokens, v->last, v->documents, w->left_out);
-    state_path(w->o, path);
-    TRY(file_replace(path, line, (size_t)bytes, e));
+    state_path(w, "", path);
+    TRY(file_replace(path, &w->state, sizeof w->state, e));
+    w->saved = true;
     parent_sync(path);
     return 0;
 }
 
-bool state_exists(const TokenizeOptions *o) {
+void state_remove(const Writer *w) {
     char path[PATH_MAX];
-    state_path(o, path);
-    return file_exists(path);
-}
-
-void state_remove(const TokenizeOptions *o) {
-    char path[PATH_MAX], partial[PATH_MAX + 16];
-    state_path(o, path);
-    snprintf(partial, sizeof partial, "%s.partial", path);
-    unlink(partial);
+    state_path(w, ".partial", path); // of a save that broke off
+    unlink(path);
+    state_path(w, "", path);
     unlink(path);
 }
 
-static bool has_pipe(const Inputs *inputs) {
-    for (int i = 0; i < inputs->count; i++)
-        if (inputs->all[i].pipe) return true;
-    return false;
-}
-
-// What comes behind the version and the fingerprint. Version 1 had no `publishing`, and of pipes it had no digest.
-static bool state_read_numbers(FILE *f, int version, Place *p, Split splits[SPLITS], int *publishing,
-                               uint64_t *left_out) {
-    *publishing = 0;
-    *left_out = 0;
-    p->piped = digest_of("", 0);
-    bool ok = version == 1 || fscanf(f, " %d", publishing) == 1;
-    ok = ok && fscanf(f, STATE_PLACE_FORMAT, &p->file, &p->offset, &p->line, &p->document, &p->taken, &p->inside,
-                      &p->skip_newline) == 7;
-    ok = ok && (version == 1 || fscanf(f, STATE_PIPED_FORMAT, &p->piped.bytes, p->piped.hash) == 2);
-    for (int i = 0; i < SPLITS; i++) {
-        Split *s = &splits[i];
-        ok = ok && fscanf(f, STATE_SPLIT_FORMAT, &s->shards, &s->in_shard, &s->tokens, &s->last, &s->documents) == 5;
-    }
-    return ok && (version < 3 || fscanf(f, " %" SCNu64, left_out) == 1);
-}
-
-bool state_read(Writer *w, const Inputs *inputs, Place *place, const char **unfit) {
-    char path[PATH_MAX];
-    Place p = {0};
-    Split splits[SPLITS] = {0};
-    uint64_t print, left_out;
-    int version, publishing;
+bool state_read(Writer *w, const char **unfit) {
+    char path[PATH_MAX], *data;
+    size_t bytes;
+    Error ignored;
+    State state = {0};
+    state_path(w, "", path);
     *unfit = NULL;
-    state_path(w->o, path);
-    FILE *f = fopen(path, "r");
-    if (!f) return false;
-    if (fscanf(f, STATE_VERSION_FORMAT, &version, &print) != 2) *unfit = "is damaged";
-    else if (version < 1 || version > STATE_VERSION || (version == 1 && has_pipe(inputs)))
-        *unfit = "was written by another version";
-    else if (print != w->fingerprint) *unfit = "is of another command or other inputs";
-    else if (!state_read_numbers(f, version, &p, splits, &publishing, &left_out)) *unfit = "is damaged";
-    fclose(f);
+    if (!file_exists(path)) return false;
+    if (file_read(path, sizeof state, &data, &bytes, &ignored) == 0 && bytes == sizeof state)
+        memcpy(&state, data, bytes);
+    else *unfit = "is damaged, or of another version";
+    memory_free(data);
+    if (!*unfit && state.fingerprint != w->state.fingerprint) *unfit = "is of another command or other inputs";
     if (*unfit) return false;
-    *place = p;
-    memcpy(w->splits, splits, sizeof splits);
-    w->publishing = publishing;
-    w->left_out = left_out;
-    return true;
+    w->state = state;
+    return w->saved = true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Going on and the end
-
-#define HINT_THE_REST "look after the disk and run the same command again: it does the rest"
-
-// Removes a split's shards from this number on, or its partial ones. The last goes first: what is left should this break
-// off has no gap, and is found again.
-static int shards_remove(const TokenizeOptions *o, int split, int from, const char *suffix, Error *e) {
-    char path[PATH_MAX], file[PATH_MAX + 16];
-    int end = from;
-    for (bool there = true; there; end += there) {
-        shard_file(o, split, end, path);
-        snprintf(file, sizeof file, "%s%s", path, suffix);
-        there = file_exists(file);
-    }
-    while (end-- > from) {
-        shard_file(o, split, end, path);
-        snprintf(file, sizeof file, "%s%s", path, suffix);
-        if (unlink(file) != 0)
-            return FAIL(e, ERR_WRITE, HINT_THE_REST, "%s: cannot be removed: %s", file, strerror(errno));
-    }
-    return 0;
-}
-
-void writer_remove_partial(const TokenizeOptions *o) {
-    Error ignored;
-    for (int i = 0; i < SPLITS; i++) shards_remove(o, i, 0, ".partial", &ignored);
-}
+// Resuming and publishing
 
 int writer_resume(Writer *w, Error *e) {
     char path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) {
-        Split *s = &w->splits[i];
-        shard_file(w->o, i, s->shards, path);
-        if (s->in_shard) TRY(shard_writer_resume(&s->shard, path, s->in_shard, e));
+        const struct SplitState *s = &w->state.split[i];
+        shard_path(w, i, s->shards, "", path);
+        if (s->in_shard) TRY(shard_writer_resume(&w->shard[i], path, s->in_shard, e));
     }
     return 0;
 }
 
-// A shard gets its name, which it may have from the run before.
-static int writer_publish_shard(const char *path, bool again, Error *e) {
-    char partial[PATH_MAX + 16];
-    snprintf(partial, sizeof partial, "%s.partial", path);
-    if (again && !file_exists(partial)) {
-        if (file_exists(path)) return 0;
-        return FAIL(e, ERR_INPUT, "say --force to start over", "%s: is gone, and so is what it was to be made of",
-                    path);
+// Removes a split's files of this suffix from this number on. The last goes first: if this breaks off, the remaining files
+// have no gap, and the next run finds them.
+static int shards_remove(const Writer *w, int split, int from, const char *suffix, Error *e) {
+    char path[PATH_MAX];
+    int end = from;
+    do shard_path(w, split, end, suffix, path);
+    while (file_exists(path) && ++end);
+    while (end-- > from) {
+        shard_path(w, split, end, suffix, path);
+        if (unlink(path) != 0)
+            return FAIL(e, ERR_WRITE, HINT_THE_REST, "%s: cannot be removed: %s", path, strerror(errno));
     }
-    int code = shard_publish(path, e);
-    return code ? error_hint(e, HINT_THE_REST) : 0;
+    return 0;
 }
 
-int writer_publish(Writer *w, const Place *end, Error *e) {
-    char path[PATH_MAX];
-    bool again = w->publishing;
-    for (int i = 0; i < SPLITS; i++) {
-        Split *s = &w->splits[i];
-        ShardWriter *last = s->shard;
-        s->shard = NULL;
-        if (last) TRY(shard_writer_suspend(last, e));
-        if (last) s->shards++;
-    }
-    w->publishing = true;
-    if (!again) TRY(state_save(w, end, e));
-    for (int i = 0; i < SPLITS; i++) {
-        if (!owns_split(w->o, i)) continue;
-        for (int shard = 0; shard < w->splits[i].shards; shard++) {
-            shard_file(w->o, i, shard, path);
-            TRY(writer_publish_shard(path, again, e));
+void writer_remove_partial(const Writer *w) {
+    Error ignored;
+    for (int i = 0; i < SPLITS; i++) shards_remove(w, i, 0, ".partial", &ignored);
+}
+
+// Gives a shard its name. After an interruption it may have it already.
+static int writer_publish_shard(const Writer *w, int split, int shard, Error *e) {
+    char path[PATH_MAX], partial[PATH_MAX];
+    shard_path(w, split, shard, "", path);
+    shard_path(w, split, shard, ".partial", partial);
+    if (file_exists(partial)) return shard_publish(path, e) ? error_hint(e, HINT_THE_REST) : 0;
+    if (file_exists(path)) return 0;
+    return FAIL(e, ERR_INPUT, "say --force to start over", "%s: is gone, and so is %s.partial", path, path_name(path));
+}
+
+int writer_publish(Writer *w, Error *e) {
+    if (!w->state.publishing) {
+        for (int i = 0; i < SPLITS; i++) {
+            ShardWriter *last = w->shard[i];
+            w->shard[i] = NULL;
+            if (last) TRY(shard_writer_suspend(last, e));
+            if (last) w->state.split[i].shards++;
         }
-        TRY(shards_remove(w->o, i, w->splits[i].shards, "", e));
+        w->state.publishing = true;
+        TRY(state_save(w, e));
+    }
+    for (int i = 0; i < SPLITS; i++) {
+        if (!owns_split(w, i)) continue;
+        for (int shard = 0; shard < w->state.split[i].shards; shard++) TRY(writer_publish_shard(w, i, shard, e));
+        TRY(shards_remove(w, i, w->state.split[i].shards, "", e));
     }
     return 0;
 }

@@ -1,57 +1,60 @@
-// shards: the tokens of blocks into the shards of two splits, and the state that lets a run go on after an interruption.
+// shards: the tokens of blocks into the shards of two splits, and PREFIX.state, from which an interrupted run resumes.
+//
+// 1. The shards of a run are written as PATH.partial. They get their names when all of them are whole and on disk.
+// 2. PREFIX.state names a place in the input, and how many tokens of each split come from before it. It is replaced as a
+//    whole, after the sync of these tokens. A resumed run cuts off the tokens after them.
+// 3. Its fingerprint covers the options, the vocabulary and the inputs: another command starts over. The text of pipes is
+//    read again and compared by digest (reader.c).
+// 4. Before the first shard gets its name, the state says `publishing`; it is removed after the last. In between the same
+//    command gives the remaining names; any other is refused, once a shard has its name.
 #ifndef GNS_TOKENIZE_SHARDS_H
 #define GNS_TOKENIZE_SHARDS_H
 
-#include "../llmc/data.h"
-#include "../llmc/tokenizer.h"
+#include "text/shards.h"
 #include "blocks.h"
 
-#include <limits.h>
-
-typedef struct {
-    ShardWriter *shard; // under construction, or NULL
-    int shards;         // finished
-    uint64_t tokens, documents;
-    int last;          // the token written last
-    uint64_t in_shard; // of a state that was read: tokens in the shard under construction
-} Split;
+typedef struct { // as it is in the file
+    uint64_t fingerprint;
+    Place place; // all text before it has been written
+    struct SplitState {
+        int shards; // full ones
+        int last;   // the last token
+        uint64_t tokens, documents;
+        uint64_t in_shard; // tokens in the unfinished shard
+    } split[SPLITS];
+    uint64_t left_out; // lines of jsonl that are not UTF-8
+    bool publishing;
+} State;
 
 typedef struct {
     const TokenizeOptions *o;
     int eot; // -1: bytes
-    uint64_t fingerprint;
-    Split splits[SPLITS];
-    uint64_t left_out; // lines of jsonl, not UTF-8
-    bool publishing;   // all is in whole shards, of which some may have their names
+    State state;
+    ShardWriter *shard[SPLITS]; // unfinished, or NULL
+    bool saved;                 // a state of this run is on disk
 } Writer;
 
-void shard_file(const TokenizeOptions *o, int split, int shard, char out[PATH_MAX]); // PREFIX_train_000000.bin
+// A writer at the beginning, with the fingerprint of its run.
+Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs);
 
-// Writes the tokens of a block behind those before. What cannot be written is ERR_WRITE, here and below.
+// ERR_USAGE where shards exist already, and --force is not given.
+int writer_check_free(const Writer *w, Error *e);
+
+// Appends the tokens of a block. ERR_WRITE where something cannot be written, here and below.
 int writer_block(Writer *w, const TextBlock *b, Error *e);
 
-// Opens the shards that were under construction when the state was saved.
-int writer_resume(Writer *w, Error *e);
+int writer_resume(Writer *w, Error *e); // opens the unfinished shards of w->state
 
-// All shards get their names, and what an earlier run left behind them goes. The state says so first: should this break
-// off, the same command does the rest. end: of the input.
-int writer_publish(Writer *w, const Place *end, Error *e);
+// Gives all shards their names, and removes those of an earlier run that come after them.
+int writer_publish(Writer *w, Error *e);
 
-void writer_close(Writer *w);                         // partial shards stay
-void writer_remove_partial(const TokenizeOptions *o); // all of them
+void writer_close(Writer *w);                // keeps unfinished shards
+void writer_remove_partial(const Writer *w); // of both splits
+int state_save(Writer *w, Error *e);         // syncs the shards first
+void state_remove(const Writer *w);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The state: PREFIX.state
-
-// What must be the same for a run to be resumed: the vocabulary, the options that matter, and the inputs.
-uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs);
-
-int state_save(Writer *w, const Place *p, Error *e); // when all before p has been written
-bool state_exists(const TokenizeOptions *o);
-void state_remove(const TokenizeOptions *o);
-
-// Where the same command stopped: true, with the place in the input, the counts and in_shard of every split. Otherwise
-// *unfit is what is wrong with the state that is there, or NULL where there is none.
-bool state_read(Writer *w, const Inputs *inputs, Place *place, const char **unfit);
+// Reads the state of an interrupted run into w->state. False where there is none, and where it does not fit this run: *unfit
+// says why, NULL if there is none.
+bool state_read(Writer *w, const char **unfit);
 
 #endif

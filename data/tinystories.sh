@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# TinyStories (Eldan and Li 2023, arXiv 2305.07759), the version told by GPT-4: 2.2 GB, with a validation file of its
-# own. See --help.
+# TinyStories (Eldan and Li 2023, arXiv 2305.07759), the version written by GPT-4: 2.2 GB, with its own validation
+# file. See --help.
 NAME=tinystories
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"
@@ -10,8 +10,9 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# The validation is made in a directory of its own, which is there until all is done. Every time anew, for it is small:
-# what an interrupted command left may be half of it, or of another vocabulary.
+# The validation is small: it is made anew every time, in a directory that exists until all is done. What an interrupted
+# command left may be half of it, or of another vocabulary.
+[ ! -L "$UNFINISHED" ] || fail 74 "$UNFINISHED is a link" "Move it away"
 said=$(OUT=$UNFINISHED FORCE=--force tokenize --separator '<|endoftext|>' --split val "$val")
 tokenize --separator '<|endoftext|>' --split train "$INPUT"
 rm -f "$OUT/$NAME"_val_*.bin

@@ -1,4 +1,4 @@
-"""critical_batch.py probe: the critical batch at one point of a run, measured by going on from there at several.
+"""critical_batch.py probe: the critical batch at one checkpoint of a run, measured by training on from it at several.
 
 Merrill, Arora, Groeneveld and Hajishirzi 2025, "Critical Batch Size Revisited" (arXiv 2505.23971), branched training:
 from one checkpoint, optimizer state included, every branch trains the same number of tokens at k times the batch with
@@ -14,7 +14,8 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, open_output, read_json, remove_checkpoint,
+                     write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
@@ -25,15 +26,13 @@ NEVER_ZERO = ("layers", "heads", "channels", "vocab_size")
 
 
 class Origin:
-    """The checkpoint that the branches start from, and the run as it was there."""
+    """The checkpoint that the branches start from, and its run."""
 
     def __init__(self, path):
-        path = os.path.normpath(path)
-        whole = os.path.abspath(path)
-        is_checkpoint = step_of(os.path.basename(whole)) is not None
-        run_path = os.path.dirname(whole) if is_checkpoint else path
-        self.checkpoint = whole if is_checkpoint else newest_checkpoint(run_path)
-        self.run = Run(run_path)
+        path = os.path.abspath(path)
+        is_checkpoint = step_of(os.path.basename(path)) is not None
+        self.checkpoint = path if is_checkpoint else newest_checkpoint(path)
+        self.run = Run(os.path.dirname(self.checkpoint))
         state = read_json(os.path.join(self.checkpoint, "state.json"))
         try:
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
@@ -42,37 +41,37 @@ class Origin:
             raise Fault(EXIT_INPUT, f"{self.checkpoint}/state.json: no step, tokens or --seq-len in it") from None
         rows = [row for row in self.run.rows if row["step"] <= self.step]
         if not rows or rows[-1]["step"] != self.step:
-            raise Fault(EXIT_INPUT, f"{run_path}/metrics.jsonl: does not reach step {self.step} of the checkpoint")
-        # A run's last step may be a smaller rest: the step before it tells the batch.
-        row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
-        self.batch, self.lr, self.row = row["batch"], row["lr"], row
+            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: does not reach step {self.step} of the checkpoint")
+        # The horizon may cut a run's last step short: then the batch is that of the step before.
+        self.row = row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
+        self.batch, self.lr = row["batch"], row["lr"]
 
     def noise_scale(self):
-        """Of the whole model, in rows, as the run measured it; NaN where it did not."""
+        """The measured one of the whole model, in rows; NaN where the run did not measure it."""
         ratio = [x for x in self.run.column("gns_ratio")[:self.step] if math.isfinite(x)]
         scale = self.row.get("gns_total") or (self.row.get("gns_ln") or math.nan) * (ratio[-1] if ratio else 1)
         return scale if scale > 0 else math.nan
 
 
 def step_of(name):
-    """The step of a checkpoint's name (archive_step_of in llmc/archive.c); None for another name."""
+    """The step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
     match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
     return int(match[1]) if match else None
 
 
 def newest_checkpoint(path):
     try:
-        names = [name for name in os.listdir(path) if step_of(name) is not None]
+        names = [name for name in os.listdir(path) if step_of(name) is not None
+                 and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
-    names = [name for name in names if os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
     return os.path.join(os.path.abspath(path), max(names, key=step_of))
 
 
 class Branch:
-    """One batch: its directory, its command and, once it has run, its losses."""
+    """One batch: its directory, its options and, once it has run, its loss."""
 
     def __init__(self, origin, batch, tokens, out):
         self.batch, self.factor = batch, batch / origin.batch
@@ -92,7 +91,7 @@ class Branch:
         self.loss = math.nan  # infinite: diverged
 
     def is_done(self):
-        """Has it run already? What lies in its place must be the same branch."""
+        """True where an earlier call has trained it. Another branch in its directory is an error."""
         path = os.path.join(self.out, "run.json")
         if not os.path.exists(path):
             return False
@@ -109,10 +108,12 @@ class Branch:
         if os.path.exists(place):
             return
         try:
+            if os.path.islink(place + ".partial"):
+                os.remove(place + ".partial")
             os.makedirs(place + ".partial", exist_ok=True)
             for name in os.listdir(origin.checkpoint):
                 target = os.path.join(place + ".partial", name)
-                if os.path.exists(target):
+                if os.path.lexists(target):
                     os.remove(target)
                 try:
                     os.link(os.path.join(origin.checkpoint, name), target)
@@ -125,7 +126,7 @@ class Branch:
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
         try:
-            with open(log, "ab") as file:
+            with open_output(log, "ab") as file:
                 code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:
@@ -134,20 +135,18 @@ class Branch:
         if code not in (0, EXIT_NONFINITE):
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise Fault(code if code > 0 else 70, f"{shlex.join(program[:1])} ended with {code}: {last} (see {log})")
-        with open(os.path.join(self.out, "done"), "w", encoding="utf-8") as file:
-            file.write("diverged\n" if code else "trained\n")
-        # The numbers stay, the weights need not.
+            raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
+        write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
+        # Keep the numbers, remove the weights.
         for name in os.listdir(self.out):
-            if name.startswith("step_"):
-                shutil.rmtree(os.path.join(self.out, name))
+            if step_of(name) is not None:
+                remove_checkpoint(os.path.join(self.out, name))
 
     def read_loss(self, origin):
         with open(os.path.join(self.out, "done"), encoding="utf-8") as file:
-            diverged = file.read().strip() == "diverged"
-        if diverged:
-            self.loss = math.inf
-            return
+            if file.read() == "diverged\n":
+                self.loss = math.inf
+                return
         run = Run(self.out, begin=origin.tokens)
         if run.val_rows:
             self.loss = run.val_rows[-1]["val_loss"]
@@ -157,14 +156,11 @@ class Branch:
         self.loss = sum(row["loss"] * row["batch"] for row in last) / sum(row["batch"] for row in last)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the losses say
-
 def critical_batch(batches, losses, tolerance):
     """(largest batch that does no harm, smallest that does or None, where the loss crosses the tolerance or None).
 
-    Batches ascend. Harm: more than `tolerance` above the smallest batch's loss; a batch above one that does harm does
-    not count, whatever its own loss. The crossing is straight between the two in the logarithm of the batch."""
+    Batches ascend. Harm: more than `tolerance` above the smallest batch's loss; batches above one that does harm do not
+    count, whatever their loss. The crossing is interpolated linearly in the logarithm of the batch."""
     harm = [loss - losses[0] for loss in losses]
     first = next((i for i, x in enumerate(harm) if not x <= tolerance), None)
     if first is None:
@@ -220,7 +216,7 @@ def choose_tokens(origin, batches, wanted):
 
 
 def trainer_of(origin, args):
-    """(words, directory): the program and what stands before it, and where the run's own paths hold."""
+    """(words, directory): the command that starts the trainer, and the directory that the run's paths start from."""
     part = (origin.run.parts() or [{"command": ["./train_gpt2"]}])[-1]
     program = os.path.abspath(args.program) if args.program else part["command"][0]
     directory = part.get("directory", ".")
@@ -243,7 +239,7 @@ def probe(args):
             print(f"batch {branch.batch}: was trained before")
             continue
         branch.prepare(origin)
-        print(f"batch {branch.batch}: {branch.steps} steps ...", flush=True)
+        print(f"batch {branch.batch}: {branch.steps} steps", flush=True)
         branch.train(program, directory)
     for branch in branches:
         branch.read_loss(origin)
@@ -256,16 +252,12 @@ def probe(args):
 
 
 def write_json(path, origin, branches, tolerance, kind, tokens, result):
-    scale = origin.noise_scale()
-    report = {"checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
-              "lr": origin.lr, "noise_scale": scale if math.isfinite(scale) else None, "branch_tokens": tokens,
-              "loss": kind, "tolerance": tolerance,
-              "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps,
-                            "loss": b.loss if math.isfinite(b.loss) else None} for b in branches],
-              "no_harm_up_to": result[0], "harm_from": result[1], "critical_batch": result[2]}
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-    except OSError as error:
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+    def known(x):
+        return x if math.isfinite(x) else None
+    write_whole(path, json.dumps({
+        "checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
+        "lr": origin.lr, "noise_scale": known(origin.noise_scale()), "branch_tokens": tokens,
+        "loss": kind, "tolerance": tolerance,
+        "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps, "loss": known(b.loss)}
+                     for b in branches],
+        "no_harm_up_to": result[0], "harm_from": result[1], "critical_batch": result[2]}, indent=2) + "\n")

@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Sourced by scripts: where the repository is, how they refuse, and how they say what they are for.
+# Sourced by scripts: the repository's root, errors, help, checkpoints, GPUs.
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
-[ . -ef "$root" ] && top='' || top=$root/ # what leads there from where the caller is
+[ . -ef "$root" ] && top='' || top=$root/ # the path to it from the caller's directory
 
 fail() { # CODE MESSAGE HINT
     echo "error: $2. $3" >&2
     exit "$1"
 }
 
-# The comment that a script begins with is what it says of itself.
+# Prints the comment that a script begins with.
 print_header() { # FILE
     sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
 }
 
-# Prints a run's newest checkpoint, where there is one. What one is called: archive_step_of in llmc/archive.c.
+# Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/checkpoint/archive.c.
 newest_checkpoint() { # RUN
     local path step newest=-1
     for path in "$1"/step_*; do
@@ -24,12 +24,4 @@ newest_checkpoint() { # RUN
     [ $newest = -1 ] || printf '%s/step_%08d\n' "${1%/}" $newest
 }
 
-# Of a script whose arguments are its stages: --help, or a word that is none of them, ends it.
-check_stages() { # "STAGE..." ARGUMENTS...
-    local stages=$1 word
-    shift
-    for word in "$@"; do
-        [[ $word != --help && $word != -h ]] || { print_header "$0" && exit; }
-        [[ " $stages " == *" $word "* ]] || fail 64 "no stage is called $word" "There are: $stages (--help says more)"
-    done
-}
+count_gpus() { nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU '; }

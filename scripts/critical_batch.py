@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a larger batch can save, from runs that are there already.
+"""What a larger batch can save, from existing runs.
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
     critical_batch.py gain RUN         what a batch that follows the noise scale can save over a constant one
@@ -9,15 +9,15 @@ McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of
 a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
     (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12),
 and a batch that follows the noise scale has gamma <= 1 on the right instead (appendix D). The probe is the branched
-training of Merrill et al. 2025 (arXiv 2505.23971); it trains, so it wants the machine that the run was made on.
+training of Merrill et al. 2025 (arXiv 2505.23971); it trains, on a machine that has the run's trainer and data.
 """
 
-import argparse
 import math
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, missing_package, reach, run_main
+from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, loss_curve, missing_package, reach,
+                     run_main)
 
 from branched_probe import probe
 
@@ -28,7 +28,7 @@ except ImportError as error:
 
 
 def constant_batch(run, step):
-    """The batch in rows up to `step`; the run's last step may be a smaller rest."""
+    """The batch in rows up to `step`, without the run's last step, which the horizon may cut short."""
     batches = [row.get("batch") for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)]
     if None in batches or len(set(batches)) != 1:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -57,16 +57,11 @@ def fit_minima(batch, steps):
     return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * (fit.fun @ fit.fun) / freedom, fit.fun
 
 
-def with_error(value, relative, unit):
-    error = "" if not math.isfinite(relative) else f" +- {100 * relative:.2g}%"
-    return f"{value:.6g}{error} {unit}"
-
-
 def fit(args):
     runs = [Run(path) for path in args.runs]
     kind = common_kind(runs)
     target = common_target(runs, kind) if args.target is None else args.target
-    found = [reach(run, kind, target) for run in runs]
+    found = [reach(loss_curve(run, kind), target) for run in runs]
     for run, at in zip(runs, found):
         if at is None:
             raise Fault(EXIT_INPUT, f"{run.path}: does not reach a {kind} loss of {target:.6g}")
@@ -81,23 +76,25 @@ def fit(args):
     for i in np.argsort(batch):
         print(f"{batch[i]:8.0f} {steps[i]:10.1f} {batch[i] * steps[i]:12.0f} {steps[i] / np.exp(residuals[i]):13.1f} "
               f"{100 * np.expm1(residuals[i]):+8.2f}%  {runs[i].path}")
-    relative = np.sqrt(np.array([cov[0, 0], cov[1, 1], cov[0, 0] + cov[1, 1] - 2 * cov[0, 1]]))
     print("Least squares of log S for (S / S_min - 1)(E / E_min - 1) = 1 (McCandlish et al. 2018, eq. 2.11):")
-    print(f"S_min  = {with_error(s_min, relative[0], 'steps')}: no batch, however large, needs fewer")
-    print(f"E_min  = {with_error(e_min, relative[1], 'examples')}: no batch, however small, needs fewer")
-    print(f"B_crit = {with_error(e_min / s_min, relative[2], 'examples')}: "
-          "this batch needs twice S_min steps and twice E_min examples")
+    for name, value, variance, words in (
+            ("S_min ", s_min, cov[0, 0], "steps: no batch, however large, needs fewer"),
+            ("E_min ", e_min, cov[1, 1], "examples: no batch, however small, needs fewer"),
+            ("B_crit", e_min / s_min, cov[0, 0] + cov[1, 1] - 2 * cov[0, 1],
+             "examples: this batch needs twice S_min steps and twice E_min examples")):
+        error = f" +- {100 * math.sqrt(variance):.2g}%" if math.isfinite(variance) else ""
+        print(f"{name} = {value:.6g}{error} {words}")
     if len(runs) == 2:
-        print("Two runs give two unknowns: no residual is left to judge the fit by; add a third batch size.")
-    if e_min / s_min > batch.max() or e_min / s_min < batch.min():
-        print("B_crit lies outside the batches tried: an extrapolation; add a run on its other side.")
-    print("Each run should have had the learning rate that suits its batch.")
+        print("Two runs determine the two unknowns and leave no residual: add a third batch size to judge the fit.")
+    if not batch.min() <= e_min / s_min <= batch.max():
+        print("B_crit lies outside these batches: an extrapolation; add a run on its other side.")
+    print("Each run should use the learning rate that suits its batch.")
 
 
 def noise_scales(run, bins):
-    """(B_n, B, steps) a bin: the noise scale and batch in rows. S and G2 are averaged before they are divided, since
-    the noise of single estimates would look like a noise scale that moves, that is, like gain."""
-    # The LayerNorms' scale times its ratio to the whole model's, calibrated or given (1 until there is one).
+    """(B_n, B, steps) of every bin, and how many bins are left out; noise scale and batch in rows. S and G2 are averaged
+    before they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
+    # The LayerNorms' scale times its ratio to the whole model's (1 until the run has one).
     ratios, ratio = [], 1.0
     for value in run.column("gns_ratio"):
         ratio = value if math.isfinite(value) and value > 0 else ratio
@@ -105,8 +102,7 @@ def noise_scales(run, bins):
     table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratios], 1)
     table = table[np.isfinite(table).all(1)]
     if len(table) < bins:
-        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), "
-                    f"{bins} are needed")
+        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), not {bins}")
     parts = np.array_split(table, bins)
     s, g2, batch, ratio = np.array([part.mean(0) for part in parts]).T
     steps = np.array([len(part) for part in parts], dtype=float)
@@ -141,15 +137,14 @@ def gain(args):
         print(f"  {left_out} of {GAIN_BINS} points left out: G2 not above 0 there, the noise scale unknown and large")
     print(f"gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}")
     print(f"  over half and twice as many points: {spread}; s = {ds.sum():.1f} steps of an infinite batch")
-    both, equal_steps = 1 - (1 + math.sqrt(gamma)) / 2, (1 - gamma) / 2
-    print("In words: a constant batch obeys (S/S_min - 1)(E/E_min - 1) = 1; one that follows B = sqrt(r B_n), with a")
-    print(f"constant r, has gamma = {gamma:.4f} in place of the 1. gamma is 1 where B_n never moves (nothing to gain),")
-    print("and falls towards 0 the more B_n moves. Against the constant batch B_crit, which needs twice S_min steps")
-    print("and twice E_min examples, such a batch saves")
-    print(f"  {100 * both:.1f}% of the steps and {100 * both:.1f}% of the examples together, or")
-    print(f"  {100 * equal_steps:.1f}% of the examples in as many steps, or")
-    print(f"  {100 * equal_steps:.1f}% of the steps with as many examples.")
-    print("This is what the model of plain SGD with the best learning rate at each step promises: no measured result.")
+    both, one = 50 * (1 - math.sqrt(gamma)), 50 * (1 - gamma)
+    print(f"""A constant batch obeys (S/S_min - 1)(E/E_min - 1) = 1; one that follows B = sqrt(r B_n), with a constant r, has
+gamma = {gamma:.4f} in place of the 1. gamma is 1 where B_n never moves (nothing to gain), and falls towards 0 the more
+B_n moves. Against the constant batch B_crit, which needs twice S_min steps and twice E_min examples, such a batch saves
+  {both:.1f}% of the steps and {both:.1f}% of the examples together, or
+  {one:.1f}% of the examples in as many steps, or
+  {one:.1f}% of the steps with as many examples.
+This is what the model of plain SGD with the best learning rate at each step promises: no measured result.""")
 
 
 def factors(text):
@@ -167,7 +162,7 @@ def tokens(text):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="fit|gain|probe")
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")
@@ -180,14 +175,14 @@ def main():
     three.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
     three.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
-    three.add_argument("--tokens", type=tokens, help="of each branch, rounded up so that all take whole steps "
-                       "(default: 5%% of those done, and 32 steps of the largest batch at least)")
+    three.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
+                       "the checkpoint's, at least 32 steps of the largest batch)")
     three.add_argument("--tolerance", type=float, default=0.01, help="loss in nats a token above the smallest batch's "
-                       "that still does no harm (default: %(default)s)")
-    three.add_argument("--program", help="the trainer (default: the run's own, from where it was started)")
-    three.add_argument("--launch", default="", metavar="WORDS", help="what stands before it, as 'mpirun -np 8'")
+                       "that does no harm (default: %(default)s)")
+    three.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
+    three.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")
     three.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
-    three.add_argument("--json", metavar="FILE", help="the result as JSON as well")
+    three.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     three.set_defaults(act=probe)
     args = parser.parse_args()
     if args.act is probe:

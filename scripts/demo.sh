@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# The demo: a GPT-2 of one million parameters, trained in about two minutes on text that every machine that can build it
-# has: the C headers under /usr/include, the first 8 MB in the order of their paths (of which the training sees a
-# quarter). `make demo TEXT=path` takes a file or a directory of your own instead.
-# The same command goes on with a run that was stopped; a run on another text is moved aside. All that it writes is under
-# build/demo/.
+# The demo: trains a GPT-2 of one million parameters in about two minutes on the C headers under /usr/include, which every
+# machine that can build it has: the first 8 MB in the order of their paths, of which training sees a quarter.
+# `make demo TEXT=path` takes a file or a directory of your own instead.
+# The same command resumes a run that was stopped; a run on another text is moved aside. It writes under build/demo/ only.
 set -eu
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
@@ -15,10 +14,10 @@ rm -f corpus_*.bin* corpus.state
 
 if [ -n "$text" ]; then
     [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that is there"
-    kinds=(-name '*.txt' -o -name '*.md' -o -name '*.jsonl' -o -name '*.ndjson') # that data/tokenize takes from one
+    kinds=(-name '*.txt' -o -name '*.md' -o -name '*.jsonl' -o -name '*.ndjson') # those that data/tokenize reads
     [ ! -d "$text" ] || find "$text/" -type f \( "${kinds[@]}" \) | grep -q . ||
         fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
-            "Of other files make one first: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"
+            "Make one text of other files: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"
     echo "== the text: $text; its last tenth is for validation"
     "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-fraction 0.1 "$text"
 else
@@ -42,13 +41,13 @@ why=$("$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
     exit $code
 }
 
-# A run goes on with its own text only, and nothing is deleted. Not every run says what its text was.
+# A run resumes on its own text only, and no run is deleted. An older run may not say what its text was.
 text_sum=$(cksum corpus_*.bin)
 if [ -e run ] && [ "$(cat run/text.cksum 2> /dev/null)" != "$text_sum" ]; then
     [ -e run/text.cksum ] && is="is not" || is="is not known to be"
     aside=1
     while [ -e run.$aside ]; do aside=$((aside + 1)); done
-    echo "== the run that is there $is of this text: it is moved to $PWD/run.$aside"
+    echo "== the existing run $is of this text: it is moved to $PWD/run.$aside"
     mv run run.$aside
 fi
 mkdir -p run
@@ -57,12 +56,11 @@ echo "$text_sum" > run/text.cksum
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" "${options[@]}"
 
-# What gzip makes of the same validation text. A token is two bytes of the shard, behind its header of 1024; the second
-# is zero.
+# gzip on the same validation text: after the shard's header of 1024 bytes, two bytes a token, of which the second is 0.
 for shard in corpus_val_*.bin; do tail -c +1025 "$shard" | tr -d '\000'; done > validation.txt
 awk -v bytes="$(wc -c < validation.txt)" -v packed="$(gzip -9 -c validation.txt | wc -c)" '
     { if (match($0, /"val_loss": [0-9.]+/)) loss = substr($0, RSTART + 12, RLENGTH - 12) }
     END { printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
 ' run/metrics.jsonl
-echo "the run lies in $PWD/run; sample it again with"
+echo "the run is in $PWD/run; sample it again with"
 printf "  ./train_gpt2 --sample-only --model %q --prompt '#define '\n" "$(newest_checkpoint "$PWD/run")"

@@ -1,35 +1,26 @@
 #!/usr/bin/env bash
-# Installs what is missing: scripts/deps.sh demo|test
-#   demo  what the CPU trainer is built with: a C compiler, cJSON, xxHash
-#   test  and what the tests need besides: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
-# As root on Debian or Ubuntu it installs packages; otherwise it prints the command to run. Says nothing when all is there.
+# Installs missing packages: scripts/deps.sh demo|test
+#   demo  for building the CPU trainer: a C compiler, cJSON, xxHash
+#   test  for the tests as well: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
+# As root on Debian or Ubuntu it installs them, else it prints the command to run. Silent if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-demo}
 mkdir -p build
 
-# header, package
-demo_headers="cjson/cJSON.h libcjson-dev
-xxhash.h libxxhash-dev"
-test_headers="pcre2.h libpcre2-dev"
-
-has_header() { echo "#include <$1>" | cc -E -DPCRE2_CODE_UNIT_WIDTH=8 - > /dev/null 2>&1; }
-
 missing=()
-command -v cc > /dev/null || missing+=(gcc libc6-dev)
-command -v make > /dev/null || missing+=(make)
-check_headers() {
-    while read -r header package; do
-        has_header "$header" || missing+=("$package")
-    done <<< "$1"
-}
-check_headers "$demo_headers"
+need() { command -v "$1" > /dev/null || missing+=("${@:2}"); } # PROGRAM PACKAGE...
+need_header() { echo "#include <$1>" | cc -E -DPCRE2_CODE_UNIT_WIDTH=8 - > /dev/null 2>&1 || missing+=("$2"); } # HEADER PACKAGE
+need cc gcc libc6-dev
+need make make
+need_header cjson/cJSON.h libcjson-dev
+need_header xxhash.h libxxhash-dev
 if [ "$what" = test ]; then
-    check_headers "$test_headers"
-    command -v mpicc > /dev/null || missing+=(libopenmpi-dev)
-    command -v mpirun > /dev/null || missing+=(openmpi-bin)
-    command -v pgrep > /dev/null || missing+=(procps)
-    command -v python3 > /dev/null || missing+=(python3)
+    need_header pcre2.h libpcre2-dev
+    need mpicc libopenmpi-dev
+    need mpirun openmpi-bin
+    need pgrep procps
+    need python3 python3
     python3 -c 'import ensurepip, venv' 2> /dev/null || missing+=(python3-venv)
 fi
 
@@ -46,7 +37,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 
-# The oracles' Python environment. Without a network the tests that need it are skipped, and say so.
+# The Python environment of the tests. Without a network the tests that need it are skipped with a note.
 if [ "$what" = test ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then

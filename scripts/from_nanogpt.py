@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--vocab-size V]
 
-nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and may leave biases out, which are
-written as zeros. Writes model.safetensors and config.json. Reading a .pt takes the Python package torch.
+nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
+become zeros. Writes model.safetensors and config.json. Needs the Python package torch.
 """
 
-import argparse
 import json
 import os
 import re
@@ -13,7 +12,8 @@ import struct
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, run_main
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, open_output, run_main,
+                     write_whole)
 
 GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
 
@@ -32,7 +32,7 @@ def convert(state, vocab):
         raise Fault(EXIT_INPUT, "no wte.weight: is this a checkpoint of nanoGPT's train.py?")
     head = model.pop("lm_head.weight", model["wte.weight"])
     if not np.array_equal(head, model["wte.weight"], equal_nan=True):
-        raise Fault(EXIT_INPUT, "lm_head.weight is not wte.weight: GPT-2's are one, and only such models are known here")
+        raise Fault(EXIT_INPUT, "lm_head.weight is not wte.weight: GPT-2 ties them")
     if vocab > len(head):
         raise Fault(EXIT_USAGE, f"--vocab-size {vocab}: the checkpoint has {len(head)} tokens")
     model["wte.weight"] = head[:vocab]
@@ -47,22 +47,22 @@ def convert(state, vocab):
 
 
 def config_of(args, vocab):
+    eot = GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None
     return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": args["n_layer"],
             "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
             "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
-            "bos_token_id": GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None,
-            "eos_token_id": GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None}
+            "bos_token_id": eot, "eos_token_id": eot}
 
 
 def write_safetensors(path, model):
-    """The format: 8 bytes with the length of a JSON header, the header, the values one tensor behind the other."""
+    """The format: 8 bytes with the length of a JSON header, the header, the values of one tensor after the other."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in model.items():
         header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
         at += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
-    with open(path, "wb") as f:
+    with open_output(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for x in model.values():
             f.write(x.tobytes())
@@ -72,10 +72,10 @@ def write_model(directory, model, config):
     try:
         os.makedirs(directory, exist_ok=True)
         write_safetensors(os.path.join(directory, "model.safetensors"), model)
-        with open(os.path.join(directory, "config.json"), "w") as f:  # last: without it the directory is no model
-            f.write(json.dumps(config, indent=2) + "\n")
+        # Last: without it the directory is no model.
+        write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{directory}: cannot be written: {error.strerror}") from None
+        raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error.strerror}") from None
 
 
 def read_checkpoint(path):
@@ -93,17 +93,17 @@ def read_checkpoint(path):
         return args, {name: x.float().numpy() for name, x in state.items()}
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # torch's for a file that is none share no base
+    except Exception as error:  # torch's errors for other files share no base
         reason = (str(error).splitlines() or [""])[0].strip(". ") or type(error).__name__
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint of nanoGPT's train.py ({type(error).__name__}: {reason})") from None
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", metavar="CKPT.pt", help="out_dir/ckpt.pt of nanoGPT's train.py")
-    parser.add_argument("directory", metavar="DIRECTORY", help="where the model goes")
-    parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens that are real (default: the checkpoint's, "
-                        f"of which {GPT2_PADDED} are {GPT2_VOCAB} and padding)")
+    parser.add_argument("directory", metavar="DIRECTORY", help="to write the model into")
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens without padding (default: the "
+                        f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
     options = parser.parse_args()
     if options.vocab_size is not None and options.vocab_size < 1:
         raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")

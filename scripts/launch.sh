@@ -1,37 +1,37 @@
 # shellcheck shell=bash
-# What the launchers share; sourced by them, with NAME and the array OPTIONS set. An option of the trainer that is given
-# behind a launcher's name, as --name or as llm.c's, takes the place of the one in OPTIONS; what a --config says does not.
+# Sourced by the launchers, after they set NAME and the array OPTIONS. An option of the trainer after a launcher's name, as
+# --name or as llm.c's, replaces the one in OPTIONS; one in a --config file does not.
 # From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
-#   TOKENIZER    what made them, so that checkpoints hold it; data/gpt2 where that is there
+#   TOKENIZER    of the shards, for the checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
-#   RANKS        processes, one a GPU; as many as there are GPUs, or as CUDA_VISIBLE_DEVICES names
-#   RUN          what starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
-#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, which is for trying things out
+#   RANKS        processes, one a GPU; default: this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
+#   RUN          starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
+#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, to try things out
 #
-# Paths are the caller's; what nobody names lies below the root of this repository.
+# Paths are relative to the caller's directory; the defaults are below the root of this repository.
 #
-# The run starts itself again until it is done: after a stop that nobody here asked for (75), and after a rank was lost,
-# as long as each start leaves a newer checkpoint than the last. --fresh is for the first start only, also where Slurm
-# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and end; the same
-# command goes on from there.
+# The launcher restarts the run until it is done: after a stop that nobody here asked for (75), and after a lost rank, as
+# long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
+# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and exit; the same
+# command resumes it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
-[[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # or it would be looked for in PATH
+[[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
 TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
 VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
 TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}
 OUT=${OUT:-${top}runs/$NAME}
 
-# llm.c's names of what the recipes say, or what decides about it; the trainer's --help has them all.
+# llm.c's names of the recipes' options, and of options that these depend on; the trainer's --help has all names.
 declare -A ALIASES=([-i]=--train [-j]=--val [-o]=--out [-e]=--model [-b]=--micro-batch [-t]=--seq-len [-d]=--batch-tokens
     [-x]=--steps [-z]=--zero [-l]=--lr [-k]=--lr-schedule [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay
     [-v]=--val-every [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every [-y]=--fresh)
 
-# The options that the user gives, with their values: --name value, --name=value, --name or llm.c's -x value.
+# The user's options with their values: --name value, --name=value, --name or llm.c's -x value.
 declare -A given=()
 read_given() { # ARGUMENTS...
     local word name=''
@@ -48,13 +48,13 @@ read_given() { # ARGUMENTS...
     done
 }
 
-config_value() { # NAME: what the file of --config that is given says of it
+config_value() { # NAME: its value in the user's --config file
     [ ! -f "${given[--config]:-}" ] ||
         sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
 }
 
-# What the recipe says in vain because of what is given. The trainer refuses such options, and nobody typed these.
-of_no_use() {
+# The recipe's options that have no effect with the user's: the trainer refuses such options, and nobody typed these.
+without_effect() {
     case ${given[--lr-schedule]:-$(config_value lr-schedule)} in
     constant | inverse-sqrt) printf '%s ' --final-lr-frac ;;
     esac
@@ -64,17 +64,14 @@ of_no_use() {
     [ "${given[--val-every]:-}" != 0 ] || printf '%s ' --val-tokens
 }
 
-# Takes out of OPTIONS what is given, and what is of no use then; --steps and --train-tokens both say how long the run is.
+# Removes from OPTIONS what the user gives, and what has no effect then; --steps and --train-tokens both set the length.
 drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1} useless
-    useless=" $(of_no_use)"
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1} idle
+    idle=" $(without_effect)"
     for word in "${OPTIONS[@]}"; do
         case $word in
         --steps | --train-tokens) drop=$length ;;
-        --*)
-            drop=${given[$word]+1}
-            [[ $useless != *" $word "* ]] || drop=1
-            ;;
+        --*) [[ $idle == *" $word "* ]] && drop=1 || drop=${given[$word]+1} ;;
         esac
         [ -n "$drop" ] || kept+=("$word")
     done
@@ -83,45 +80,34 @@ drop_given() {
 
 print_help() {
     print_header "$self"
-    echo "The recipe, beside what the environment says: ${OPTIONS[*]}"
+    echo "The recipe: ${OPTIONS[*]}"
     echo
     print_header "$root/scripts/launch.sh"
     echo
     echo "All options: $PROGRAM --help"
 }
 
-need_program() {
+need_files() {
+    local hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
     [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
+    compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
+    compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
 }
 
-need_data() {
-    compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "Make them with data/fineweb.sh, or set TRAIN and VAL"
-    compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "Make them with data/fineweb.sh, or set TRAIN and VAL"
-}
-
-# Those that CUDA_VISIBLE_DEVICES, which is set, leaves: names or numbers, up to the first that is none.
-visible_gpus() {
-    local device count=0
-    for device in ${CUDA_VISIBLE_DEVICES//,/ }; do
-        [[ $device != -* ]] || break
-        count=$((count + 1))
-    done
-    echo $count
-}
-
-# RANKS, where it is not given, is the number of GPUs.
+# Sets RANKS, where it is not given, to the number of GPUs: of the names or numbers in CUDA_VISIBLE_DEVICES those before
+# the first invalid one.
 need_gpus() {
-    local gpus where=''
-    if [[ $PROGRAM != *cu ]] || [ -n "${RUN:-}" ]; then
-        RANKS=${RANKS:-1}
-        return
-    fi
-    gpus=$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ')
+    local gpus where='' device
+    [[ $PROGRAM == *cu && -z ${RUN:-} ]] || { RANKS=${RANKS:-1} && return; }
+    gpus=$(count_gpus)
     [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
     if [ -n "${CUDA_VISIBLE_DEVICES+1}" ]; then
-        gpus=$(visible_gpus)
-        where=" in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
-        [ "$gpus" -gt 0 ] || fail 69 "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES leaves no GPU" "Unset it, or name some of those that are here"
+        where=" in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" gpus=0
+        for device in ${CUDA_VISIBLE_DEVICES//,/ }; do
+            [[ $device != -* ]] || break
+            gpus=$((gpus + 1))
+        done
+        [ $gpus -gt 0 ] || fail 69 "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES leaves no GPU" "Unset it, or name some of this machine's"
     fi
     RANKS=${RANKS:-$gpus}
     [ "$RANKS" -le "$gpus" ] || fail 69 "RANKS=$RANKS, and $gpus GPU$([ "$gpus" = 1 ] || echo s)$where" "Use RANKS=$gpus, or several machines: scripts/slurm/"
@@ -135,17 +121,17 @@ need_mpi() {
     [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
 }
 
-ask_to_stop() { # PID: as soon as it listens
+ask_to_stop() { # PID: once it catches the signal
     local end=$((SECONDS + 10))
     until listens "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
     kill -USR1 "$1" 2> /dev/null
 }
 
-# Runs a command to its end; a request to stop, given to this script, is handed on to it as SIGUSR1.
+# Runs a command to its end; a request to this script to stop reaches it as SIGUSR1.
 run_and_listen() {
     local code
-    [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to go on"
-    setsid "$@" & # out of the terminal's reach: Ctrl-C would have mpirun kill its ranks
+    [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to resume"
+    setsid "$@" & # without the terminal, whose Ctrl-C would make mpirun kill its ranks
     job=$!
     hand_on
     wait_for_job
@@ -154,9 +140,9 @@ run_and_listen() {
     code_of_ranks $code
 }
 
-# The same for a start that goes on from another: --fresh and llm.c's -y are left out, and -y 1 (do resume) overrules a
+# Sets the array `command` to a start that resumes: without --fresh and llm.c's -y, and with -y 1 (resume), which overrules
 # `fresh` in a --config file.
-command_to_go_on() { # COMMAND...: into the array `command`
+command_to_resume() { # COMMAND...
     command=()
     while [ $# -gt 0 ]; do
         case $1 in
@@ -169,66 +155,60 @@ command_to_go_on() { # COMMAND...: into the array `command`
     command+=(-y 1)
 }
 
-# A job that Slurm queues again may have ended before it came to do what --fresh asks for. So it is noted beside OUT what
-# lay there before the first start: once something else does, the run is this job's own. `note` is the note's path; a file
-# of --config may say fresh as well.
+# A job that Slurm queues again may have ended before it did what --fresh (or a --config file's `fresh`) asks for. So the
+# first start notes beside OUT what is there: once something else is, the run is this job's own. `note` is its path.
 what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint "$OUT")"; }
 has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
 
-fresh_once() { # COMMAND...: into the array `command`, without its --fresh where the job has begun before
-    command=("$@")
+fresh_once() { # drops --fresh from `command` where the job has begun before
     [ -n "${SLURM_JOB_ID:-}" ] && [ -n "${given[--fresh]+1}${given[--config]+1}" ] || return 0
     note=${OUT%/}.fresh.$SLURM_JOB_ID
     if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && has_begun; then
-        command_to_go_on "${command[@]}"
+        command_to_resume "${command[@]}"
     else
         mkdir -p "$(dirname "$note")" && what_is_there > "$note"
     fi
 }
 
-forget_start() { # CODE: of the run's end; a job that has begun and is not done may be queued again
-    [ -z "$note" ] || { [ "$1" != 0 ] && has_begun; } || rm -f "$note"
-}
-
-train_until_done() { # COMMAND...
-    local command=("$@") code before newest restarted=''
+train_until_done() {
+    local code before newest restarted=''
     while :; do
         before=$(newest_checkpoint "$OUT")
         run_and_listen "${command[@]}"
         code=$?
-        # A command that was good before is refused where the start before still has the run: it may be slow to die.
+        # A command that was accepted before is refused while processes of the start before still hold the run.
         if [ $code = 64 ] && [ -n "$restarted" ] && [ $((SECONDS - restarted)) -lt 120 ]; then
             sleep 10
             continue
         fi
         case $code in
-        0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or what starting again does not mend
+        0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
         newest=$(newest_checkpoint "$OUT")
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
-        command_to_go_on "${command[@]}"
+        command_to_resume "${command[@]}"
         restarted=$SECONDS
     done
 }
 
-launch() { # more options, which go behind OPTIONS
+launch() { # OPTIONS...
+    local note='' code command
     read_given "$@"
     [ -z "${given[--help]+1}" ] || { print_help && exit; }
     hear_signals "$@"
     hear_requests
     TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
-    need_program
-    need_data
+    need_files
     need_gpus
     need_mpi
     OPTIONS=(--train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}")
     [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
     [ "${given[--hellaswag-every]:-0}" = 0 ] || OPTIONS+=(--hellaswag "${top}data/hellaswag/hellaswag_val.jsonl")
     drop_given
-    local note='' code command=("$PROGRAM" "${OPTIONS[@]}" "$@")
+    command=("$PROGRAM" "${OPTIONS[@]}" "$@")
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
@@ -238,9 +218,9 @@ launch() { # more options, which go behind OPTIONS
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")
     fi
-    fresh_once "${command[@]}"
-    train_until_done "${command[@]}"
+    fresh_once
+    train_until_done
     code=$?
-    forget_start $code
+    [ -z "$note" ] || { [ $code != 0 ] && has_begun; } || rm -f "$note" # kept for a job that may be queued again
     exit $code
 }

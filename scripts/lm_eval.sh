@@ -3,39 +3,36 @@
 #
 #   scripts/lm_eval.sh [options] MODEL [-- options of lm_eval]
 #
-# MODEL is a checkpoint (runs/x/step_00001000), a run directory, whose newest checkpoint is taken, or any directory that
+# MODEL is a checkpoint (runs/x/step_00001000), a run directory (its newest checkpoint), or any directory that
 # transformers loads.
 #
 #   --tasks LIST      hellaswag,lambada_openai,piqa,winogrande,arc_easy
-#   --tokenizer DIR   where MODEL has no tokenizer of its own: a directory with one that transformers reads
-#   --device NAME     cuda where there is a GPU, else cpu
+#   --tokenizer DIR   with a tokenizer that transformers reads, if MODEL has none
+#   --device NAME     cuda if there is a GPU, else cpu
 #   --batch-size N    auto on a GPU, else 8
-#   --dtype NAME      float32: what the checkpoint holds
-#   --out DIR         keep the results there, as JSON; otherwise they are only printed
-#   --offline         do not ask the network: the tasks' data must be in the cache already
+#   --dtype NAME      float32, as the checkpoint
+#   --out DIR         also write the results there, as JSON
+#   --offline         use no network: the tasks' data must be in the cache
 #
-# The tasks' data come from huggingface.co at their first use and stay in its cache ($HF_HOME, ~/.cache/huggingface). For
-# a machine without a network, run the same command once where there is one and take the cache along, or define tasks on
-# local files (-- --include_path DIR). LM_EVAL names the program; otherwise build/venv/bin or PATH has it.
+# The first use of a task downloads its data from huggingface.co to a cache ($HF_HOME, ~/.cache/huggingface). For a machine
+# without a network, run the same command elsewhere and copy the cache, or define tasks on local files (-- --include_path
+# DIR). LM_EVAL names the program; default: the one in build/venv/bin, then in PATH.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-TASKS=hellaswag,lambada_openai,piqa,winogrande,arc_easy
-TOKENIZER='' DEVICE='' BATCH='' DTYPE=float32 OUT='' OFFLINE='' MODEL=''
+tasks=hellaswag,lambada_openai,piqa,winogrande,arc_easy
+tokenizer='' device='' batch_size='' dtype=float32 out='' offline='' MODEL=''
 while [ $# -gt 0 ]; do
     case $1 in
     --tasks | --tokenizer | --device | --batch-size | --dtype | --out)
-        [ $# -gt 1 ] && [ -n "$2" ] || fail 64 "$1 needs a value" "See --help" ;;&
-    --tasks) TASKS=$2 && shift ;;
-    --tokenizer) TOKENIZER=$2 && shift ;;
-    --device) DEVICE=$2 && shift ;;
-    --batch-size) BATCH=$2 && shift ;;
-    --dtype) DTYPE=$2 && shift ;;
-    --out) OUT=$2 && shift ;;
-    --offline) OFFLINE=1 ;;
+        [ $# -gt 1 ] && [ -n "$2" ] || fail 64 "$1 needs a value" "See --help"
+        name=${1#--}
+        printf -v "${name/-/_}" %s "$2"
+        shift ;;
+    --offline) offline=1 ;;
     --help | -h) print_header "${BASH_SOURCE[0]}" && exit ;;
     --) shift && break ;;
-    -*) fail 64 "$1: unknown" "See --help; options of lm_eval itself go behind --" ;;
+    -*) fail 64 "$1: unknown" "See --help; options of lm_eval itself go after --" ;;
     *) [ -z "$MODEL" ] || fail 64 "two models: $MODEL and $1" "Give one"
         MODEL=$1 ;;
     esac
@@ -43,14 +40,14 @@ while [ $# -gt 0 ]; do
 done
 
 need_model() {
-    local newest
+    local newest hint="Name a checkpoint or a run directory"
     [ -n "$MODEL" ] || fail 64 "no model" "Name a checkpoint, for example runs/gpt2/step_00001000; see --help"
-    [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "Name a checkpoint or a run directory"
+    [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "$hint"
     newest=$(newest_checkpoint "$MODEL")
     MODEL=${newest:-${MODEL%/}}
-    [ -f "$MODEL/config.json" ] || fail 65 "$MODEL: no config.json" "Name a checkpoint or a run directory"
-    compgen -G "$MODEL/*.safetensors" > /dev/null || fail 65 "$MODEL: no weights in it" "Name a checkpoint or a run directory"
-    case $MODEL,$TOKENIZER in
+    [ -f "$MODEL/config.json" ] || fail 65 "$MODEL: no config.json" "$hint"
+    compgen -G "$MODEL/*.safetensors" > /dev/null || fail 65 "$MODEL: no weights in it" "$hint"
+    case $MODEL,$tokenizer in
     *,*,* | *=*) fail 65 "$MODEL: lm_eval takes no , or = in a path" "Use a link with another name" ;;
     esac
 }
@@ -58,9 +55,9 @@ need_model() {
 has_tokenizer() { [ -f "$1/tokenizer.json" ] || { [ -f "$1/vocab.json" ] && [ -f "$1/merges.txt" ]; }; }
 
 need_tokenizer() {
-    if [ -n "$TOKENIZER" ]; then
-        has_tokenizer "$TOKENIZER" ||
-            fail 65 "$TOKENIZER: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
+    if [ -n "$tokenizer" ]; then
+        has_tokenizer "$tokenizer" ||
+            fail 65 "$tokenizer: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
     else
         has_tokenizer "$MODEL" || fail 65 "$MODEL has no tokenizer" "Give --tokenizer DIR, and train with --tokenizer next time"
     fi
@@ -75,19 +72,17 @@ need_harness() {
         "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
 }
 
-has_gpu() { nvidia-smi --list-gpus 2> /dev/null | grep -q '^GPU '; }
-
 need_model
 need_tokenizer
 need_harness
-if has_gpu; then : "${DEVICE:=cuda}"; else : "${DEVICE:=cpu}"; fi
-if [[ $DEVICE = cuda* ]]; then : "${BATCH:=auto}"; else : "${BATCH:=8}"; fi
-[ -z "$OFFLINE" ] || export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+[ "$(count_gpus)" = 0 ] && : "${device:=cpu}" || : "${device:=cuda}"
+[[ $device == cuda* ]] && : "${batch_size:=auto}" || : "${batch_size:=8}"
+[ -z "$offline" ] || export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-command=("$LM_EVAL" --model hf --model_args "pretrained=$MODEL,dtype=$DTYPE${TOKENIZER:+,tokenizer=$TOKENIZER}"
-    --tasks "$TASKS" --device "$DEVICE" --batch_size "$BATCH" ${OUT:+--output_path "$OUT"} "$@")
+command=("$LM_EVAL" --model hf --model_args "pretrained=$MODEL,dtype=$dtype${tokenizer:+,tokenizer=$tokenizer}"
+    --tasks "$tasks" --device "$device" --batch_size "$batch_size" ${out:+--output_path "$out"} "$@")
 printf '%q ' "${command[@]}" && echo
 code=0
 "${command[@]}" || code=$?
-[ $code = 0 ] || fail 65 "lm_eval ended with exit code $code, what it said stands above" \
-    "If it could not reach huggingface.co: the tasks' data come from there at first use, see --help"
+[ $code = 0 ] || fail 65 "lm_eval ended with exit code $code, its messages are above" \
+    "If it cannot reach huggingface.co: it downloads the tasks' data from there at first use, see --help"

@@ -1,24 +1,21 @@
 #!/usr/bin/env python3
 """One self-contained HTML page of one run or several: report.py RUN... [-o report.html]
 
-Loss against tokens, steps and time; what the other runs save to the loss that all of them reach; the noise scale with
-its error band over the batch, by layer and by type; learning rate, batch, gradient norm, throughput; samples along the
-way; the exact commands; the options.
+Loss against tokens, steps and time; what each run saves against the first to the loss that all reach; noise scale with
+error band and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands and options.
 """
 
-import argparse
 import html
 import json
 import math
 import os
-import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, common_kind, common_target,
-                     missing_package, reach, run_main, smooth, span_of, time_unit)
+from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, loss_curve,
+                     missing_package, reach, run_main, smooth_column, time_unit, write_whole)
 
-MOST_RUNS = 10  # as many as there are colours
+MOST_RUNS = 10  # one colour each
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
@@ -35,7 +32,7 @@ pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em
 
 
 def table(head, rows, marked=()):
-    """The first column is text, the others are numbers; rows named in `marked` are highlighted."""
+    """The first column is text, the others are numbers; rows whose first cell is in `marked` are highlighted."""
     def cells(tag, row):
         return "".join(f'<{tag}{"" if i == 0 else " class=n"}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
     body = "".join(f'<tr{" class=differs" if row[0] in marked else ""}>{cells("td", row)}</tr>\n' for row in rows)
@@ -54,7 +51,7 @@ def show_time(seconds):
 
 
 def show_saved(before, now):
-    """Of the first run's, in per cent; minus where this run took more."""
+    """In per cent of the first run's; negative where this run took more."""
     known = math.isfinite(before) and math.isfinite(now) and before > 0
     return f"{100 * (1 - now / before):+.1f}%" if known else "-"
 
@@ -63,8 +60,8 @@ def totals_table(runs):
     rows = []
     for run in runs:
         last, vals = run.rows[-1], [x for x in run.val_column("val_loss") if math.isfinite(x)]
-        soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))[-1]
-        rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]), show(soft),
+        rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
+                     show(smooth_column(run, "loss")[-1]),
                      show(vals[-1] if vals else None), show(min(vals) if vals else None)])
         if any(run.test_rows for run in runs):
             right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
@@ -74,7 +71,7 @@ def totals_table(runs):
 
 
 def savings_section(runs, kind, target):
-    found = [reach(run, kind, target) for run in runs]
+    found = [reach(loss_curve(run, kind), target) for run in runs]
     first, rows = found[0], []
     for run, at in zip(runs, found):
         if at is None:
@@ -86,15 +83,15 @@ def savings_section(runs, kind, target):
                      show_time(at["seconds"]), saved[2]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
     return (f"<h2>Saved to equal loss</h2>\n<p class=note>To a {words} of {target:.4f}; saved against the first run "
-            f"({html.escape(runs[0].label)}), minus where a run took more.</p>\n"
+            f"({html.escape(runs[0].label)}), negative where a run took more.</p>\n"
             + table(["run", "tokens", "saved", "steps", "saved", "time", "saved"], rows))
 
 
-MOST_SAMPLES = 8  # of a run; those between are left out
+MOST_SAMPLES = 8  # of a run
 
 
 def chosen_samples(samples):
-    """Evenly over the run, the first and the last among them."""
+    """Evenly over the run, with the first and the last."""
     n = len(samples)
     return samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
 
@@ -105,7 +102,7 @@ def show_sample(sample):
     text = html.escape(text[len(prompt):] if said else text)
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
     if prompt.startswith("@"):
-        at += f", after {html.escape(prompt)}"  # a file, which is not repeated
+        at += f", after {html.escape(prompt)}"  # a file, which the text does not repeat
     return f"<p class=note>{at}</p><pre>{said}{text}</pre>\n"
 
 
@@ -120,17 +117,17 @@ def samples_section(runs):
 
 
 def part_options(part, first):
-    """What a part's options are, or what of them is another than before; runs of older builds do not say."""
+    """A part's options: all of the first part's, and those that a later part changed."""
     options = part.get("options")
-    if not isinstance(options, dict) or not options:
+    if not options:
         return ""
     words = ", ".join(f"{name} = {value if isinstance(value, str) else json.dumps(value)}"
                       for name, value in options.items())
-    return f"<p class=note>{'With' if first else 'From here on'} {html.escape(words)}.</p>\n"
+    return f"<p class=note>{'With' if first else 'Changed:'} {html.escape(words)}.</p>\n"
 
 
 def commands_section(runs):
-    """Every part of every run: where, when and how it was started, with which options."""
+    """Every part of every run: where, when, how and with which options it was started."""
     out = "<h2>Commands</h2>\n"
     for run in runs:
         parts = run.parts()
@@ -142,8 +139,7 @@ def commands_section(runs):
                      f"started {part.get('started', 'at some time')}", f"on {part.get('host', 'some machine')}",
                      f"{ranks} rank{'' if ranks == 1 else 's'}",
                      f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
-            words = f"cd {shlex.quote(part.get('directory', '.'))}\n{shlex.join(part['command'])}"
-            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(words)}</pre>\n"
+            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(command_text(part))}</pre>\n"
             out += part_options(part, part is parts[0])
     return out
 
@@ -159,7 +155,7 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Everything in run.json but the commands, the options first; where the runs differ apart, above."""
+    """All of run.json except the commands, options first; above it the rows in which the runs differ."""
     flat = [flatten(run.info.get("options", {}))
             | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
             for run in runs]
@@ -169,7 +165,7 @@ def options_section(runs):
     head = ["option"] + [run.label for run in runs]
     out = "<h2>Options</h2>\n"
     if any(len(run.parts()) > 1 for run in runs):
-        out += "<p class=note>Those of a run's last part; what was another before is said with its commands.</p>\n"
+        out += "<p class=note>Of a run's last part; the commands above have what a part changed.</p>\n"
     if differ:
         out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
     return out + (f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
@@ -177,7 +173,7 @@ def options_section(runs):
 
 
 def headline(run):
-    """The model, the data and the machine in one line, as far as run.json tells."""
+    """The model, the data and the machine in one line."""
     model, data = run.info.get("model", {}), run.info.get("train_data", {})
     parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
              f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",
@@ -213,8 +209,7 @@ def page(runs, target, plots):
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, kind, target))
-        caption("Against the first run, at every loss that both reach; below 0 where a run took more. At the table's "
-                "loss it says the same.", plots.draw_savings(runs, kind), "Saved to equal loss")
+        caption("Against the first run, at every loss that both reach; below 0 where a run took more.", plots.draw_savings(runs, kind), "Saved to equal loss")
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
@@ -226,7 +221,7 @@ def page(runs, target, plots):
         figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))
     figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens a second: "
-           "smoothed, with single steps behind.", plots.draw_rates(runs))
+           "smoothed over single steps.", plots.draw_rates(runs))
     if any(run.samples for run in runs):
         sections.append(samples_section(runs))
     if any(run.parts() for run in runs):
@@ -236,21 +231,8 @@ def page(runs, target, plots):
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 
 
-def write_whole(path, text):
-    """The file is there whole or not at all."""
-    partial = path + ".tmp"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except OSError as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
-
-
 def label(runs):
-    """The directory's name, or its whole path where two have the same; and its place, which is its colour."""
+    """Sets each run's label (the directory's name, or the path where two have the same) and number (its colour)."""
     names = [run.name for run in runs]
     for number, run in enumerate(runs):
         run.label = run.name if names.count(run.name) == 1 else run.path
@@ -258,14 +240,14 @@ def label(runs):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("-o", "--out", default="report.html", help="file to write (default: %(default)s)")
     parser.add_argument("--target", type=float, help="loss to compare at (default: the lowest that all runs reach)")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
     if len(runs) > MOST_RUNS:
-        raise Fault(EXIT_USAGE, f"{len(runs)} runs; {MOST_RUNS} can be told apart")
+        raise Fault(EXIT_USAGE, f"{len(runs)} runs; at most {MOST_RUNS} have colours")
     for run in runs:
         if not run.has("loss"):
             raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")

@@ -1,4 +1,4 @@
-"""The figures of scripts/report.py, each as an <svg> element. Loaded only where there is something to draw."""
+"""The figures of scripts/report.py, each an <svg> element. Needs matplotlib."""
 
 import html
 import io
@@ -14,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
 
-from run_log import loss_curve, number, reach, smooth, span_of, time_unit
+from run_log import column, loss_curve, reach, smooth_column, time_unit
 
-POINTS = 600  # of a curve at most: a page of a long run stays small
-# Okabe and Ito's colours, which colour-blind people tell apart, without the yellow that vanishes on white; then others.
+POINTS = 600  # of a curve at most: keeps the page of a long run small
+# Okabe and Ito's colours for colour-blind readers, without the yellow, which vanishes on white; then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 10,
@@ -43,12 +43,8 @@ def thin(*columns):
     return [[column[i] for i in kept] for column in columns]
 
 
-def longest(runs):
-    return max((run.rows[-1]["seconds"] for run in runs if math.isfinite(run.rows[-1]["seconds"])), default=0.0)
-
-
 def svg_of(figure, title):
-    """The figure as an <svg> element to stand in a page, without date and prologue: equal runs make equal pages."""
+    """The figure as an <svg> element, without date and prologue: equal runs make equal pages."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(figure)
@@ -57,28 +53,21 @@ def svg_of(figure, title):
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title, quote=True)}"', 1)
 
 
-def no_data(axes, text):
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#666")
-
-
 def loss_limits(runs):
-    """From the lowest loss up to the highest smoothed one after the first 5% of the tokens: the fall from the random
-    start would flatten all the rest."""
+    """From the lowest loss to the highest smoothed one after 5% of the tokens: the fall from the random start would
+    flatten the rest."""
     losses = []
     for run in runs:
-        tokens = run.column("tokens")
-        curve = smooth(tokens, run.column("loss"), span_of(run))
-        losses += [x for x, at in zip(curve, tokens) if at >= 0.05 * tokens[-1] and math.isfinite(x)]
-        losses += [x for x in run.val_column("val_loss") if math.isfinite(x)]
-    if not losses:
-        return None
+        losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
+                   if row["tokens"] >= 0.05 * run.rows[-1]["tokens"]] + run.val_column("val_loss")
+    losses = [x for x in losses if math.isfinite(x)]
     low, high = min(losses), max(losses)
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
 
 
 def run_key(figure, runs, *more):
-    """One legend above all panels: the runs by colour, then what the kinds of line mean."""
+    """One legend above all panels: the runs by colour, then the kinds of line."""
     runs = [Line2D([], [], color=colour, lw=2.5, label=run.label) for run, colour in zip(runs, colours(runs))]
     handles = [*(runs if len(runs) > 1 else []), *more]
     if handles:
@@ -92,14 +81,11 @@ def kind_of_line(label, **how):
 def draw_loss(runs, target=None):
     """Against tokens, steps and time. target: the loss at which the runs are compared."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.7), sharey=True)
-    unit, length = time_unit(longest(runs))
+    unit, length = time_unit(max(run.rows[-1]["seconds"] for run in runs))
     for axes, (name, label) in zip(panels, AXES):
         scale = length if name == "seconds" else 1
         for run, colour in zip(runs, colours(runs)):
-            at = [x / scale for x in run.column(name)]
-            loss = run.column("loss")
-            soft = smooth(run.column("tokens"), loss, span_of(run))
-            x, raw, soft = thin(at, loss, soft)
+            x, raw, soft = thin([x / scale for x in run.column(name)], run.column("loss"), smooth_column(run, "loss"))
             axes.plot(x, raw, color=colour, alpha=0.13, lw=0.6)
             axes.plot(x, soft, color=colour, lw=1.7)
             if run.val_rows:
@@ -112,11 +98,8 @@ def draw_loss(runs, target=None):
         if name == "seconds":
             axes.set_xlabel(unit)
         else:
-            big_numbers(axes, label)
-    limits = loss_limits(runs)
-    if limits:
-        panels[0].set_ylim(*limits)
-    panels[0].set_ylabel("loss (nats a token)")
+            token_axis(axes, label)
+    panels[0].set(ylim=loss_limits(runs), ylabel="loss (nats a token)")
     marks = [kind_of_line("training, smoothed"), kind_of_line("single steps", alpha=0.3, lw=0.8)]
     if any(run.val_rows for run in runs):
         marks.append(kind_of_line("validation", lw=0.8, marker="o", ms=4, markerfacecolor="white"))
@@ -130,13 +113,13 @@ TARGETS = 60  # losses that the runs are compared at
 
 
 def draw_savings(runs, kind):
-    """What every run saves against the first, in per cent, at every loss that both reach."""
+    """What each run saves against the first, in per cent, at every loss that both reach."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 3.7), sharey=True)
     curves = [loss_curve(run, kind) for run in runs]
     losses = [[x for x in curve[1] if math.isfinite(x)] for curve in curves]
     high, low = min([loss_limits(runs[:1])[1], *(curve[0] for curve in losses)]), min(losses[0])
     targets = [high - (high - low) * i / (TARGETS - 1) for i in range(TARGETS)]
-    firsts, *found = [[reach(run, kind, target, curve) for target in targets] for run, curve in zip(runs, curves)]
+    firsts, *found = [[reach(curve, target) for target in targets] for curve in curves]
     for axes, (name, label) in zip(panels, AXES):
         axes.axhline(0, color=colours(runs)[0], lw=1.5)
         for run, colour, ats in zip(runs[1:], colours(runs)[1:], found):
@@ -151,12 +134,12 @@ def draw_savings(runs, kind):
 
 
 def draw_tests(runs):
-    """Accuracy on HellaSwag, by the length-normalised likelihood of the endings (solid) and by the plain one."""
+    """Accuracy on HellaSwag by the length-normalised likelihood of the endings (solid) and by the plain one (dotted)."""
     figure, axes = plt.subplots(figsize=(9, 4))
     for run, colour in zip(runs, colours(runs)):
         for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
-            axes.plot([row["tokens"] for row in run.test_rows], [100 * number(row.get(name)) for row in run.test_rows],
-                      how, color=colour, ms=3.5, lw=1.4)
+            axes.plot(column(run.test_rows, "tokens"), [100 * x for x in column(run.test_rows, name)], how, color=colour,
+                      ms=3.5, lw=1.4)
     axes.axhline(25, color=FAINT, lw=0.8, ls=(0, (4, 3)))
     axes.set(title="HellaSwag", ylabel="right answers (%)")
     token_axis(axes)
@@ -171,33 +154,34 @@ def gns_source(run):
 
 
 def batches_of(run):
-    """Tokens and batch of every step but the last, which may be a smaller rest."""
+    """Tokens and batch of every step but the last, which the horizon may cut short."""
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
-def big_numbers(axes, label):
+def token_axis(axes, label="tokens"):
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def token_axis(axes):
-    big_numbers(axes, "tokens")
+def plain_log(axis):
+    """A logarithmic axis with plain numbers, not powers of ten."""
+    axis.axes.set_yscale("log")
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def band(axes, tokens, scale, se, **how):
-    """One standard error either way. One that reaches 0 has no place on a logarithmic axis: a twentieth of the scale
-    stands for it."""
+    """One standard error either way, but not below a twentieth of the scale: a logarithmic axis has no 0."""
     bottom = [max(x - e, x / 20) for x, e in zip(scale, se)]
     axes.fill_between(tokens, bottom, [x + e for x, e in zip(scale, se)], lw=0, **how)
 
 
-def columns_above_0(rows, *names):
-    """Columns of rows as numbers; NaN where they are not above 0."""
-    return [positive(rows, lambda row: row.get(name)) for name in names]
+def above_0(values):
+    """NaN for a value that is not above 0."""
+    return [x if x is not None and x > 0 else math.nan for x in values]
 
 
 def draw_gns(runs):
-    """A panel a run: the scale, its band of one standard error, its 95% lower bound, the whole model's, the batch."""
+    """A panel for each run: the noise scale, its standard error and 95% lower bound, the whole model's, the batch."""
     shown = len(runs)
     figure, panels = plt.subplots(-(-shown // 2), min(2, shown), squeeze=False, sharey=True,
                                   figsize=(14 if shown > 1 else 11, 4.4 * -(-shown // 2) + 0.4))
@@ -210,16 +194,16 @@ def draw_gns(runs):
         batches += batches_of(run)[1]
         if name:
             at, se = thin(run.column("tokens"), run.column(name + "_se"))
-            scale, lower = thin(*columns_above_0(run.rows, name, name + "_lower"))
+            scale, lower = thin(above_0(run.column(name)), above_0(run.column(name + "_lower")))
             band(axes, at, scale, se, color=colour, alpha=0.22)
             axes.plot(at, scale, color=colour, lw=1.3)
             bounds.append((axes, at, lower, colour))
             scales += scale
             plot_whole_model(axes, run)
         else:
-            no_data(axes, "no noise scale was measured (--gns off)")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.text(0.5, 0.5, "no noise scale was measured (--gns off)", ha="center", va="center",
+                      transform=axes.transAxes, color="#666")
+        plain_log(axes.yaxis)
         axes.set(title=run.label, ylabel="rows")
         token_axis(axes)
     limit_gns(panels[0, 0], scales, batches)
@@ -238,23 +222,20 @@ def draw_gns(runs):
 
 
 def plot_bound(axes, at, lower, **how):
-    """Once the axis has its limits: a bound that is infinite, or above them, runs along the top."""
+    """Call once the axis has its limits: a bound above them, or infinite, runs along the top."""
     top = 0.97 * axes.get_ylim()[1]
     axes.plot(at, [min(x, top) for x in lower], lw=0.8, ls=":", **how)
 
 
 def plot_whole_model(axes, run):
     rows = sampled(run)
-    rows = rows[::max(1, math.ceil(len(rows) / POINTS))]
-    scale, = columns_above_0(rows, "gns_total")
-    se = [row.get("gns_total_se") or math.nan for row in rows]
-    at = [row["tokens"] for row in rows]
-    band(axes, at, scale, se, color=FAINT, alpha=0.15)
+    scale, at = above_0(column(rows, "gns_total")), column(rows, "tokens")
+    band(axes, at, scale, above_0(column(rows, "gns_total_se")), color=FAINT, alpha=0.15)
     axes.plot(at, scale, color=FAINT, lw=1)
 
 
 def limit_gns(axes, scale, batch):
-    """Scales from the 1st to the 99th percentile, and the batch: single wild estimates would take up the plot."""
+    """Scales from the 1st to the 99th percentile, and the batch: a few wild estimates would fill the plot."""
     batch = [x for x in batch if x > 0]
     known = sorted(x for x in scale if math.isfinite(x)) or sorted(batch)
     if not known:
@@ -264,31 +245,22 @@ def limit_gns(axes, scale, batch):
 
 
 def sampled(run):
-    return [row for row in run.rows if "gns_layer" in row or "gns_total" in row]
-
-
-def positive(rows, get):
-    out = []
-    for row in rows:
-        x = get(row)
-        out.append(x if x is not None and x > 0 else math.nan)
-    return out
+    """The rows of steps that measured every tensor, at most POINTS of them."""
+    rows = [row for row in run.rows if "gns_layer" in row or "gns_total" in row]
+    return rows[::max(1, math.ceil(len(rows) / POINTS))]
 
 
 def draw_layers(runs):
-    """Two panels a run with samples: by layer, and by type. The whole model's scale stands in both."""
+    """Two panels for each run with samples, by layer and by type, with the whole model's scale in both."""
     runs = [run for run in runs if sampled(run)]
     figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
     for (left, right), run in zip(panels, runs):
         rows = sampled(run)
-        rows = rows[::max(1, math.ceil(len(rows) / POINTS))]
-        tokens = [row["tokens"] for row in rows]
-        whole, = columns_above_0(rows, "gns_total")
+        tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
         curves = plot_by_layer(figure, left, rows, tokens) + plot_by_type(right, rows, tokens)
         for axes, title in ((left, "by layer"), (right, "by type")):
             axes.plot(tokens, whole, color="black", ls=(0, (5, 2)), lw=1.4, label="whole model")
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            plain_log(axes.yaxis)
             axes.set(title=f"{run.label}, {title}", ylabel="rows")
             token_axis(axes)
             axes.legend(loc="lower right", ncols=2)
@@ -300,7 +272,7 @@ def plot_by_layer(figure, axes, rows, tokens):
     layers = max(len(row.get("gns_layer", [])) for row in rows)
     shades, drawn = plt.get_cmap("viridis_r"), []
     for l in range(layers):
-        values = positive(rows, lambda row: (row.get("gns_layer", []) + [None] * layers)[l])
+        values = above_0((row.get("gns_layer", []) + [None] * layers)[l] for row in rows)
         axes.plot(tokens, values, color=shades(0.08 + 0.92 * l / max(1, layers - 1)), lw=1.1,
                   label=f"layer {l}" if layers <= 6 else None)
         drawn += values
@@ -314,7 +286,7 @@ def plot_by_layer(figure, axes, rows, tokens):
 def plot_by_type(axes, rows, tokens):
     drawn = []
     for colour, name in zip(COLOURS, sorted({n for row in rows for n in row if n.startswith("gns_type_")})):
-        values, = columns_above_0(rows, name)
+        values = above_0(column(rows, name))
         kind = name.removeprefix("gns_type_")
         axes.plot(tokens, values, color=colour, lw=1.2, label={"ln": "LayerNorm", "mlp": "MLP"}.get(kind, kind))
         drawn += values
@@ -322,24 +294,19 @@ def plot_by_type(axes, rows, tokens):
 
 
 def draw_rates(runs):
-    """Learning rate and batch as they were; gradient norm and throughput also smoothed."""
+    """Learning rate and batch as they are; gradient norm and throughput also smoothed."""
     figure, panels = plt.subplots(1, 4, figsize=(14, 3.9))
     for axes, (name, title, unit) in zip(panels, (("lr", "learning rate", ""), ("batch", "batch", "rows"),
                                                   ("grad_norm", "gradient norm", ""),
                                                   ("tok_per_s", "throughput", "tokens/s"))):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for run, colour in zip(runs, colours(runs)):
-            tokens, values = run.column("tokens"), run.column(name)
-            soft = smooth(tokens, values, span_of(run)) if noisy else values
-            if name == "batch":  # the last step may be a smaller rest
-                tokens, values, soft = [column[:-1] or column for column in (tokens, values, soft)]
-            x, raw, soft = thin(tokens, values, soft)
+            tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
+            x, raw, soft = thin(tokens, values, smooth_column(run, name) if noisy else values)
             if noisy:
                 axes.plot(x, raw, color=colour, alpha=0.16, lw=0.6)
             axes.plot(x, soft, color=colour, lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
             softened += [y for at, y in zip(x, soft) if at >= 0.02 * x[-1] and math.isfinite(y)]
-        if not any(run.has(name) for run in runs):
-            no_data(axes, "not in this log")
         shape_rate(axes, name, softened)
         axes.set(title=title + (f" ({unit})" if unit else ""))
         token_axis(axes)
@@ -348,23 +315,21 @@ def draw_rates(runs):
 
 
 def shape_rate(axes, name, values):
-    """Single wild steps leave the plot rather than flatten it."""
+    """Limits that a few wild steps do not stretch."""
     if name == "grad_norm" and values and min(values) > 0:
-        axes.set_yscale("log")
+        plain_log(axes.yaxis)
         axes.set_ylim(0.5 * min(values), 2 * max(values))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
     elif name == "tok_per_s" and values:
         axes.set_ylim(0, 1.3 * max(values))
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    elif name == "lr":
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         axes.set_ylim(bottom=0)
+        if name == "lr":
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def colours(runs):
-    """Of the runs as the page lists them: a run keeps its colour in figures that leave others out."""
+    """By a run's number on the page: it keeps its colour in figures that leave others out."""
     return [COLOURS[getattr(run, "number", i) % len(COLOURS)] for i, run in enumerate(runs)]

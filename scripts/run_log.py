@@ -1,25 +1,31 @@
-"""A run's directory as the scripts read it: run.json (the options, and the commands of the run's parts), metrics.jsonl
-(a line a step or validation) and samples.jsonl (a line a sample), each of them also packed, with .gz behind the name.
+"""The one reader of a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for
+each step, validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
 
-The fields of metrics.jsonl are those that llmc/metrics.c writes; what was not known is null there, NaN here; a bound
-that is infinite is 1e308 there, inf here.
+llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
+1e308 there and inf here. Also here: how scripts fail, and the curves that several of them compute from a run.
 """
 
 import argparse
+import contextlib
 import gzip
 import json
 import math
 import os
 import shlex
+import stat
 import sys
 import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED = 1e308
+MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/manifest.h)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scripts
 
 
 class Fault(Exception):
-    """What ends a script: one line for the user, and the exit code."""
+    """Ends a script: one line for the user, and the exit code."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -27,7 +33,7 @@ class Fault(Exception):
 
 
 def missing_package(package, error):
-    """The Fault to raise; where there is a build/venv, its Python first runs the script from the start, and may have it."""
+    """The Fault to raise. Where build/venv has a Python, that first runs the script from the start: it may have it."""
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     there = os.access(python, os.X_OK)
@@ -42,6 +48,11 @@ def missing_package(package, error):
 
 
 class Parser(argparse.ArgumentParser):
+    """The description is the script's docstring as it is."""
+
+    def __init__(self, **more):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+
     def error(self, message):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
@@ -57,65 +68,145 @@ def run_main(main):
         sys.exit(130)
 
 
-class Run:
-    """Lists with one entry a step (`rows`), a validation (`val_rows`) or a test (`test_rows`), each a line's fields."""
+def open_output(path, mode):
+    """open() for a file to write. A link, a device or a FIFO of that name is a Fault."""
 
-    def __init__(self, path, begin=0):
-        """begin: tokens done before the first line, where an earlier part is told elsewhere."""
-        self.path = path
-        self.name = os.path.basename(os.path.abspath(path))
-        self.info = read_json(os.path.join(path, "run.json"))
-        self.rows, self.val_rows, self.test_rows = read_metrics(os.path.join(path, "metrics.jsonl"))
-        self.samples = read_samples(os.path.join(path, "samples.jsonl"))
-        add_seconds(self.rows, self.val_rows + self.test_rows, begin)
+    def opener(name, flags):
+        fault = Fault(EXIT_WRITE, f"{name}: not written: not a regular file; move it away, or choose another place")
+        if os.path.islink(name) or (os.path.exists(name) and not os.path.isfile(name)):
+            raise fault
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise fault
+        return fd
 
-    def column(self, name):
-        """A field over the steps, NaN where a step has none."""
-        return [number(row.get(name)) for row in self.rows]
-
-    def val_column(self, name):
-        return [number(row.get(name)) for row in self.val_rows]
-
-    def parts(self):
-        """One dictionary a part of the run: first_step, ranks, started, host, directory, command."""
-        parts = self.info.get("parts", [])
-        good = isinstance(parts, list) and all(isinstance(part, dict) and isinstance(part.get("command"), list)
-                                               for part in parts)
-        if not good:
-            raise Fault(EXIT_INPUT, f"{os.path.join(self.path, 'run.json')}: \"parts\" is no list of commands")
-        return parts
-
-    def has(self, name):
-        return any(math.isfinite(x) for x in self.column(name))
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
 
 
-def number(x):
-    return math.nan if x is None else float(x)
+def write_whole(path, text):
+    """Writes the whole file, or none of it."""
+    partial = path + ".tmp"
+    try:
+        if os.path.lexists(path):
+            open_output(path, "ab").close()  # a Fault, or it may be replaced
+        with open_output(partial, "w") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        if os.path.isfile(partial):
+            os.remove(partial)
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
-def read_text(path):
-    """A file's text; gzip's, where there is only a file with .gz behind the name."""
+def remove_checkpoint(path):
+    """Removes the files that a checkpoint's manifest names, and its directory if that is then empty. A link is unlinked,
+    never entered."""
+    if os.path.islink(path):
+        os.remove(path)
+        return
+    if not os.path.isfile(os.path.join(path, MANIFEST)):
+        return  # not a checkpoint
+    names = [entry["name"] for entry in read_json(os.path.join(path, MANIFEST))["files"]]
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for name in names + [MANIFEST]:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(os.path.basename(name), dir_fd=directory)
+    finally:
+        os.close(directory)
+    with contextlib.suppress(OSError):  # not empty
+        os.rmdir(path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def has_log(path):
+    return os.path.exists(path) or os.path.exists(path + ".gz")
+
+
+def read_bytes(path, begin=0):
+    """A file from byte `begin` on; unpacked, where there is only a file with .gz after the name."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
     try:
-        with (gzip.open if packed else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if packed else open)(path, "rb") as file:
+            file.seek(begin)
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short") from None
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+
+
+def parse(where, data):
+    """The JSON in some bytes of a file. where: names them in the error."""
+    try:
+        return json.loads(data)
     except UnicodeDecodeError:
-        raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text") from None
+        raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
+    except ValueError as error:
+        raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
 
 def read_json(path):
-    try:
-        info = json.loads(read_text(path))
-    except ValueError as error:
-        raise Fault(EXIT_INPUT, f"{path}: not JSON: {error}") from None
+    info = parse(path, read_bytes(path))
     if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
+
+
+def parse_lines(path, data, first=1):
+    """(where, object) of every line of JSON. first: the number of the data's first line."""
+    for i, line in enumerate(data.split(b"\n"), first):
+        if line:
+            yield f"{path} line {i}", parse(f"{path} line {i}", line)
+
+
+def read_lines(path):
+    return parse_lines(path, read_bytes(path))
+
+
+class Cut(Exception):
+    """What was read of a log is no longer there: a resume has cut it back, or another run has begun."""
+
+
+class Tail:
+    """A log that a run may still be writing."""
+
+    def __init__(self, path):
+        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, and the last of these
+
+    def new_lines(self):
+        """(where, object) of every line written since the last call; a line without its end is left for the next."""
+        data = read_bytes(self.path, self.end - len(self.last))
+        if not data.startswith(self.last):
+            raise Cut
+        data, first = data[len(self.last):data.rfind(b"\n") + 1], self.lines + 1
+        self.end += len(data)
+        self.lines += data.count(b"\n")
+        self.last = ([self.last] + data.splitlines(keepends=True))[-1]
+        return parse_lines(self.path, data, first)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the files hold
+
+
+def parts_of(path, info):
+    """The parts of the run in run.json, one dictionary each: first_step, ranks, started, host, directory, command."""
+    parts = info.get("parts", [])
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("command"), list)
+                                              for part in parts):
+        raise Fault(EXIT_INPUT, f"{path}: \"parts\" is no list of commands")
+    return parts
+
+
+def command_text(part, between="\n"):
+    """A part's command as a shell reads it."""
+    return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
 
 
 def is_number(x):
@@ -123,71 +214,99 @@ def is_number(x):
 
 
 def check_row(row, where):
-    """Every line names its step and tokens; every other field is a number, a flag, null or a list of numbers."""
+    """Every line has its step and tokens; every other field is a number, a flag or null, or gns_layer, a list of them."""
     if not isinstance(row, dict):
         raise Fault(EXIT_INPUT, f"{where}: not a JSON object")
     for name in ("step", "tokens"):
         if not is_number(row.get(name)) or not math.isfinite(row[name]):
             raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
     for name, value in row.items():
-        items = value if isinstance(value, list) else [value]
-        if not all(item is None or isinstance(item, bool) or is_number(item) for item in items):
-            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
         if isinstance(value, list) != (name == "gns_layer"):
             raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
+        if not all(x is None or isinstance(x, (int, float)) for x in (value if isinstance(value, list) else [value])):
+            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
 
 
-def read_lines(path):
-    """(where, object) of every line of JSON."""
-    for i, line in enumerate(read_text(path).split("\n"), 1):
-        where = f"{path} line {i}"
-        try:
-            if line:
-                yield where, json.loads(line)
-        except ValueError:
-            raise Fault(EXIT_INPUT, f"{where}: not JSON") from None
+def checked_rows(lines):
+    """Rows of metrics.jsonl. Their tokens never go backwards."""
+    tokens = 0
+    for where, row in lines:
+        check_row(row, where)
+        if row["tokens"] < tokens:
+            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
+        tokens = row["tokens"]
+        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
+        yield row
 
 
-def read_samples(path):
-    samples = []
-    for where, sample in read_lines(path) if os.path.exists(path) or os.path.exists(path + ".gz") else ():
+def checked_samples(lines):
+    for where, sample in lines:
         if not isinstance(sample, dict) or not is_number(sample.get("step")) or not isinstance(sample.get("text"), str):
             raise Fault(EXIT_INPUT, f"{where}: no sample with its step and text")
-        samples.append(sample)
-    return samples
+        yield sample
 
 
-def read_metrics(path):
-    rows, val_rows, test_rows = [], [], []
-    for where, row in read_lines(path):
-        check_row(row, where)
-        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
-        kind = val_rows if "val_loss" in row else test_rows if "hellaswag" in row else rows
-        if kind and row["tokens"] < kind[-1]["tokens"]:
-            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
-        kind.append(row)
-    if not rows:
-        raise Fault(EXIT_INPUT, f"{path}: no step in it")
-    return rows, val_rows, test_rows
-
-
-def add_seconds(rows, other_rows, begin):
+class Clock:
     """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
-    seconds, tokens = 0.0, begin
-    at = {}
-    known = [row["tok_per_s"] for row in rows if row.get("tok_per_s")]
-    rate = known[0] if known else math.nan
-    for row in rows:
-        rate = row.get("tok_per_s") or rate
-        seconds += (row["tokens"] - tokens) / rate
-        tokens = row["tokens"]
-        row["seconds"] = at[row["step"]] = seconds
-    for row in other_rows:
-        row["seconds"] = at.get(row["step"], math.nan)
+
+    def __init__(self, tokens=0):
+        self.seconds, self.tokens, self.rate = 0.0, tokens, math.nan
+
+    def advance(self, row):
+        """Seconds at the end of the row's step."""
+        self.rate = row.get("tok_per_s") or self.rate
+        self.seconds += (row["tokens"] - self.tokens) / self.rate
+        self.tokens = row["tokens"]
+        return self.seconds
+
+
+def column(rows, name):
+    """A field of every row, NaN where a row has none."""
+    return [math.nan if row.get(name) is None else float(row[name]) for row in rows]
+
+
+class Run:
+    """Rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), each a line's fields with the `seconds`
+    of training until there; samples, and run.json as `info`."""
+
+    def __init__(self, path, begin=0):
+        """begin: tokens done before the first line, where an earlier part has a log of its own."""
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info = read_json(os.path.join(path, "run.json"))
+        metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
+        self.rows, self.val_rows, self.test_rows = [], [], []
+        clock, seconds = Clock(begin), {}
+        for row in checked_rows(read_lines(metrics)):
+            if "val_loss" in row or "hellaswag" in row:
+                row["seconds"] = seconds.get(row["step"], math.nan)
+                (self.val_rows if "val_loss" in row else self.test_rows).append(row)
+            else:
+                row["seconds"] = seconds[row["step"]] = clock.advance(row)
+                self.rows.append(row)
+        if not self.rows:
+            raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
+        self.samples = list(checked_samples(read_lines(samples))) if has_log(samples) else []
+
+    def column(self, name):
+        return column(self.rows, name)
+
+    def val_column(self, name):
+        return column(self.val_rows, name)
+
+    def parts(self):
+        return parts_of(os.path.join(self.path, "run.json"), self.info)
+
+    def has(self, name):
+        return any(map(math.isfinite, self.column(name)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Curves
 
 
 def smooth(tokens, values, span):
-    """Exponential average whose weight halves every `span` tokens, corrected for its start; NaN is passed by."""
+    """Exponential average whose weights halve every `span` tokens, bias-corrected; NaN is left out."""
     out, total, weight, before = [], 0.0, 0.0, 0
     for at, value in zip(tokens, values):
         decay = 2.0 ** (-(at - before) / span)
@@ -199,16 +318,13 @@ def smooth(tokens, values, span):
     return out
 
 
-SMOOTH_FRACTION = 0.01  # of the run's tokens
-
-
-def span_of(run):
-    """The half-life in tokens of a run's smoothed curves."""
-    return max(1.0, SMOOTH_FRACTION * run.rows[-1]["tokens"])
+def smooth_column(run, name):
+    """A field over the steps, smoothed with a half-life of 1% of the run's tokens."""
+    return smooth(run.column("tokens"), run.column(name), max(1.0, 0.01 * run.rows[-1]["tokens"]))
 
 
 def time_unit(seconds):
-    """(name, seconds in it) of the largest unit that the time has two of."""
+    """(name, seconds in it) of the largest unit of which the time has at least two."""
     for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return name, length
@@ -216,11 +332,8 @@ def time_unit(seconds):
 
 
 def loss_curve(run, kind):
-    """(rows, losses): the validation losses or the smoothed training losses, and the lines that they stand at."""
-    if kind == "val":
-        return run.val_rows, run.val_column("val_loss")
-    tokens = run.column("tokens")
-    return run.rows, smooth(tokens, run.column("loss"), span_of(run))
+    """(rows, losses): the validation losses, or the smoothed training losses, and their lines."""
+    return (run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
 
 
 def common_kind(runs):
@@ -239,11 +352,10 @@ def common_target(runs, kind):
     return max(best)
 
 
-def reach(run, kind, target, curve=None):
-    """{step, tokens, seconds} where the loss first is `target` or less, straight between lines; or None.
-    curve: loss_curve(run, kind), where it is at hand."""
+def reach(curve, target):
+    """{step, tokens, seconds} where a loss_curve first is `target` or less, linear between lines; or None."""
     last = None
-    for row, loss in zip(*(curve or loss_curve(run, kind))):
+    for row, loss in zip(*curve):
         if not math.isfinite(loss):
             continue
         here = {name: row[name] for name in ("step", "tokens", "seconds")}

@@ -1,31 +1,28 @@
 #!/usr/bin/env python3
 """Uploads a run to Weights & Biases after the fact: to_wandb.py RUN [--project NAME] [--offline | --dry-run]
 
-Its options and commands become the config; every step one row of the history, with the validation and the test that
-belong to it; samples a table. --offline writes what `wandb sync` uploads later; --dry-run says what would be sent and
-needs neither the package nor a network. A run that goes on can be uploaded again under the same --id.
+Options and commands become the config, every step with its validation and test a row of the history, samples a table.
+--offline writes files for `wandb sync`; --dry-run prints what would be sent, without the package or a network. A run that
+has resumed can be uploaded again under the same --id.
 """
 
-import argparse
 import math
 import os
-import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main
+from run_log import EXIT_INPUT, Fault, Parser, Run, command_text, missing_package, run_main
 
 
 def config_of(run):
-    """Options one by one, what else run.json says under its own names, and the commands as a shell reads them."""
+    """The options, the other fields of run.json, and the commands as a shell reads them."""
     rest = {name: value for name, value in run.info.items() if name not in ("options", "parts")}
-    commands = [f"cd {shlex.quote(part.get('directory', '.'))} && {shlex.join(part['command'])}"
-                for part in run.parts()]
+    commands = [command_text(part, " && ") for part in run.parts()]
     return {**run.info.get("options", {}), "run": rest, "commands": commands}
 
 
 def history_of(run):
-    """[(step, {name: number})], ascending: a step's lines together, a list's elements apart, only what is finite."""
+    """[(step, {name: number})], ascending: one entry for all lines of a step; finite numbers only, lists by element."""
     history = {}
     for row in sorted(run.rows + run.val_rows + run.test_rows, key=lambda row: row["step"]):
         numbers = history.setdefault(row["step"], {})
@@ -42,27 +39,23 @@ def history_of(run):
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
 
-def samples_of(run):
-    return [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in run.samples]
+def describe(run, config, history):
+    print(f"{run.path}: {len(history)} steps to {history[-1][0]}, {len(config)} options, {len(run.samples)} samples")
+    print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
 
 
-def say(run, config, history, samples):
-    names = sorted({name for _, numbers in history for name in numbers})
-    print(f"{run.path}: {len(history)} steps to {history[-1][0]}, {len(config)} options, {len(samples)} samples")
-    print("numbers: " + ", ".join(names))
-
-
-def upload(wandb, run, args, config, history, samples):
-    mode = "offline" if args.offline else "online"
+def upload(wandb, run, args, config, history):
     place = args.dir or run.path
     target = wandb.init(project=args.project, entity=args.entity, name=args.name or run.name, id=args.id,
-                        resume="allow" if args.id else None, config=config, mode=mode, dir=place)
+                        resume="allow" if args.id else None, config=config,
+                        mode="offline" if args.offline else "online", dir=place)
     target.define_metric("tokens")
     for name in ("loss", "val_loss"):
         target.define_metric(name, step_metric="tokens", summary="min")
     for step, numbers in history:
         target.log(numbers, step=int(step))
-    if samples:
+    if run.samples:
+        samples = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in run.samples]
         target.log({"samples": wandb.Table(columns=SAMPLE_COLUMNS, data=samples)}, step=int(history[-1][0]))
     target.finish()
     if args.offline:
@@ -72,28 +65,28 @@ def upload(wandb, run, args, config, history, samples):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
     parser.add_argument("--entity", help="user or team (default: wandb's)")
-    parser.add_argument("--name", help="of the run there (default: the directory's)")
-    parser.add_argument("--id", help="the run's own mark there: the same one goes on with the same run")
-    parser.add_argument("--dir", help="where wandb keeps its files (default: RUN/wandb)")
+    parser.add_argument("--name", help="of the run in W&B (default: the directory's)")
+    parser.add_argument("--id", help="of the run in W&B: the same one updates the same run")
+    parser.add_argument("--dir", help="for wandb's files (default: RUN/wandb)")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--offline", action="store_true", help="write files for `wandb sync`, use no network")
-    how.add_argument("--dry-run", action="store_true", help="say what would be sent")
+    how.add_argument("--offline", action="store_true", help="write files for `wandb sync`, without a network")
+    how.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
     run = Run(args.run)
-    config, history, samples = config_of(run), history_of(run), samples_of(run)
+    config, history = config_of(run), history_of(run)
     if args.dry_run:
-        return say(run, config, history, samples)
+        return describe(run, config, history)
     try:
         import wandb
     except ImportError as error:
         raise missing_package("wandb", error) from None
     try:
-        upload(wandb, run, args, config, history, samples)
-    except Exception as error:  # wandb's errors share no base that all its versions have
+        upload(wandb, run, args, config, history)
+    except Exception as error:  # no base of wandb's errors is in all its versions
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Fault(EXIT_INPUT, f"wandb: {reason} (try `wandb login`, or --offline)") from None
 

@@ -3,8 +3,8 @@
 //
 // FLOPs are counted as usual: the half of the T x T matrix under the causal mask, 2 products forward and 5 backward
 // (whatever the kernels do), 2 FLOP a multiply-add. Correctness is test_attention_cuda's business.
-#include "../../llmc/cuda/attention_paths.cuh"
-#include "../test/hold.cuh"
+#include "cuda/attention_paths.cuh"
+#include "../test/cuda/hold.cuh"
 #include <algorithm>
 #include <stdlib.h>
 
@@ -31,25 +31,25 @@ struct Bench {
 typedef int (*Launch)(Bench *b, Error *e);
 
 static int public_forward(Bench *b, Error *e) {
-    return attention_forward(b->out, b->lse, b->qkv, b->s.B, b->s.T, b->s.NH, b->s.D, 0, e);
+    return attention_forward(b->out, b->lse, b->qkv, b->s, 0, e);
 }
 
 static int public_backward(Bench *b, Error *e) {
-    return attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->workspace, b->s.B, b->s.T, b->s.NH, b->s.D,
-                              0, e);
+    return attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->workspace, b->s, 0, e);
 }
 
 static int rows_only(Bench *b, Error *e) {
-    return attention_rows_fill(attention_rows_at(b->workspace, b->s), b->lse, b->dout, b->out, b->s, 0, e);
+    AttentionRows rows;
+    return attention_rows_fill(&rows, b->workspace, b->lse, b->dout, b->out, b->s, 0, e);
 }
 
 #ifndef GNS_FP32
-static int mma_forward(Bench *b, Error *e) { return attention_mma_forward(b->out, b->lse, b->qkv, b->s, 0, e); }
+static int tiled_forward(Bench *b, Error *e) { return attention_tiled_forward(b->out, b->lse, b->qkv, b->s, 0, e); }
 
-static int mma_backward(Bench *b, Error *e) {
-    AttentionRows rows = attention_rows_at(b->workspace, b->s);
-    TRY(attention_rows_fill(rows, b->lse, b->dout, b->out, b->s, 0, e));
-    return attention_mma_backward(b->dqkv, b->dout, b->qkv, rows, b->s, 0, e);
+static int tiled_backward(Bench *b, Error *e) {
+    AttentionRows rows;
+    TRY(attention_rows_fill(&rows, b->workspace, b->lse, b->dout, b->out, b->s, 0, e));
+    return attention_tiled_backward(b->dqkv, b->dout, b->qkv, rows, b->s, 0, e);
 }
 #endif
 
@@ -72,8 +72,7 @@ static int time_repeats(Bench *b, Launch launch, double hold, float *median, flo
     *median = ms[REPEATS / 2];
     *best = ms[0];
     CUDA_TRY(cudaEventDestroy(start), e);
-    CUDA_TRY(cudaEventDestroy(stop), e);
-    return 0;
+    return CUDA_CALL(cudaEventDestroy(stop), e);
 }
 
 static int time_launch(Bench *b, const char *name, Launch launch, double products, Error *e) {
@@ -100,7 +99,7 @@ static int bench_shape(AttentionShape s, Hold hold, bool simple_too, Error *e) {
     CUDA_TRY(cudaMalloc((void **)&b.out, n * sizeof(real)), e);
     CUDA_TRY(cudaMalloc((void **)&b.dout, n * sizeof(real)), e);
     CUDA_TRY(cudaMalloc((void **)&b.lse, (size_t)s.heads() * s.T * sizeof(float)), e);
-    CUDA_TRY(cudaMalloc(&b.workspace, attention_workspace_bytes(s.B, s.T, s.NH, s.D)), e);
+    CUDA_TRY(cudaMalloc(&b.workspace, attention_workspace_bytes(s)), e);
     fill<<<1024, 256>>>(b.qkv, 3 * n, 1u);
     fill<<<1024, 256>>>(b.dout, n, 2u);
     TRY(time_launch(&b, "forward", public_forward, 2, e));
@@ -108,8 +107,8 @@ static int bench_shape(AttentionShape s, Hold hold, bool simple_too, Error *e) {
     TRY(time_launch(&b, "  of it delta", rows_only, 0, e));
 #ifndef GNS_FP32
     if (simple_too) {
-        TRY(time_launch(&b, "forward mma", mma_forward, 2, e));
-        TRY(time_launch(&b, "backward mma", mma_backward, 5, e));
+        TRY(time_launch(&b, "forward tiled", tiled_forward, 2, e));
+        TRY(time_launch(&b, "backward tiled", tiled_backward, 5, e));
     }
 #endif
     (void)simple_too;

@@ -6,11 +6,12 @@
 // fall on one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #define _POSIX_C_SOURCE 200809L
-#include "../../llmc/common.h"
-#include "../../llmc/cpu/attention.h"
-#include "../../llmc/cpu/calibrate.h"
-#include "../../llmc/cpu/matmul.h"
-#include "../../llmc/cpu/vector_math.h"
+#include "base/common.h"
+#include "cpu/attention.h"
+#include "cpu/calibrate.h"
+#include "cpu/layers.h"
+#include "cpu/matmul.h"
+#include "cpu/vector_math.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +27,8 @@ static const double MIN_SECONDS = 0.02; // a measurement repeats its work for at
 
 typedef struct {
     int threads;
-    Matmul *matmul;
-    Attention *attention;
+    Matmul matmul;
+    Attention attention;
     float *x, *y, *w, *g; // scratch operands, each large enough for every case
     double peak;          // GFLOP/s of all threads
 } Bench;
@@ -43,27 +44,22 @@ static void run_peak(Bench *bench, size_t unused[3]) {
     bench->y[0] = total; // so that the work is not optimised away
 }
 
-static void run_forward(Bench *b, size_t s[3]) { matmul_forward(b->matmul, b->y, b->x, b->w, b->g, s[0], s[2], s[1]); }
-static void run_dinput(Bench *b, size_t s[3]) { matmul_dinput(b->matmul, b->x, b->y, b->w, s[0], s[2], s[1], false); }
-static void run_dweight(Bench *b, size_t s[3]) {
-    matmul_dweight(b->matmul, b->w, b->g, b->x, b->y, s[0], s[2], s[1], true);
-}
-static void run_head_forward(Bench *b, size_t s[3]) {
-    matmul_head_forward(b->matmul, b->y, b->x, b->w, s[0], s[2], s[1]);
-}
-static void run_head_dinput(Bench *b, size_t s[3]) {
-    matmul_head_dinput(b->matmul, b->x, b->y, b->w, s[0], s[2], s[1], false);
-}
+// s = {M, N, K} of the forward product y (M,N) = x (M,K) w (K,N); the head's w is wte (N,K).
+static void run_forward(Bench *b, size_t s[3]) { matmul_nn(b->matmul, b->y, b->x, b->w, b->g, s[0], s[1], s[2]); }
+static void run_dinput(Bench *b, size_t s[3]) { matmul_nt(b->matmul, b->x, b->y, b->w, s[0], s[2], s[1]); }
+static void run_dweight(Bench *b, size_t s[3]) { matmul_tn(b->matmul, b->w, b->g, b->x, b->y, s[2], s[1], s[0], true); }
+static void run_head_forward(Bench *b, size_t s[3]) { matmul_nt(b->matmul, b->y, b->x, b->w, s[0], s[1], s[2]); }
+static void run_head_dinput(Bench *b, size_t s[3]) { matmul_nn(b->matmul, b->x, b->y, b->w, NULL, s[0], s[2], s[1]); }
 static void run_head_dweight(Bench *b, size_t s[3]) {
-    matmul_head_dweight(b->matmul, b->w, b->y, b->x, s[0], s[2], s[1], true);
+    matmul_tn(b->matmul, b->w, NULL, b->y, b->x, s[1], s[2], s[0], true);
 }
 
 // Attention cases: {B, T, NH * 1000 + D}.
 static void run_attention_forward(Bench *b, size_t s[3]) {
-    attention_forward(b->attention, b->y, b->g, b->x, s[0], s[1], 0, s[2] / 1000, s[2] % 1000);
+    attention_forward(&b->attention, b->y, b->g, b->x, s[0], s[1], 0, s[2] / 1000, s[2] % 1000);
 }
 static void run_attention_backward(Bench *b, size_t s[3]) {
-    attention_backward(b->attention, b->w, b->y, b->x, b->y, b->g, s[0], s[1], s[2] / 1000, s[2] % 1000);
+    attention_backward(&b->attention, b->w, b->y, b->x, b->y, b->g, s[0], s[1], s[2] / 1000, s[2] % 1000);
 }
 
 static void run_gelu_forward(Bench *b, size_t s[3]) { gelu_forward(b->y, b->x, s[0] * s[1]); }
@@ -182,8 +178,11 @@ static int select_cases(Case *cases, int n, const char *text) {
 static int bench_create(Bench *bench, int threads, Error *e) {
     const size_t activations = (size_t)256 * 50304, weights = (size_t)50304 * 768; // the largest cases
     bench->threads = threads;
-    TRY(matmul_create(&bench->matmul, threads, e));
-    TRY(attention_create(&bench->attention, threads, 1024, 64, e));
+    bench->matmul = (Matmul){threads, NULL};
+    bench->attention = (Attention){threads, 1024, 64, NULL};
+    TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch() * sizeof(float), "scratch", e));
+    TRY(memory_alloc((void **)&bench->attention.scratch, attention_scratch(threads, 1024, 64) * sizeof(float),
+                     "scratch", e));
     TRY(memory_alloc((void **)&bench->x, activations * sizeof(float), "x", e));
     TRY(memory_alloc((void **)&bench->y, activations * sizeof(float), "y", e));
     TRY(memory_alloc((void **)&bench->w, weights * sizeof(float), "w", e));
@@ -242,8 +241,7 @@ int main(int argc, char **argv) {
     bench.peak = cases[0].flops / cases[0].best / 1e9;
     printf("%d threads, best of %d rounds; share of the FMA peak of the same run\n", bench.threads, rounds);
     for (int i = 0; i < n; i++) print_case(&bench, &cases[i]);
-    matmul_free(bench.matmul);
-    attention_free(bench.attention);
+    memory_free(bench.matmul.scratch), memory_free(bench.attention.scratch);
     memory_free(bench.x), memory_free(bench.y), memory_free(bench.w), memory_free(bench.g);
     return 0;
 }

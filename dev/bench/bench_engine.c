@@ -8,8 +8,9 @@
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products
 #define _POSIX_C_SOURCE 200809L
-#include "../../llmc/engine.h"
-#include "../../llmc/rng.h"
+#include "model/engine.h"
+#include "plan/devices.h"
+#include "math/rng.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ typedef struct {
 typedef struct {
     EngineConfig config;
     Engine *engine;
+    double peak;      // of the device, FLOP/s; 0: unknown
     uint16_t *tokens; // (B, T + 1)
     StepResult result;
     int rounds, steps; // wanted; done
@@ -61,7 +63,10 @@ static int bench_create(Bench *b, Error *e) {
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
     for (size_t i = 0; i < count; i++) // Zipf's law, as text has it
         b->tokens[i] = (uint16_t)(pow((double)model->config.vocab, rng_uniform(1, 1, i)) - 1);
-    TRY(engine_create(&b->engine, &b->config, e));
+    TRY(engine_create(&GNS_ENGINE, &b->engine, &b->config, e));
+    EngineDevice device;
+    GNS_ENGINE.device(&b->config, false, &device);
+    b->peak = device_peak_flops(&device);
     return load_initial(b->engine, model, e);
 }
 
@@ -138,7 +143,7 @@ static double median(double *values, int n) {
 }
 
 static void tell_arm(const Bench *b, const Arm *arm) {
-    double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = engine_peak_flops(b->engine);
+    double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = b->peak;
     memcpy(sorted, arm->seconds, sizeof sorted);
     memcpy(queued, arm->queued, sizeof queued);
     double s = median(sorted, b->rounds), tokens = (double)b->config.micro_batch * b->config.seq_len;
@@ -177,7 +182,7 @@ static void tell(const Bench *b) {
 
 static void tell_memory(const Bench *b, const char *name) {
     MemoryPlan plan;
-    engine_plan_memory(&b->config, &plan);
+    GNS_ENGINE.plan_memory(&b->config, &plan);
     printf("%s, micro-batch %d x %d, recompute %d: %.2f GiB\n", name, b->config.micro_batch, b->config.seq_len,
            (int)b->config.recompute, (double)plan.total / (1 << 30));
     for (int i = 0; i < plan.count; i++)

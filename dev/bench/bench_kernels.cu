@@ -4,11 +4,11 @@
 //
 //     bench_kernels [B [FAMILY]]      micro-batch at T = 1024 (default 64); layernorm, gelu, embedding, crossentropy
 //                                     or reduce alone
-#include "../../llmc/cuda/crossentropy.cuh"
-#include "../../llmc/cuda/embedding.cuh"
-#include "../../llmc/cuda/gelu.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
-#include "../../llmc/cuda/reduce.cuh"
+#include "cuda/crossentropy.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/reduce.cuh"
 
 #include <functional>
 #include <math.h>
@@ -123,7 +123,7 @@ static void twin_layernorm(void) {
     double *squares = device_new<double>(3);
     const std::vector<double> before = host_from(dr, n), h_x = host_from(x, n), h_dy = host_from(dy, n);
     const std::vector<double> h_gamma = host_from(gamma, C), h_beta = host_from(beta, C);
-    call_check(layernorm_forward(out, mean, rstd, x, gamma, beta, N, C, 0, &e), &e);
+    call_check(layernorm_forward(NULL, out, mean, rstd, x, NULL, gamma, beta, N, C, 0, &e), &e);
     void *workspace = device_new<char>(layernorm_backward_workspace_bytes(B, T, C));
     call_check(layernorm_backward(dr, true, {sums, squares, false}, {sums + C, squares + 1, false},
                                   {sums + 2 * C, squares + 2, false}, dy, x, mean, rstd, gamma, B, T, C, workspace, 0,
@@ -173,7 +173,7 @@ static void twin_gelu(void) {
     const std::vector<double> h_x = host_from(x, n), h_dy = host_from(dy, n);
     void *workspace = device_new<char>(bias_backward_workspace_bytes(B, T, C));
     call_check(gelu_forward(y, x, n, 0, &e), &e);
-    call_check(gelu_backward_bias(dy, {sum, NULL, false}, dy, x, B, T, C, workspace, 0, &e), &e);
+    call_check(bias_backward(dy, {sum, NULL, false}, dy, x, B, T, C, workspace, 0, &e), &e);
     std::vector<double> want(n), dx(n), bias(C), written = host_from(dy, n);
     for (size_t i = 0; i < n; i++) {
         want[i] = gelu_twin(h_x[i]);
@@ -220,7 +220,7 @@ static void twin_crossentropy(void) {
     real *logits = device_random<real>(n, 2, 0.0f, 3.0f);
     float *losses = device_new<float>(T);
     const std::vector<double> x = host_from(logits, n);
-    call_check(crossentropy_gradient(losses, logits, device_from(tokens), 0, T, T, V, Vp, 0, &e), &e);
+    call_check(crossentropy(losses, logits, true, device_from(tokens), 0, T, T, V, Vp, 0, &e), &e);
     std::vector<double> want(n), want_losses(T);
     for (int t = 0; t < T; t++) {
         double sum = 0.0;
@@ -325,12 +325,13 @@ static void bench_layernorm(int B, int T, int C) {
     const ColumnGradient dgamma_only = {sums, NULL, false}, dbeta_only = {sums + C, NULL, false};
     char name[96];
 #define NAME(what) (snprintf(name, sizeof(name), "%s %dx%d", what, N, C), name)
-    report(NAME("layernorm forward"), 2 * tensor,
-           [&](int s) { call_check(layernorm_forward(out[s], mean, rstd, x[s], gamma, beta, N, C, 0, &e), &e); });
-    report(NAME("residual + layernorm forward"), 4 * tensor, [&](int s) {
-        call_check(residual_layernorm_forward(dr[s], out[s], mean, rstd, x[s], y[s], gamma, beta, N, C, 0, &e), &e);
+    report(NAME("layernorm forward"), 2 * tensor, [&](int s) {
+        call_check(layernorm_forward(NULL, out[s], mean, rstd, x[s], NULL, gamma, beta, N, C, 0, &e), &e);
     });
-    call_check(layernorm_forward(out[0], mean, rstd, x[0], gamma, beta, N, C, 0, &e), &e);
+    report(NAME("residual + layernorm forward"), 4 * tensor, [&](int s) {
+        call_check(layernorm_forward(dr[s], out[s], mean, rstd, x[s], y[s], gamma, beta, N, C, 0, &e), &e);
+    });
+    call_check(layernorm_forward(NULL, out[0], mean, rstd, x[0], NULL, gamma, beta, N, C, 0, &e), &e);
     report(NAME("layernorm backward, no norms"), 4 * tensor, [&](int s) {
         call_check(layernorm_backward(dr[s], true, dgamma_only, dbeta_only, none, y[s], x[s], mean, rstd, gamma, B, T,
                                       C, workspace, 0, &e),
@@ -369,9 +370,9 @@ static void bench_gelu(int B, int T, int C) {
     char name[96];
     report(NAME("gelu forward"), 2 * tensor, [&](int s) { call_check(gelu_forward(out, x[s], n, 0, &e), &e); });
     report(NAME("gelu backward, bias and norms"), 3 * tensor,
-           [&](int s) { call_check(gelu_backward_bias(out, dbias, dy[s], x[s], B, T, C, workspace, 0, &e), &e); });
+           [&](int s) { call_check(bias_backward(out, dbias, dy[s], x[s], B, T, C, workspace, 0, &e), &e); });
     report(NAME("bias backward, norms"), tensor,
-           [&](int s) { call_check(bias_backward(dbias, dy[s], B, T, C, workspace, 0, &e), &e); });
+           [&](int s) { call_check(bias_backward(NULL, dbias, dy[s], NULL, B, T, C, workspace, 0, &e), &e); });
     free_all();
 }
 
@@ -406,7 +407,7 @@ static void bench_embedding(int B, int T, int C, int V) {
     float *UG = device_random<float>(n, 7);
     double *sums = device_new<double>(3);
     void *workspace = device_new<char>(embedding_backward_workspace_bytes(B, T, C));
-    void *square_workspace = device_new<char>(embedding_example_squares_workspace_bytes(B, T, C));
+    void *square_workspace = device_new<char>(embedding_example_squares_workspace_bytes(B, C));
     char name[96];
     report(NAME("embedding forward"), tensor + (double)distinct * C * sizeof(real),
            [&](int s) { call_check(embedding_forward(out, tokens[s], wte, wpe, B, T, C, 0, &e), &e); });
@@ -433,11 +434,11 @@ static void bench_crossentropy(int R, int T, int V, int Vp) {
     char name[96];
     snprintf(name, sizeof(name), "crossentropy loss %dx%d", R, Vp);
     report(name, tensor,
-           [&](int s) { call_check(crossentropy_loss(losses, logits[s], tokens, 0, R, T, V, Vp, 0, &e), &e); });
+           [&](int s) { call_check(crossentropy(losses, logits[s], false, tokens, 0, R, T, V, Vp, 0, &e), &e); });
     // In place: after the first call the logits are gradients, which are as good a set of numbers to time.
     snprintf(name, sizeof(name), "crossentropy gradient %dx%d", R, Vp);
     report(name, 2 * tensor,
-           [&](int s) { call_check(crossentropy_gradient(losses, logits[s], tokens, 0, R, T, V, Vp, 0, &e), &e); });
+           [&](int s) { call_check(crossentropy(losses, logits[s], true, tokens, 0, R, T, V, Vp, 0, &e), &e); });
     free_all();
 }
 

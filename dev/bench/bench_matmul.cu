@@ -2,8 +2,8 @@
 // random places, run twice for equal bits, then timed. Share is of an 8192^3 product timed in the same run.
 //
 //     bench_matmul [channels (768) [rows (65536)]]
-#include "../../llmc/cuda/matmul.cuh"
-#include "../../llmc/rng.h"
+#include "cuda/matmul.cuh"
+#include "math/rng.h"
 
 #include <algorithm>
 #include <math.h>
@@ -105,7 +105,7 @@ static double median_ms(Matmul *mm, const Case *c) {
     Error e = {};
     for (int r = -3; r < rounds; r++) {
         MUST(cudaEventRecord(start));
-        must(matmul_run(mm, c->shape, c->out, c->a, c->b, c->extra, 0, &e), &e);
+        must(matmul_run(mm, *c->shape, c->out, c->a, c->b, c->extra, &e), &e);
         MUST(cudaEventRecord(stop));
         MUST(cudaEventSynchronize(stop));
         if (r >= 0) MUST(cudaEventElapsedTime(&ms[r], start, stop));
@@ -129,14 +129,14 @@ static void bench(Matmul *mm, const char *name, MatmulShape s) {
     MUST(cudaMemset(c.out, s.accumulate ? 0 : 0xff, c.out_bytes)); // 0xff: NaN
     if (s.epilogue == MATMUL_BIAS) c.extra = random_real(s.n, 3, 2.0f);
     if (s.epilogue == MATMUL_DGELU) c.extra = random_real(out_count, 4, 4.0f);
-    int code = matmul_run(mm, &s, c.out, c.a, c.b, c.extra, 0, &e);
+    int code = matmul_run(mm, s, c.out, c.a, c.b, c.extra, &e);
     if (code) printf("%-28s %s\n", name, e.what);
     else {
         MUST(cudaDeviceSynchronize());
         double error = check(&c);
         std::vector<char> first = snapshot(c.out, c.out_bytes);
         if (s.accumulate) MUST(cudaMemset(c.out, 0, c.out_bytes));
-        must(matmul_run(mm, &s, c.out, c.a, c.b, c.extra, 0, &e), &e);
+        must(matmul_run(mm, s, c.out, c.a, c.b, c.extra, &e), &e);
         bool same = first == snapshot(c.out, c.out_bytes);
         double ms = median_ms(mm, &c), tflops = 2e-9 * s.m * s.n * (double)s.k / ms;
         if (ceiling == 0) ceiling = tflops;
@@ -152,19 +152,13 @@ static void bench(Matmul *mm, const char *name, MatmulShape s) {
 }
 
 static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
-    MatmulShape s = {};
-    s.m = rows, s.n = out, s.k = in, s.epilogue = epilogue;
-    return s;
+    return {.m = rows, .n = out, .k = in, .epilogue = epilogue};
 }
 static MatmulShape dinput(int rows, int in, int out, MatmulEpilogue epilogue) {
-    MatmulShape s = {};
-    s.m = rows, s.n = in, s.k = out, s.transpose_b = true, s.epilogue = epilogue;
-    return s;
+    return {.m = rows, .n = in, .k = out, .transpose_b = true, .epilogue = epilogue};
 }
 static MatmulShape dweight(int rows, int in, int out) {
-    MatmulShape s = {};
-    s.m = in, s.n = out, s.k = rows, s.transpose_a = true, s.out_float = true, s.accumulate = true;
-    return s;
+    return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = true};
 }
 
 int main(int argc, char **argv) {
@@ -173,7 +167,7 @@ int main(int argc, char **argv) {
     void *workspace;
     MUST(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
     Matmul *mm = (Matmul *)malloc(sizeof *mm);
-    must(matmul_create(mm, workspace, &e), &e);
+    must(matmul_create(mm, workspace, 0, &e), &e);
     bench(mm, "8192^3", forward(8192, 8192, 8192, MATMUL_PLAIN));
     bench(mm, "qkv forward", forward(rows, C, 3 * C, MATMUL_BIAS));
     bench(mm, "proj forward", forward(rows, C, C, MATMUL_BIAS));

@@ -12,7 +12,8 @@
 // one micro-step of the size given: the host, that is, before the update, until the snapshot is taken. A device may have
 // work left meanwhile, so it is also said by how much that step is longer than steps alone.
 #define _DEFAULT_SOURCE // mkdtemp
-#include "../../llmc/saver.h"
+#include "run/saver.h"
+#include "../test/tree.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -113,12 +114,12 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     TRY(memory_alloc((void **)&b->result.example_sq, sizeof(double) * tensors, "results", e));
     b->comm = (Comm){.ranks = 1, .local_ranks = 1};
     TRY(parallel_create(&b->parallel, &b->comm, &b->model, &alone, e));
-    TRY(engine_create(&b->engine, &config, e));
+    TRY(engine_create(&GNS_ENGINE, &b->engine, &config, e));
     TRY(parallel_start(&b->parallel, b->engine, WIRE_FP32, e));
     SaverConfig saver = {
         .out = b->out, .engine = b->engine, .model = &b->model, .text = {-1, -1}, .keep = 1, .metrics = b->metrics};
     TRY(saver_create(&b->saver, &saver, e));
-    return saver_prepare(b->saver, e);
+    return saver_prepare(b->saver, NULL, e);
 }
 
 static void destroy(Bench *b) {
@@ -131,7 +132,7 @@ static void destroy(Bench *b) {
     memory_free(b->result.grad_sq);
     memory_free(b->result.example_sq);
     metrics_close(b->metrics, &ignored);
-    directory_remove(b->out, &ignored);
+    remove_tree(b->out);
 }
 
 // A training step as step.c has it. *seconds: how long it took.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a batch that follows the noise scale is worth: one small model (10.9M parameters, rows of 512 bytes of source
-# code, 80M tokens) trained at constant batches of 32, 128 and 512 rows, and with --ramp gns from 32 to 512. The study
-# behind dev/docs/gns.md, whose figures dev/docs/plots.py draws from what lies in $OUT afterwards.
+# code, 80M tokens) trained at constant batches of 32, 128 and 512 rows, and with --ramp gns from 32 to 512. dev/docs/gns.md
+# reports it; dev/docs/plots.py draws its figures from $OUT.
 #
 #     TRAINER=./train_gpt2cu dev/bench/ramp_study.sh
 #
@@ -18,7 +18,7 @@
 #
 # The learning rate at a batch B is that of the first batch x (B / first)^0.5, in the ramp and at constant batches alike.
 # Above the noise scale the best rate no longer grows with the batch (McCandlish et al. 2018, arXiv 1812.06162, section
-# 2.2), so constant batches are also given the rates of LRS as they are. A run's name has the rate that the rule gives
+# 2.2), so constant batches also run at the rates of LRS themselves. A run's name has the rate that the rule gives
 # the first batch: constant-512-lr0.00025 runs at 1e-3 if the first is 32. Of several LRS each batch can have its best.
 set -u
 . "$(dirname "$0")/../../scripts/common.sh"
@@ -41,8 +41,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM # and with it the trap above
 
-# Bytes of the source files that this machine holds, one file in 20 for validation. Sorted by digest: that mixes the
-# projects, and of equal files one is taken, or a copy of a validation file might be trained on.
+# Bytes of this machine's source files, one file in 20 for validation. Sorted by digest: that mixes the projects, and keeps
+# one of equal files, or training might see a copy of a validation file.
 source_text() {
     # shellcheck disable=SC2086
     find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' \) -size +1k -size -1000k \
@@ -58,7 +58,7 @@ source_text() {
 
 lr_at() { awk -v lr="$1" -v b="$2" -v first="$3" 'BEGIN { printf "%.6g", lr * sqrt(b / first) }'; } # LR BATCH FIRST
 
-# The rates at the first batch from which the rule makes those of LRS at this batch, without those that are in LRS.
+# The rates at the first batch that the rule turns into those of LRS at this batch, without those in LRS.
 more_lrs() { # BATCH FIRST
     awk -v lrs="$LRS" -v b="$1" -v first="$2" 'BEGIN {
         n = split(lrs, lr)
@@ -67,7 +67,7 @@ more_lrs() { # BATCH FIRST
     }'
 }
 
-# 5% of the run, but steps enough for Adam, which wants 2 / (1 - beta2) = 40 or more (Ma and Yarats 2021, arXiv
+# 5% of the run, but enough steps for Adam, which needs 2 / (1 - beta2) = 40 or more (Ma and Yarats 2021, arXiv
 # 1910.04209, section 5). 5% at 512 rows are 15: gradients 30 times their usual norm, and a loss that stays at 2.
 warmup_at() { # BATCH
     local least=$((WARMUP_STEPS * $1 * SEQ_LEN))
@@ -84,7 +84,7 @@ list_ramp() { # LR SEED KAPPA FIRST LAST
         "--ramp gns --batch-min $4 --batch-max $5 --ramp-kappa $3 --val-every $RAMP_VAL_EVERY"
 }
 
-# A line a run: its name and what sets it apart.
+# A line a run: its name and its own options.
 list_runs() {
     local first=${BATCHES%% *} last=${BATCHES##* } lr seed batch kappa
     for seed in $SEEDS; do
@@ -112,7 +112,7 @@ train() { # GPU NAME OPTIONS...
     mkdir -p "$OUT/$name" && cp "$out/run.json" "$OUT/$name/" && gzip -c "$out/metrics.jsonl" > "$OUT/$name/metrics.jsonl.gz"
 }
 
-# The runs whose turn it is on this GPU, one after the other.
+# This GPU's share of the runs, one after the other.
 train_share() { # GPU
     local number=0 run code=0
     while read -r -a run; do

@@ -5,7 +5,7 @@ same at scale, and which is faster?
     torch_twin.py compare RUN/metrics.jsonl twin.jsonl
 
 The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attention and the fused AdamW. Data order,
-initial weights and schedule are rewritten here from their definitions (llmc/data.h, permutation.h, rng.h, model.h,
+initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, rng.h, model.h,
 schedule.h), so agreement checks those too.
 """
 
@@ -23,7 +23,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Data order (llmc/permutation.h, llmc/data.h)
+# Data order (llmc/math/permutation.h, llmc/text/shards.h)
 
 
 def mix(x):
@@ -78,7 +78,7 @@ class Shards:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Initial weights (llmc/rng.h, llmc/model.h)
+# Initial weights (llmc/math/rng.h, llmc/model/model.h)
 
 
 def philox_normals(torch, seed, stream, n, device):

@@ -12,8 +12,8 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
-from report import show, show_time, write_whole
-from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main, smooth, span_of
+from report import show, show_time
+from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main, smooth_column, write_whole
 
 RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)-lr([\d.e+-]+)-seed(\d+)$")
 
@@ -73,14 +73,14 @@ def draw_ramp(plots, run, others):
                       label="one standard error")
     left.plot(at, target, color="tab:orange", lw=1.2, label="target: noise scale of the whole model, c x ln")
     plots.limit_gns(left, target, batch)
-    plots.plot_bound(left, at, [x if x > 0 else math.nan for x in lower], color="tab:red", label="its lower bound, 95%")
+    plots.plot_bound(left, at, plots.above_0(lower), color="tab:red", label="its lower bound, 95%")
     left.step(at, batch, where="post", color="black", lw=1.6, label="batch")
     left.step(at, [2 * x for x in batch], where="post", color="black", lw=0.8, ls="--",
               label="twice the batch: what the bound has to exceed")
     left.set(title=run.label, ylabel="rows")
     for other, colour in zip(others, plots.colours(others)):
         at, scale = plots.thin(other.column("tokens")[:-1], other.column("gns_ln")[:-1])
-        right.plot(at, [x if x > 0 else math.nan for x in scale], color=colour, lw=1, label=other.label)
+        right.plot(at, plots.above_0(scale), color=colour, lw=1, label=other.label)
     plots.limit_gns(right, [x for other in others for x in other.column("gns_ln")[:-1]], [1])
     right.set(title="noise scale of the LayerNorms, at every batch")
     for axes in (left, right):
@@ -95,7 +95,7 @@ def draw_loss(plots, runs):
     figure, panels = plots.plt.subplots(1, 2, figsize=(13, 4.8), sharey=True)
     last, lowest = [], math.inf
     for run, colour in zip(runs, plots.colours(runs)):
-        soft = smooth(run.column("tokens"), run.column("loss"), span_of(run))
+        soft = smooth_column(run, "loss")
         last, lowest = last + [soft[-1], last_val(run)], min([lowest, *soft])
         for axes, name in zip(panels, ("tokens", "step")):
             axes.plot(*plots.thin(run.column(name), soft), color=colour, lw=1.1, label=run.label)

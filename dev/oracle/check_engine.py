@@ -1,4 +1,4 @@
-"""Compares what an engine computed with the oracle: check_engine.py DIR, with the files of dev/test/dump_steps.c.
+"""Compares what an engine computed with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
 
 Prints a line a check, as dev/test/test.h does, and exits with 1 where one failed. The error of a tensor is
 |a - b| / |b| in the Euclidean norm, b the oracle's; that of a list of numbers the largest of |a - b| / |b|.

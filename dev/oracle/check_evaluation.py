@@ -152,7 +152,7 @@ def run(world, *command, code=0):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# HellaSwag by the definition in llmc/hellaswag.h
+# HellaSwag by the definition in llmc/text/hellaswag.h
 
 
 @functools.cache
@@ -195,7 +195,7 @@ def close(got, want, what):
 
 def check_endings(build, world, T):
     want = oracle_hellaswag(world, T)
-    program = build / "dev/test/print_endings"
+    program = build / "dev/test/run/print_endings"
     seen = {}
     for path, tokenizer in ((world.jsonl, world.tokenizer.name), (world.bin, "-")):
         for micro_batch in (1, 7, 64):

@@ -94,7 +94,7 @@ def read_safetensors(path):
 
 def ours(build, directory, work):
     path = os.path.join(work, "logits.safetensors")
-    subprocess.run([os.path.join(build, "dev/test/print_logits"), directory, path], check=True)
+    subprocess.run([os.path.join(build, "dev/test/scripts/print_logits"), directory, path], check=True)
     got = read_safetensors(path)
     return got["tokens"], got["logits"]
 

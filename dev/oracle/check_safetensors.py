@@ -1,4 +1,4 @@
-"""Exchanges files with dev/test/test_safetensors.c: check_safetensors.py TEST_SAFETENSORS, the compiled program.
+"""Exchanges files with dev/test/checkpoint/test_safetensors.c: check_safetensors.py TEST_SAFETENSORS, the compiled program.
 
 What C wrote, Hugging Face's own package must read, and the other way round. Prints lines as dev/test/test.h does.
 """

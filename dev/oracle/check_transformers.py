@@ -52,10 +52,15 @@ class Programs:
             raise Mismatch(f"{name} ended with {done.returncode}: {last[-400:]}")
         return done.stdout
 
+    def learn_vocabulary(self, size, directory):
+        script = Path(__file__).resolve().parents[2] / "scripts/train_bpe.py"
+        command = [sys.executable, script, "--vocab-size", str(size), "--out", directory, "corpus.txt"]
+        subprocess.run(command, cwd=self.work, capture_output=True, check=True)
+
     def logits(self, directory):
         """Tokens (rows, T) and the logits behind each (rows, T, V) as our engine computes them from a directory."""
         path = self.work / "logits.safetensors"
-        self.run("dev/test/print_logits", directory, path)
+        self.run("dev/test/scripts/print_logits", directory, path)
         with safe_open(path, "pt") as f:
             return f.get_tensor("tokens").long(), f.get_tensor("logits")
 
@@ -152,7 +157,7 @@ def byte_run(programs):
 def bpe_run(programs):
     """Trains on from a model and with a tokenizer that lie in one directory, as somebody's own on the Hub would."""
     directory = programs.work / "bpe_start"
-    programs.run("data/tokenize", "--train-bpe", 301, "--out", directory, "corpus.txt")
+    programs.learn_vocabulary(301, directory)
     programs.run("data/tokenize", "--tokenizer", directory, "--out", "bpe", "corpus.txt")
     shape = dict(n_layer=2, n_head=2, n_embd=40, vocab_size=301, n_positions=23)
     lively_model(shape, seed=4).save_pretrained(directory)
@@ -162,7 +167,7 @@ def bpe_run(programs):
 def chat_run(programs):
     """The same with tokens added by transformers, of which one is to end a text."""
     plain, directory = programs.work / "chat_plain", programs.work / "chat_start"
-    programs.run("data/tokenize", "--train-bpe", 301, "--out", plain, "corpus.txt")
+    programs.learn_vocabulary(301, plain)
     tokenizer = AutoTokenizer.from_pretrained(plain)
     tokenizer.add_special_tokens({"additional_special_tokens": [CHAT_END]})
     tokenizer.add_tokens([CHAT_USER])

@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2034
-# checks: what the tests in shell share. Each sources this file, with the name of its suite:
+# checks: shared by the tests in shell. Each sources this file, with the name of its suite:
 #
-#     . "$(dirname "$0")/checks.sh" ranks
+#     . "$(dirname "$0")/../checks.sh" ranks
 #
-# and stands then in the root of the repository, has a directory $work of its own that goes when it ends, and the
-# programs under test, in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
+# which changes to the root of the repository and makes a directory $work, removed at the end. The programs under test are
+# in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
 #
-#     it_works() { ...; }               fails as the function does; what it prints is the reason; 77 skips it
+#     it_works() { ...; }               fails with a non-zero code, and prints the reason; 77 skips it
 #     try it_works                      prints "PASS ranks/it_works 0.12s", or FAIL or SKIP and the reason
 #
-# or a stretch of checks, all of which are made:
+# or a sequence of checks, which all run:
 #
 #     begin
 #     returns 65 scripts/report.py nowhere
@@ -26,7 +26,7 @@ tokenize=$root/$build/data/tokenize
 work=$(mktemp -d) || exit 70
 trap 'rm -rf "$work"' EXIT
 
-verdict() { # PASS|FAIL|SKIP NAME START [WHY]: the line of a test that began at START ($EPOCHREALTIME)
+verdict() { # PASS|FAIL|SKIP NAME START [WHY]: the line of a test that started at START ($EPOCHREALTIME)
     local us=$((${EPOCHREALTIME//[.,]/} - ${3//[.,]/}))
     printf '%s %s/%s %d.%02ds%s\n' "$1" "$suite" "$2" $((us / 1000000)) $((us % 1000000 / 10000)) "${4:+: $4}"
     [ "$1" != FAIL ] || failed=1
@@ -42,11 +42,11 @@ try() { # FUNCTION ARGUMENTS...
     *) verdict FAIL "$name" "$start" && tail -n 8 <<< "$out" | sed 's/^/  /' ;;
     esac
 }
-skip() { echo "$1" && return 77; } # WHY: the function that ends with this
+skip() { echo "$1" && return 77; } # WHY: a test function returns with it
 
 begin() { start=$EPOCHREALTIME wrong=0; }
-check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...: complains of WHAT where the command fails
-returns() { # CODE COMMAND...: checks that it ends with CODE; its output is in $work/log then
+check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...: prints WHAT if the command fails
+returns() { # CODE COMMAND...: checks that it exits with CODE; its output is in $work/log
     "${@:2}" > "$work/log" 2>&1
     local code=$?
     check "exit code $code, want $1, of ${*:2}: $(tail -n 1 "$work/log")" [ $code = "$1" ]
@@ -57,10 +57,10 @@ skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
 
 says() { grep -qF -- "$2" "$1"; }           # FILE TEXT
 one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
-# Of a RUN, every number that a step prints but those that a clock gives.
+# RUN: its metrics without those that depend on a clock.
 numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 
-find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and python3 that has these packages
+find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
     local python
     for python in ${PYTHON:+"$PYTHON"} "$root/build/venv/bin/python3" python3; do
         "$python" -c 'import importlib as i, sys; sys.exit(not all(i.import_module(m).__file__ for m in sys.argv[1:]))' "$@" > /dev/null 2>&1 &&
@@ -69,8 +69,14 @@ find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and py
     return 1
 }
 
+learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package tokenizers
+    local python
+    python=$(find_python tokenizers) || skip "no Python package tokenizers" || return
+    "$python" "$root/scripts/train_bpe.py" --vocab-size "$1" --out "$2" "$3"
+}
+
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
-mpi_here() { # many ranks share few cores, all on this machine
+mpi_here() { # all ranks are on this machine and share its cores
     export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader
-    export ASAN_OPTIONS=detect_leaks=0 # of Open MPI's own
+    export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks
 }

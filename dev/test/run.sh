@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Runs test programs and counts what they print: dev/test/run.sh BUILD_DIR TEST...
-# A TEST is a program or script that prints a line a test, beginning with PASS, FAIL or SKIP. One that ends otherwise
-# than it should (a crash, a non-zero exit without a FAIL line, or no line at all) counts as a failure of its own, and so
-# does one that has not ended after half an hour ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long), with
-# which all ends that it began; 77 is the code of one that is skipped as a whole.
-# Ends with "N passed, N failed, N skipped"; the exit code is 1 where something failed.
+# A TEST is a program or script that prints a line for each test, beginning with PASS, FAIL or SKIP. A crash, a non-zero
+# exit without a FAIL line, or no such line counts as one more failure; so does a TEST that runs for more than half an hour
+# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long), which is killed with all processes that it started. 77 is
+# the exit code of a TEST that is skipped as a whole.
+# Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/program.h says why
-unset MAKEFLAGS MFLAGS MAKELEVEL # a test that calls make asks for what it wants
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/run/program.h says why
+unset MAKEFLAGS MFLAGS MAKELEVEL # tests call make with flags of their own
 shift
 log=$GNS_BUILD/test.log
 : > "$log"
-limit=${GNS_TEST_LIMIT:-1800} # seconds: some ten times what the longest takes on two idle cores
+limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
-mark=$$.$EPOCHREALTIME # in the environment of all that a test begins, in whatever session that is by now
+mark=$$.$EPOCHREALTIME # in the environment of all processes of a test, in any session
 
 end_marked() {
     grep -lszFx "GNS_TEST=$mark" /proc/[0-9]*/environ | cut -d / -f 3 | xargs -r kill -KILL 2> /dev/null

@@ -2,8 +2,8 @@
 #ifndef GNS_SMALL_MODEL_H
 #define GNS_SMALL_MODEL_H
 
-#include "../../llmc/engine.h"
-#include "../../llmc/rng.h"
+#include "model/engine.h"
+#include "math/rng.h"
 
 // Streams of rng.h, apart from those of the program under test (and of no consequence: only the seed's use matters).
 enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };

@@ -9,7 +9,7 @@
 #ifndef GNS_TEST_H
 #define GNS_TEST_H
 
-#include "../../llmc/common.h"
+#include "base/common.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,13 +3,14 @@
 #ifndef GNS_TRAINER_H
 #define GNS_TRAINER_H
 
-#include "../../llmc/archive.h"
-#include "../../llmc/data.h"
-#include "../../llmc/files.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/program.h"
-#include "shard_file.h"
+#include "checkpoint/archive.h"
+#include "text/shards.h"
+#include "base/files.h"
+#include "math/rng.h"
+#include "run/program.h"
+#include "text/shard_file.h"
 #include "test.h"
+#include "tree.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -25,6 +26,7 @@ static struct {
     int batch_min;          // of trainer_command: no fewer than there are ranks
     int ranks;              // > 1: under mpirun, as `program rank train_gpt2 ...`
     char program[PATH_MAX]; // this one
+    EngineApi engine;       // which it trains on: the CPU engine, where a test does not put functions of its own in
 } trainer;
 
 // Words with some order in them, so that there is something to learn.
@@ -44,6 +46,7 @@ static void trainer_setup(void) {
     trainer.thorough = thorough && strcmp(thorough, "1") == 0;
     snprintf(trainer.scratch, sizeof trainer.scratch, "%s/gns_test_XXXXXX", base);
     trainer.ranks = 1;
+    if (!trainer.engine.create) trainer.engine = cpu_engine;
     trainer.batch_min = 2;
     if (readlink("/proc/self/exe", trainer.program, sizeof trainer.program - 1) < 0) exit(1);
     if (!mkdtemp(trainer.scratch) || chdir(trainer.scratch) != 0) exit(1);
@@ -53,8 +56,7 @@ static void trainer_setup(void) {
 }
 
 static int trainer_end(void) {
-    Error e;
-    if (chdir("/") == 0) directory_remove(trainer.scratch, &e);
+    if (chdir("/") == 0) remove_tree(trainer.scratch);
     return test_summary();
 }
 
@@ -100,7 +102,7 @@ static pid_t trainer_start(const char *format, va_list args) {
     if (!freopen("log", "w", stdout)) _exit(1);
     dup2(1, 2);
     if (trainer.ranks > 1) trainer_exec_ranks(argc, argv);
-    int code = program_main(argc, argv);
+    int code = program_main(argc, argv, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
     fflush(stdout);
     _exit(code);
 }
@@ -160,11 +162,6 @@ static inline const char *log_tail(void) {
     snprintf(tail, sizeof tail, "%s", log ? log + (bytes > 300 ? bytes - 300 : 0) : "(none)");
     memory_free(log);
     return tail;
-}
-
-static inline void remove_tree(const char *path) {
-    Error e;
-    directory_remove(path, &e);
 }
 
 static inline void copy_file(const char *from, const char *to) {

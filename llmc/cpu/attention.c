@@ -1,11 +1,10 @@
-#define _POSIX_C_SOURCE 200809L
-#include "attention.h"
-#include "tile.h"
+#include "cpu/attention.h"
+#include "cpu/tile.h"
+#include "math/loss.h"
+
 #include <assert.h>
 #include <math.h>
-#ifdef _OPENMP
-#    include <omp.h>
-#endif
+#include <omp.h>
 
 // Both passes copy a head's rows to scratch, padded with zeros to whole tiles, so that no product meets an edge:
 // rows to Tp and columns to Dp, multiples of TILE_COLUMNS.
@@ -13,7 +12,7 @@
 // Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys;
 // the longer a block, the less goes into loading and storing dq, dk and dv, but it must fit in the second-level cache.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
-enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; VEC beside the power of two, lest all rows fall on one cache set
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would fall on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
 
 typedef struct {
@@ -25,12 +24,6 @@ typedef struct {
     float *scores, *dscores; // forward: scores (TILE_ROWS, Tp + VEC); backward: both (ROW_BLOCK, SCORE_ROW)
     float *lse, *delta;      // (Tp)
 } Scratch;
-
-struct Attention {
-    int threads;
-    size_t max_T, max_D, scratch_floats;
-    float *scratch; // (threads, scratch_floats)
-};
 
 // One head of one example.
 typedef struct {
@@ -45,7 +38,7 @@ static float *take(float *base, size_t *used, size_t n) {
     return p;
 }
 
-// Lays a thread's scratch out from `base` and returns how many floats it takes; base may be NULL, to ask only that.
+// Lays a thread's scratch out from `base`, or from NULL only to count; returns its floats.
 static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D) {
     size_t Tp = round_up(max_T, TILE_COLUMNS), Dp = round_up(max_D, TILE_COLUMNS), used = 0;
     float **matrices[] = {&s->q, &s->k, &s->v, &s->dout, &s->k_t, &s->v_t, &s->dk, &s->dv};
@@ -58,42 +51,19 @@ static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D
     return used;
 }
 
-size_t attention_bytes(int threads, size_t max_T, size_t max_D) {
+size_t attention_scratch(int threads, size_t max_T, size_t max_D) {
     Scratch s;
-    return sizeof(Attention) + (size_t)threads * scratch_layout(&s, NULL, max_T, max_D) * sizeof(float);
-}
-
-int attention_create(Attention **out, int threads, size_t max_T, size_t max_D, Error *e) {
-    TRY(memory_alloc_zero((void **)out, sizeof(Attention), "attention workspace", e));
-    Attention *at = *out;
-    Scratch s;
-    *at = (Attention){threads, max_T, max_D, scratch_layout(&s, NULL, max_T, max_D), NULL};
-    size_t bytes = (size_t)threads * at->scratch_floats * sizeof(float);
-    int code = memory_alloc((void **)&at->scratch, bytes, "attention scratch", e);
-    if (code) {
-        memory_free(at);
-        *out = NULL;
-    }
-    return code;
-}
-
-void attention_free(Attention *at) {
-    if (!at) return;
-    memory_free(at->scratch);
-    memory_free(at);
+    return (size_t)threads * scratch_layout(&s, NULL, max_T, max_D);
 }
 
 static Scratch scratch_of_thread(const Attention *at) {
     Scratch s;
-    size_t thread = 0;
-#ifdef _OPENMP
-    thread = (size_t)omp_get_thread_num();
-#endif
-    scratch_layout(&s, at->scratch + thread * at->scratch_floats, at->max_T, at->max_D);
+    size_t floats = attention_scratch(1, at->max_T, at->max_D);
+    scratch_layout(&s, at->scratch + (size_t)omp_get_thread_num() * floats, at->max_T, at->max_D);
     return s;
 }
 
-// to (Tp, Dp) = scale * from (T, D), zeros around it
+// to (Tp, Dp) = scale * from (T, D), padded with zeros
 static void copy_padded(const Head *head, float *to, const float *from, size_t from_row, float scale) {
     size_t D = head->D, whole = D / VEC * VEC;
     for (size_t t = 0; t < head->T; t++, to += head->Dp, from += from_row) {
@@ -120,7 +90,7 @@ static void transpose_panels(const Head *head, float *to, const float *from, siz
                         size_min(TILE_COLUMNS, head->T - t), head->D);
 }
 
-// A tile of C = A B, or += A B, with A's k along its rows ...
+// A tile of C = A B, or += A B, with A's k along its rows.
 static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
                      size_t K, bool add) {
     TILE_DISPATCH(rows, {
@@ -130,7 +100,7 @@ static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t
     });
 }
 
-// ... and C += A^T B, A's k down its columns.
+// The same of C += A^T B, with A's k down its columns.
 static void multiply_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
                                 size_t b_row, size_t K) {
     TILE_DISPATCH(rows, {
@@ -151,7 +121,7 @@ static float horizontal_sum(Vec v) {
     return sum;
 }
 
-// A row of scores, of which the first n count, becomes exp(score - max), zero from n to `padded`. Returns the sum.
+// Turns the first n of a row of scores into exp(score - max), and the rest, up to `padded`, into 0. Returns the sum.
 static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
     for (size_t j = n; j < padded; j++) scores[j] = -INFINITY;
     Vec max_v = vec_load(scores), sum = {0};
@@ -175,7 +145,7 @@ static void forward_panel(const Head *head, const Scratch *s, float *out, float 
     for (size_t r = 0; r < rows; r++) {
         float max;
         sum[r] = softmax_row(s->scores + r * score_row, i + r + 1, keys, &max);
-        if (r < valid) lse[i + r] = max + logf(sum[r]);
+        if (r < valid) lse[i + r] = loss_logsumexp(max, sum[r]);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
         multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
@@ -204,8 +174,8 @@ static void compute_delta(const Head *head, const Scratch *s, const float *out) 
     }
 }
 
-// A row t of scores and dP, keys [j, j + n), becomes P = exp(score - lse) and dS = P (dP - delta), both 0 above the
-// diagonal; n is a multiple of VEC.
+// Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 above the
+// diagonal. n is a multiple of VEC.
 static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta) {
     VecInt key = {0};
     for (int i = 0; i < VEC; i++) key[i] = (int32_t)j + i;
@@ -286,7 +256,7 @@ static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     return (Head){T, D, round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D, NH * D, 1 / sqrtf((float)D)};
 }
 
-void attention_forward(Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
+void attention_forward(const Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D, scores = B * NH * (T - first) * T;
@@ -299,7 +269,7 @@ void attention_forward(Attention *at, float *out, float *lse, const float *qkv, 
     }
 }
 
-void attention_backward(Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
+void attention_backward(const Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D;

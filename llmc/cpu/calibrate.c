@@ -1,10 +1,13 @@
 #define _POSIX_C_SOURCE 200809L
-#include "calibrate.h"
+#include "cpu/calibrate.h"
 
-#include "../common.h"
-#include "vector_math.h"
+#include "base/common.h"
+#include "cpu/vector_math.h"
 
 #include <omp.h>
+
+enum { STEPS = 100000 };                           // half a millisecond or so
+static const size_t copy_bytes = (size_t)64 << 20; // more than the caches hold
 
 float calibrate_chains(size_t steps) {
     Vec v[CALIBRATE_CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
@@ -16,42 +19,39 @@ float calibrate_chains(size_t steps) {
     return sum[0];
 }
 
-double calibrate_flops(int threads, double seconds) {
-    const size_t steps = 100000; // half a millisecond or so
-    double best = 0, end = clock_seconds() + seconds;
-    volatile float used;
-    do {
-        double start = clock_seconds();
+// One thread's share of the work: multiply-adds, or with memory (2, copy_bytes) a copy from its first half to its second.
+static float work(char *memory, size_t thread, size_t threads) {
+    size_t part = copy_bytes / threads;
+    if (!memory) return calibrate_chains(STEPS);
+    memcpy(memory + copy_bytes + thread * part, memory + thread * part, part);
+    return 0;
+}
+
+// Seconds of the fastest round, of those that begin within 50 ms.
+static double fastest(char *memory, int threads) {
+    double best = 1e9, now = clock_seconds(), end = now + 0.05;
+    volatile float used; // or the compiler drops the work
+    while (now < end) {
+        double start = now;
         float total = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : total)
-        total += calibrate_chains(steps);
+        total += work(memory, (size_t)omp_get_thread_num(), (size_t)threads);
         used = total;
-        double rate = 2.0 * VEC * CALIBRATE_CHAINS * (double)steps * threads / (clock_seconds() - start);
-        if (rate > best) best = rate;
-    } while (clock_seconds() < end);
+        now = clock_seconds();
+        if (now - start < best) best = now - start;
+    }
     (void)used;
     return best;
 }
 
-double calibrate_copy(int threads, double seconds) {
-    const size_t each = (size_t)64 << 20, part = each / (size_t)threads / 64 * 64; // bytes
-    char *from, *to;
+double calibrate_flops(int threads) { return 2.0 * VEC * CALIBRATE_CHAINS * STEPS * threads / fastest(NULL, threads); }
+
+double calibrate_copy(int threads) {
+    char *memory;
     Error e;
-    double best = 0, end;
-    if (memory_alloc_zero((void **)&from, 2 * each, "calibration", &e)) return 0;
-    to = from + each;
-    memset(from, 1, 2 * each); // so that every page is there
-    end = clock_seconds() + seconds;
-    do {
-        double start = clock_seconds();
-#pragma omp parallel num_threads(threads)
-        {
-            size_t at = (size_t)omp_get_thread_num() * part;
-            memcpy(to + at, from + at, part);
-        }
-        double rate = 2.0 * (double)part * threads / (clock_seconds() - start);
-        if (rate > best) best = rate;
-    } while (clock_seconds() < end);
-    memory_free(from);
-    return best;
+    if (memory_alloc((void **)&memory, 2 * copy_bytes, "calibration", &e)) return 0;
+    memset(memory, 1, 2 * copy_bytes); // so that every page is there
+    double seconds = fastest(memory, threads);
+    memory_free(memory);
+    return 2.0 * (double)copy_bytes / seconds;
 }

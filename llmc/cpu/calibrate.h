@@ -1,18 +1,18 @@
-// calibrate: what this machine's cores and memory can do, measured: for plans (plan.h) and as the benchmark's yardstick.
+// calibrate: measures what this machine's cores and memory can do: for plans (plan.h) and as the benchmark's yardstick.
 #ifndef GNS_CPU_CALIBRATE_H
 #define GNS_CPU_CALIBRATE_H
 
 #include <stddef.h>
 
-// Multiply-adds on registers: enough chains of them side by side to hide their latency. CALIBRATE_CHAINS vectors, two
-// operations a float, `steps` times. The result is of no account, but must be used, or the work is optimised away.
+// Multiply-adds in registers, in CALIBRATE_CHAINS independent vectors, enough to hide their latency: two operations a
+// float, `steps` times. The result means nothing, but must be used, or the compiler drops the work.
 enum { CALIBRATE_CHAINS = 12 };
 float calibrate_chains(size_t steps);
 
-// Floating-point operations a second of so many threads: the best of a few rounds, `seconds` in all.
-double calibrate_flops(int threads, double seconds);
+// Floating-point operations a second of all threads, the best of 50 ms.
+double calibrate_flops(int threads);
 
-// Bytes a second of a copy too large for the caches, read and written together: likewise. 0: no memory for it.
-double calibrate_copy(int threads, double seconds);
+// Bytes a second, read and written together, of a copy that exceeds the caches, the best of 50 ms. 0: no memory for it.
+double calibrate_copy(int threads);
 
 #endif

@@ -4,12 +4,12 @@
 #ifndef GNS_CPU_ENGINE_H
 #define GNS_CPU_ENGINE_H
 
-#include "../engine.h"
-#include "attention.h"
-#include "matmul.h"
+#include "model/engine.h"
+#include "cpu/attention.h"
+#include "cpu/matmul.h"
 
-// What the backward pass needs of a block's forward. Where recomputing, or for inference, one block's memory serves all
-// blocks, in part (gelu) or but for x (block); of one row's inference each block keeps its own qkv, for engine_logits.
+// A block's activations, which its backward pass reads. With --recompute, or for inference, blocks share memory: gelu's,
+// or all but x. For inference of one row each block has its own qkv, which cpu_logits reads again.
 typedef struct {
     float *x;                   // (B, T, C)  input of the block
     float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
@@ -20,14 +20,15 @@ typedef struct {
     float *fc, *gelu;           // (B, T, 4C) before and after GELU
 } Block;
 
-enum { ENGINE_LAYOUTS = 5 }; // separate pieces of memory
+enum { ENGINE_LAYOUTS = 6 }; // separate pieces of memory
 
 struct Engine {
+    const EngineApi *api;
     EngineConfig config;
     int threads;
     float *param;               // flat, in the layout of the tensor table
     float *grad;                // the same, or a few of its buckets (shard_grad_place)
-    float *grad_sum;            // of the step: grad, or the owned ranges (llmc/shard.h)
+    float *grad_sum;            // of the step: grad, or the owned ranges (model/shard.h)
     float *moment1, *moment2;   // of the owned ranges
     Block *block;               // (L)
     float *x_final;             // (B, T, C)  output of the last block
@@ -35,35 +36,51 @@ struct Engine {
     float *logits;              // (head_rows, Vp), a chunk of the head
     float *loss;                // (B, T)
     uint16_t *targets;          // (B, T)
-    uint16_t *seen;             // (T): tokens whose keys and values the last engine_logits left, so many:
+    uint16_t *seen;             // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
-    float *dx, *dy; // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;   // (B, T, 4C) gradient of qkv, fc
-    float *ln_scratch;
+    float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
+    float *dwide;                            // (B, T, 4C) gradient of qkv, fc
+    float *ln_scratch;                       // layernorm_scratch
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    GradientWatch watch;                     // of the next micro-step
-    WeightsWatch weights_watch;              // await NULL: all weights are there
     double loss_sum;
-    bool first; // the next micro-step's gradients replace what is in memory: the step's first, with shard_grads any
-    Matmul *matmul;
-    Attention *attention_scratch;
+    bool first;          // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    GradientWatch watch; // of the next micro-step
+    WeightsWatch weights_watch; // await NULL: all weights are there
+    Matmul matmul;
+    Attention attention;
     void *memory[ENGINE_LAYOUTS];
 };
 
-int engine_thread_count(const EngineConfig *config); // where it is 0: of all cores
+// engine_memory.c
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory (engine_memory.c)
+int engine_thread_count(const EngineConfig *config); // its threads, by default one a core
 
-// Takes all the memory that the engine's configuration needs, cleared, and points the engine at it.
+// Allocates all memory of the engine's configuration, cleared but for the kernels' scratch, and points the engine at it.
 int engine_memory_take(Engine *engine, Error *e);
 void engine_memory_free(Engine *engine);
 
 // Rows of the head processed at a time: the logits of a whole micro-batch never exist.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
+
+// Functions of EngineApi beside those of train_gpt2.c (engine_memory.c, engine_state.c).
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan);
+int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
+int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+void cpu_pin(Engine *engine, void *memory, size_t bytes);
+void cpu_unpin(Engine *engine, void *memory);
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
+int cpu_norms(Engine *engine, Range range, Error *e);
+int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
+int cpu_collect(Engine *engine, Range range, bool first, Error *e);
+int cpu_clear(Engine *engine, Range range, Error *e);
+int cpu_rank_norms(Engine *engine, Range range, Error *e);
+void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);
+size_t cpu_weight_bytes(const Engine *engine);
+void *cpu_stream(Engine *engine);
 
 #endif

@@ -1,10 +1,14 @@
-// The CPU engine's memory. The same layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "engine.h"
-#include "layers.h"
+// The CPU engine's memory. The same layouts plan (--dry-run) and place, so the plan is never wrong.
+#include "cpu/engine.h"
+#include "cpu/layers.h"
+#include "model/shard.h"
 
 #include <omp.h>
 #include <string.h>
+
+int engine_thread_count(const EngineConfig *config) {
+    return config->threads > 0 ? config->threads : omp_get_max_threads();
+}
 
 int engine_head_rows(const EngineConfig *config) {
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
@@ -12,122 +16,130 @@ int engine_head_rows(const EngineConfig *config) {
     return (int)size_min(all, size_max(rows, 64));
 }
 
-// Lays out all memory: with base == NULL it only counts. One walk serves the plan and the allocation.
+// A piece of memory, taken from its beginning on. base NULL: it is only counted.
 typedef struct {
     char *base;
     size_t used;
-} Arena;
+} Layout;
 
-static void *arena_take(Arena *a, size_t bytes) {
+static void *take(Layout *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;
     a->used += round_up(bytes, 64);
     return p;
 }
-#define TAKE(arena, n) arena_take((arena), (size_t)(n) * sizeof(float))
+#define TAKE(pointer, n) ((pointer) = take(a, (size_t)(n) * sizeof *(pointer)))
 
-static void layout_param(Engine *engine, Arena *a) { engine->param = TAKE(a, engine->config.model->flat_count); }
+static void layout_param(Engine *engine, Layout *a) { TAKE(engine->param, engine->config.model->flat_count); }
 
-static void layout_grad(Engine *engine, Arena *a) {
+static void layout_grad(Engine *engine, Layout *a) {
     if (engine->config.inference) return;
-    engine->grad = TAKE(a, shard_grad_elements(&engine->config));
-    engine->grad_sum = engine->config.shard_grads ? TAKE(a, shard_elements(&engine->config)) : engine->grad;
+    engine->grad_sum = TAKE(engine->grad, shard_grad_elements(&engine->config));
+    if (engine->config.shard_grads) TAKE(engine->grad_sum, shard_elements(&engine->config));
 }
 
-static void layout_moments(Engine *engine, Arena *a) {
+static void layout_moments(Engine *engine, Layout *a) {
     if (engine->config.inference) return;
-    engine->moment1 = TAKE(a, shard_elements(&engine->config));
-    engine->moment2 = TAKE(a, shard_elements(&engine->config));
+    TAKE(engine->moment1, shard_elements(&engine->config));
+    TAKE(engine->moment2, shard_elements(&engine->config));
 }
 
-static void layout_block(Block *k, Arena *a, size_t N, size_t C, size_t NH) {
-    k->ln1 = TAKE(a, N * C), k->mean1 = TAKE(a, N), k->rstd1 = TAKE(a, N);
-    k->qkv = TAKE(a, N * 3 * C);
-    k->attention = TAKE(a, N * C), k->lse = TAKE(a, N * NH);
-    k->x_mid = TAKE(a, N * C);
-    k->ln2 = TAKE(a, N * C), k->mean2 = TAKE(a, N), k->rstd2 = TAKE(a, N);
-    k->fc = TAKE(a, N * 4 * C);
+static void layout_block(Block *k, Layout *a, size_t N, size_t C, size_t NH) {
+    TAKE(k->ln1, N * C), TAKE(k->mean1, N), TAKE(k->rstd1, N);
+    TAKE(k->qkv, N * 3 * C);
+    TAKE(k->attention, N * C), TAKE(k->lse, N * NH);
+    TAKE(k->x_mid, N * C);
+    TAKE(k->ln2, N * C), TAKE(k->mean2, N), TAKE(k->rstd2, N);
+    TAKE(k->fc, N * 4 * C);
 }
 
-static void layout_activations(Engine *engine, Arena *a) {
-    const ModelConfig *m = &engine->config.model->config;
-    int B = engine->config.micro_batch, T = engine->config.seq_len;
-    size_t N = (size_t)B * (size_t)T, C = (size_t)m->channels, NH = (size_t)m->heads;
-    int L = m->layers;
-    engine->block = arena_take(a, sizeof(Block) * (size_t)L);
-    Block ignored, *first = engine->block ? engine->block : &ignored;
-    for (int l = 0; l < L; l++) {
-        Block *k = engine->block ? &engine->block[l] : &ignored;
-        bool own = l == 0 || !engine->config.inference;
-        if (!own || (l > 0 && engine->config.recompute == RECOMPUTE_BLOCK)) *k = *first;
-        else layout_block(k, a, N, C, NH);
-        if (!own && B == 1) k->qkv = TAKE(a, N * 3 * C);
-        if (own) k->x = TAKE(a, N * C);
-        k->gelu = l > 0 && (!own || engine->config.recompute != RECOMPUTE_NONE) ? first->gelu : TAKE(a, N * 4 * C);
+static void layout_blocks(Engine *engine, Layout *a) {
+    const EngineConfig *c = &engine->config;
+    size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
+    TAKE(engine->block, c->model->config.layers);
+    Block counted, *first = engine->block ? engine->block : &counted;
+    for (int l = 0; l < c->model->config.layers; l++) {
+        Block *k = engine->block ? &engine->block[l] : &counted;
+        bool own = l == 0 || !c->inference;
+        if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
+        else layout_block(k, a, N, C, (size_t)c->model->config.heads);
+        if (!own && c->micro_batch == 1) TAKE(k->qkv, N * 3 * C);
+        if (own) TAKE(k->x, N * C);
+        if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
+        else TAKE(k->gelu, N * 4 * C);
     }
-    engine->x_final = TAKE(a, N * C);
-    engine->lnf = TAKE(a, N * C), engine->meanf = TAKE(a, N), engine->rstdf = TAKE(a, N);
-    engine->logits = TAKE(a, (size_t)engine_head_rows(&engine->config) * (size_t)engine->config.model->vocab_padded);
-    engine->loss = TAKE(a, N);
-    engine->targets = arena_take(a, N * sizeof(uint16_t));
-    engine->seen = arena_take(a, (size_t)T * sizeof(uint16_t));
-    if (engine->config.inference) return;
-    engine->dx = TAKE(a, N * C), engine->dy = TAKE(a, N * C);
-    engine->dwide = TAKE(a, N * 4 * C);
-    engine->ln_scratch = TAKE(a, layernorm_scratch(B, T, (int)C));
-    engine->ln_sq = arena_take(a, 2 * (size_t)B * sizeof(double));
-    engine->grad_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
-    engine->rank_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
-    engine->example_sq = arena_take(a, (size_t)engine->config.model->tensor_count * sizeof(double));
 }
 
-static void layout_exact(Engine *engine, Arena *a) {
-    if (engine->config.gns != GNS_EXACT || engine->config.inference) return;
-    size_t N = (size_t)engine->config.micro_batch * (size_t)engine->config.seq_len;
-    engine->example_grad = TAKE(a, model_tensor_largest(engine->config.model));
-    engine->example_bias_grad = TAKE(a, 4 * (size_t)engine->config.model->config.channels);
-    engine->head_at_token = TAKE(a, N * (size_t)engine->config.model->config.channels);
+static void layout_activations(Engine *engine, Layout *a) {
+    const EngineConfig *c = &engine->config;
+    size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
+    int tensors = c->model->tensor_count;
+    layout_blocks(engine, a);
+    TAKE(engine->x_final, N * C);
+    TAKE(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
+    TAKE(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
+    TAKE(engine->loss, N);
+    TAKE(engine->targets, N);
+    TAKE(engine->seen, c->seq_len);
+    if (c->inference) return;
+    TAKE(engine->dx, N * C), TAKE(engine->dy, N * C);
+    TAKE(engine->dwide, N * 4 * C);
+    TAKE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
+    TAKE(engine->ln_sq, 2 * c->micro_batch);
+    TAKE(engine->grad_sq, tensors), TAKE(engine->rank_sq, tensors), TAKE(engine->example_sq, tensors);
+}
+
+static void layout_exact(Engine *engine, Layout *a) {
+    const EngineConfig *c = &engine->config;
+    if (c->gns != GNS_EXACT || c->inference) return;
+    size_t C = (size_t)c->model->config.channels;
+    TAKE(engine->example_grad, model_tensor_largest(c->model));
+    TAKE(engine->example_bias_grad, 4 * C);
+    TAKE(engine->head_at_token, (size_t)c->micro_batch * (size_t)c->seq_len * C);
+}
+
+static void layout_workspaces(Engine *engine, Layout *a) {
+    const ModelConfig *m = &engine->config.model->config;
+    size_t T = (size_t)engine->config.seq_len, D = (size_t)(m->channels / m->heads);
+    int threads = engine_thread_count(&engine->config);
+    engine->matmul = (Matmul){threads, NULL};
+    TAKE(engine->matmul.scratch, matmul_scratch());
+    engine->attention = (Attention){threads, T, D, NULL};
+    TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 
 static const struct {
     const char *what;
-    void (*fill)(Engine *, Arena *);
+    void (*fill)(Engine *, Layout *);
 } layouts[ENGINE_LAYOUTS] = {
     {"parameters", layout_param},
     {"gradients", layout_grad},
     {"AdamW moments", layout_moments},
     {"activations", layout_activations},
     {"exact per-example norms", layout_exact},
+    {"kernel workspaces", layout_workspaces}, // not cleared: each thread touches its own first
 };
 
-int engine_thread_count(const EngineConfig *config) {
-    return config->threads > 0 ? config->threads : omp_get_max_threads();
-}
-
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    const ModelConfig *m = &config->model->config;
-    int threads = engine_thread_count(config);
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     memset(plan, 0, sizeof *plan);
     for (int i = 0; i < ENGINE_LAYOUTS; i++) {
         Engine sketch = {.config = *config};
-        Arena arena = {0};
-        layouts[i].fill(&sketch, &arena);
-        if (!arena.used) continue;
+        Layout layout = {0};
+        layouts[i].fill(&sketch, &layout);
+        if (!layout.used) continue;
         plan->item[plan->count].what = layouts[i].what;
-        plan->item[plan->count++].bytes = arena.used;
+        plan->item[plan->count++].bytes = layout.used;
+        plan->total += layout.used;
     }
-    plan->item[plan->count].what = "kernel workspaces";
-    plan->item[plan->count++].bytes =
-        matmul_bytes(threads) + attention_bytes(threads, (size_t)config->seq_len, (size_t)(m->channels / m->heads));
-    for (int i = 0; i < plan->count; i++) plan->total += plan->item[i].bytes;
 }
 
 int engine_memory_take(Engine *engine, Error *e) {
     for (int i = 0; i < ENGINE_LAYOUTS; i++) {
-        Arena arena = {0};
-        layouts[i].fill(engine, &arena);
-        TRY(memory_alloc_zero(&engine->memory[i], arena.used, "the engine's memory", e));
-        arena = (Arena){.base = engine->memory[i]};
-        layouts[i].fill(engine, &arena);
+        Layout layout = {0};
+        layouts[i].fill(engine, &layout);
+        TRY(memory_alloc(&engine->memory[i], layout.used, "the engine's memory", e));
+        if (layouts[i].fill != layout_workspaces) memset(engine->memory[i], 0, layout.used);
+        layout = (Layout){.base = engine->memory[i]};
+        layouts[i].fill(engine, &layout);
     }
     return 0;
 }

@@ -1,14 +1,16 @@
-// The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
-// What comes from outside and goes there, norms of gradients, and the update.
-#include "../adamw.h"
-#include "../hash.h"
-#include "../shard.h"
-#include "engine.h"
-#include "layers.h"
+// The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
+// Load and store, norms of gradients, the update.
+#include "base/hash.h"
+#include "cpu/engine.h"
+#include "cpu/layers.h"
+#include "math/adamw.h"
+#include "model/shard.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
+
+enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread
 
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
@@ -19,7 +21,7 @@ static bool is_whole(const Engine *engine, StateKind kind) {
     return kind == STATE_PARAM || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
@@ -30,11 +32,11 @@ int engine_load(Engine *engine, StateKind kind, Range range, const float *values
     return 0;
 }
 
-void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : (WeightsWatch){NULL, NULL, NULL};
 }
 
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
@@ -44,22 +46,19 @@ int engine_store(Engine *engine, StateKind kind, Range range, float *values, Err
     return 0;
 }
 
-void engine_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
-void engine_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
+void cpu_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
+void cpu_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-int engine_clear(Engine *engine, Range range, Error *e) {
+int cpu_clear(Engine *engine, Range range, Error *e) {
     (void)e;
-    float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    size_t n = range_length(range);
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) grad[i] = 0;
+    memset(engine->grad + shard_grad_place(&engine->config, range.begin), 0, range_float_bytes(range));
     return 0;
 }
 
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     (void)e;
     float *sum = engine->grad_sum + shard_place(&engine->config, range);
     const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
@@ -67,31 +66,28 @@ int engine_collect(Engine *engine, Range range, bool first, Error *e) {
     assert(engine->config.shard_grads);
     if (first) memcpy(sum, x, range_float_bytes(range));
     else
-#pragma omp parallel for simd schedule(static) if (n > 8192)
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
         for (size_t i = 0; i < n; i++) sum[i] += x[i];
     return 0;
 }
 
-// The part of a tensor that lies in a range, as a range.
-static Range tensor_in_range(const Tensor *t, Range range) { return range_overlap(tensor_range(t), range); }
-
-// grad: of the range's first element and those behind it.
+// sq[tensor] = or += |the tensor's part of the range|^2, of every tensor in it. grad: the range's gradient.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], range);
-        if (part.begin == part.end) continue;
+        Range part = range_overlap(tensor_range(&model->tensors[i]), range);
+        if (!range_length(part)) continue;
         sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), range_length(part));
     }
 }
 
-int engine_norms(Engine *engine, Range range, Error *e) {
+int cpu_norms(Engine *engine, Range range, Error *e) {
     (void)e;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     norms(engine->config.model, sum, range, engine->grad_sq, false);
     return 0;
 }
 
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
+int cpu_rank_norms(Engine *engine, Range range, Error *e) {
     (void)e;
     const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
     norms(engine->config.model, own, range, engine->rank_sq, true);
@@ -101,39 +97,31 @@ int engine_rank_norms(Engine *engine, Range range, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The update
 
-// The part's elements of every array.
-typedef struct {
-    float *param, *moment1, *moment2;
-    const float *grad;
-} UpdateArrays;
-
-static void adamw_range(UpdateArrays a, size_t n, const AdamWStep *step, bool decay) {
-    float *p = a.param, *m = a.moment1, *v = a.moment2;
-#pragma omp parallel for simd schedule(static) if (n > 8192)
-    for (size_t i = 0; i < n; i++) p[i] = adamw_update(p[i], a.grad[i], &m[i], &v[i], step, decay);
+static void update_floats(float *param, const float *grad, float *moment1, float *moment2, size_t n,
+                          const AdamWStep *step, bool decay) {
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
+    for (size_t i = 0; i < n; i++) param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
 }
 
 static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
     const Model *model = engine->config.model;
     const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
     for (int i = 0; i < model->tensor_count; i++) {
-        Range part = tensor_in_range(&model->tensors[i], p.range);
-        size_t n = range_length(part), at = part.begin - p.range.begin;
-        UpdateArrays a = {engine->param + part.begin, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
-                          grad + at};
-        if (n) adamw_range(a, n, step, model->tensors[i].dimensions > 1);
+        Range part = range_overlap(tensor_range(&model->tensors[i]), p.range);
+        size_t at = part.begin - p.range.begin;
+        update_floats(engine->param + part.begin, grad + at, engine->moment1 + p.place + at,
+                      engine->moment2 + p.place + at, range_length(part), step, model->tensors[i].dimensions > 1);
     }
 }
 
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    double norm = sqrt(sq) / (double)u->batch;
+    double scale = adamw_grad_scale(sq, (double)u->batch, u->grad_clip);
     engine->seen_count = 0;
-    if (!isfinite(norm)) return 0;
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step,
-                                adamw_clip(norm, u->grad_clip) / (double)u->batch);
+    if (isnan(scale)) return 0;
+    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, scale);
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) update_piece(engine, p, &step);
     return 0;
@@ -142,7 +130,7 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->param + element;
@@ -152,17 +140,17 @@ void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     return NULL;
 }
 
-size_t engine_weight_bytes(const Engine *engine) {
+size_t cpu_weight_bytes(const Engine *engine) {
     (void)engine;
     return sizeof(float);
 }
 
-void *engine_stream(Engine *engine) {
+void *cpu_stream(Engine *engine) {
     (void)engine;
     return NULL;
 }
 
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t sum = 0;
     TRY(watch_await(&engine->weights_watch, range, e));
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)

@@ -1,12 +1,14 @@
-#include "layers.h"
+#include "cpu/layers.h"
 
-#include "vector_math.h"
+#include "cpu/vector_math.h"
+#include "math/layernorm.h"
+#include "math/loss.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-// Loops this short are not worth waking the threads for: a parallel region costs a few microseconds.
+// Shorter loops run on one thread: a parallel region costs a few microseconds.
 enum { PARALLEL_FLOATS = 1 << 13 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -23,7 +25,7 @@ void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const fl
         }
 }
 
-// Threads share the channels, not the rows: each adds the rows of a token in the same order whatever their number.
+// Threads share the channels, not the rows: so the rows of a token are added in the same order on any number of threads.
 void embedding_backward(float *dwte, float *dwpe, const float *dx, const uint16_t *tokens, size_t stride, int B, int T,
                         int C) {
     const int block = 32; // channels
@@ -52,7 +54,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
         const float *d = dx + (size_t)t * C;
         norms.position_sq += dot(d, d, C);
         norms.cross += dot(d, head_rows + (size_t)t * C, C);
-        // |E[v]|^2 is taken where v first occurs, over all its occurrences
+        // the first occurrence of v adds |E[v]|^2, over all its occurrences
         bool seen = false;
         for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
         if (seen) continue;
@@ -90,22 +92,21 @@ static float row_variance_sum(const float *x, float mean, int C) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] += (x[c + i] - mean) * (x[c + i] - mean);
-    for (; c < C; c++) lane[0] += (x[c] - mean) * (x[c] - mean);
+        for (int i = 0; i < LANES; i++) lane[i] = add_square(lane[i], x[c + i] - mean);
+    for (; c < C; c++) lane[0] = add_square(lane[0], x[c] - mean);
     return lanes_sum(lane);
 }
 
 void layernorm_forward(float *y, float *mean, float *rstd, float *x, const float *residual, const float *gamma,
                        const float *beta, int N, int C) {
-    const float eps = 1e-5f; // GPT-2's layer_norm_epsilon
 #pragma omp parallel for schedule(static) if ((size_t)N * C > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
         float *xi = x + (size_t)i * C, *yi = y + (size_t)i * C;
         if (residual)
             for (int c = 0; c < C; c++) xi[c] += residual[(size_t)i * C + c];
         float m = row_sum(xi, C) / (float)C;
-        float s = 1.0f / sqrtf(row_variance_sum(xi, m, C) / (float)C + eps);
-        for (int c = 0; c < C; c++) yi[c] = (xi[c] - m) * s * gamma[c] + beta[c];
+        float s = layernorm_rstd(row_variance_sum(xi, m, C), C);
+        for (int c = 0; c < C; c++) yi[c] = layernorm_y(layernorm_xhat(xi[c], m, s), gamma[c], beta[c]);
         mean[i] = m;
         rstd[i] = s;
     }
@@ -117,31 +118,25 @@ static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 
 size_t layernorm_scratch(int B, int T, int C) { return (size_t)B * row_blocks(T) * 2 * C; }
 
-// One row: with xhat = (x - mean) rstd and g = dy gamma, dx += rstd (g - mean_c(g) - xhat mean_c(g xhat)).
+// One row: adds to dx, dgamma and dbeta.
 static void layernorm_backward_row(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, float mean,
                                    float rstd, const float *gamma, int C) {
     float lane_g[LANES] = {0}, lane_gx[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
         for (int i = 0; i < LANES; i++) {
-            float xhat = (x[c + i] - mean) * rstd, g = dy[c + i] * gamma[c + i];
-            lane_g[i] += g;
-            lane_gx[i] += g * xhat;
-            dgamma[c + i] += dy[c + i] * xhat;
-            dbeta[c + i] += dy[c + i];
+            float xhat = layernorm_xhat(x[c + i], mean, rstd);
+            lane_g[i] += dy[c + i] * gamma[c + i];
+            layernorm_add(&lane_gx[i], &dgamma[c + i], &dbeta[c + i], dy[c + i], gamma[c + i], xhat);
         }
     for (; c < C; c++) {
-        float xhat = (x[c] - mean) * rstd, g = dy[c] * gamma[c];
-        lane_g[0] += g;
-        lane_gx[0] += g * xhat;
-        dgamma[c] += dy[c] * xhat;
-        dbeta[c] += dy[c];
+        float xhat = layernorm_xhat(x[c], mean, rstd);
+        lane_g[0] += dy[c] * gamma[c];
+        layernorm_add(&lane_gx[0], &dgamma[c], &dbeta[c], dy[c], gamma[c], xhat);
     }
     float mean_g = lanes_sum(lane_g) / (float)C, mean_gx = lanes_sum(lane_gx) / (float)C;
-    for (c = 0; c < C; c++) {
-        float xhat = (x[c] - mean) * rstd;
-        dx[c] += rstd * (dy[c] * gamma[c] - mean_g - xhat * mean_gx);
-    }
+    for (c = 0; c < C; c++)
+        dx[c] += layernorm_dx(dy[c], gamma[c], layernorm_xhat(x[c], mean, rstd), rstd, mean_g, mean_gx);
 }
 
 void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const float *dy,
@@ -150,7 +145,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
     int blocks = row_blocks(T);
 #pragma omp parallel if ((size_t)B * T * C > PARALLEL_FLOATS)
     {
-        // 1: every block of rows on its own -> scratch (B, blocks, 2, C)
+        // 1: sums of every block of rows -> scratch (B, blocks, 2, C)
 #pragma omp for schedule(static)
         for (int i = 0; i < B * blocks; i++) {
             float *part = scratch + (size_t)i * 2 * C;
@@ -162,7 +157,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
                                        gamma, C);
             }
         }
-        // 2: an example's blocks into its first, in order; that is the example's gradient, so its norm is at hand
+        // 2: adds an example's blocks to its first, in order: the example's gradient, and its norm
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;
@@ -183,6 +178,26 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// GELU
+
+enum { GELU_PARALLEL = 1 << 14 }; // floats that are worth a second thread
+
+void gelu_forward(float *y, const float *x, size_t n) {
+    size_t whole = n / VEC * VEC;
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+    for (size_t i = 0; i < whole; i += VEC) vec_store(y + i, vec_gelu(vec_load(x + i)));
+    vec_store_part(y + whole, vec_gelu(vec_load_part(x + whole, n - whole)), n - whole);
+}
+
+void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
+    size_t whole = n / VEC * VEC, rest = n - whole;
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+    for (size_t i = 0; i < whole; i += VEC) vec_store(dx + i, vec_load(dy + i) * vec_gelu_derivative(vec_load(x + i)));
+    Vec dy_rest = vec_load_part(dy + whole, rest), x_rest = vec_load_part(x + whole, rest);
+    vec_store_part(dx + whole, dy_rest * vec_gelu_derivative(x_rest), rest);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Cross-entropy
 
 static float row_max(const float *x, int n) {
@@ -197,7 +212,7 @@ static float row_max(const float *x, int n) {
     return max;
 }
 
-// row becomes exp(row - max); returns the sum.
+// Turns a row into exp(row - max); returns the sum.
 static float row_exp(float *row, float max, int n) {
     Vec sum = {0};
     int c = 0;
@@ -218,11 +233,11 @@ void cross_entropy(float *loss, float *logits, const uint16_t *target, int N, in
         float *row = logits + (size_t)i * stride;
         float max = row_max(row, V), at_target = row[target[i]];
         float sum = row_exp(row, max, V);
-        loss[i] = logf(sum) + max - at_target;
+        loss[i] = loss_at(loss_logsumexp(max, sum), at_target);
         if (gradient == 0) continue;
         float scale = gradient / sum;
         for (int v = 0; v < V; v++) row[v] *= scale;
-        row[target[i]] -= gradient;
+        row[target[i]] = loss_gradient_at_target(row[target[i]], gradient);
         memset(row + V, 0, sizeof(float) * (size_t)(stride - V));
     }
 }
@@ -236,16 +251,16 @@ static double chunk_squares(const float *x, size_t n) {
     float lane[LANES] = {0};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (int k = 0; k < LANES; k++) lane[k] += x[i + k] * x[i + k];
+        for (int k = 0; k < LANES; k++) lane[k] = add_square(lane[k], x[i + k]);
     double sum = 0;
     for (; i < n; i++) sum += (double)x[i] * x[i];
     for (int k = 0; k < LANES; k++) sum += lane[k];
     return sum;
 }
 
-// The chunks of a block go to `partial` and are added in order: blocks bound the memory that takes.
-enum { BLOCK_CHUNKS = 512 };
+enum { BLOCK_CHUNKS = 512 }; // whose sums are kept, to be added in order
 
+// Adds x to y unless y is NULL; returns |x|^2.
 static double add_and_sum_blocks(float *y, const float *x, size_t n) {
     double partial[BLOCK_CHUNKS], total = 0;
     for (size_t begin = 0; begin < n; begin += (size_t)BLOCK_CHUNKS * SUM_CHUNK) {

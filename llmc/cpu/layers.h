@@ -1,12 +1,12 @@
-// layers: the CPU kernels that are not matmul, attention or GELU. fp32, OpenMP. The order of every sum depends on the
-// shapes alone, never on the number of threads, so results are the same bit for bit on any of them.
+// layers: the CPU kernels beside matmul and attention. fp32, OpenMP. The order of every sum depends on the shapes alone,
+// never on the number of threads, and so do the bits of results.
 #ifndef GNS_CPU_LAYERS_H
 #define GNS_CPU_LAYERS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-// x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), the first T of a row are read.
+// x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), of which the first T of a row are read.
 void embedding_forward(float *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const float *wte /* (V, C) */,
                        const float *wpe /* (P, C) */, int B, int T, int C);
 
@@ -15,33 +15,39 @@ void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, cons
                         const uint16_t *tokens, size_t stride, int B, int T, int C);
 
 // Squared norms of example b's embedding gradient. E[v] = sum over t with token t = v of dx[t]: embedding_sq is |E|^2,
-// position_sq is sum over t of |dx[t]|^2, and cross is <E, U> = sum over t of dx[t] . head_rows[t], where head_rows[t]
-// is row `token t` of U, the example's gradient of the same matrix in its role as the head.
+// position_sq is sum over t of |dx[t]|^2, and cross is <E, U> = sum over t of dx[t] . head_rows[t]. U is the example's
+// gradient of the same matrix in its role as the head, head_rows[t] its row `token t`.
 typedef struct {
     double embedding_sq, position_sq, cross;
 } EmbeddingNorms;
 EmbeddingNorms embedding_example_norms(const float *dx /* (T, C) */, const float *head_rows /* (T, C) */,
                                        const uint16_t *tokens /* (T) */, int T, int C, float *scratch /* (C) */);
 
-// LayerNorm over C (Ba et al. 2016): y = (x - mean) * rstd * gamma + beta, rstd = 1 / sqrt(variance + 1e-5).
-// residual (N, C) or NULL: x is first replaced by x + residual (and written back), the sum that feeds the LayerNorm.
+// LayerNorm of N rows of C (math/layernorm.h); mean and rstd (N) are kept for the backward pass.
+// residual (N, C) or NULL: x becomes x + residual first.
 void layernorm_forward(float *y, float *mean, float *rstd, float *x /* (N, C) */, const float *residual,
                        const float *gamma, const float *beta, int N, int C);
 
-// Backward of y = LN(x) for B examples of T rows. dx (B, T, C) is added to. dgamma, dbeta (C) are added to, from
-// per-example sums that the kernel needs anyway; their squared norms come free (Gray et al. 2024, section 3):
-// gamma_sq[b] = |dgamma_b|^2, beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch(B, T, C) floats.
+// Backward of y = LN(x) for B examples of T rows: adds to dx (B, T, C), dgamma and dbeta (C), and writes the squared
+// norms of each example's own, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch
+// floats.
 void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const float *dy,
                         const float *x, const float *mean, const float *rstd, const float *gamma, int B, int T, int C,
                         float *scratch);
 size_t layernorm_scratch(int B, int T, int C);
 
+// y (n) = gelu(x); y may be x.
+void gelu_forward(float *y, const float *x, size_t n);
+
+// dx (n) = dy gelu'(x); dx may be dy.
+void gelu_backward(float *dx, const float *dy, const float *x, size_t n);
+
 // Softmax and cross-entropy of each row, in nats: loss[i] = -log softmax(logits[i])[target[i]] over V real columns of
-// `stride`. gradient != 0: the logits are replaced by (softmax - onehot) * gradient, padding columns by 0.
+// `stride`. gradient != 0: the logits become (softmax - onehot) * gradient, the padding columns 0.
 void cross_entropy(float *loss /* (N) */, float *logits /* (N, stride) */, const uint16_t *target /* (N) */, int N,
                    int V, int stride, float gradient);
 
-// Sum of squares, in double, in chunks of fixed size.
+// Sum of squares: double, of chunks of a fixed size, whose own sums are fp32.
 double sum_squares(const float *x, size_t n);
 
 // y += x; returns |x|^2.

@@ -6,7 +6,7 @@
 #ifndef GNS_CPU_TILE_H
 #define GNS_CPU_TILE_H
 
-#include "vector_math.h"
+#include "cpu/vector_math.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { TILE_ROWS = 12, TILE_ROW_STEP = 4 };

@@ -1,9 +1,11 @@
-// vector_math: the widest float vector of the machine, exp on it, and GELU over arrays.
+// vector_math: the widest float vector of the machine, with exp and GELU.
 //
 // Written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else.
-// Compile with -ffp-contract=fast: -std=c11 forbids GCC to fuse a * b + c, and every kernel here lives on that.
+// The kernels need -ffp-contract=fast: without it -std=c11 forbids GCC to fuse a * b + c.
 #ifndef GNS_CPU_VECTOR_MATH_H
 #define GNS_CPU_VECTOR_MATH_H
+
+#include "math/gelu.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -32,7 +34,7 @@ VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in
 }
 VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
 
-// The first n floats, n < VEC; zeros behind them.
+// The first n < VEC floats, then zeros.
 VECTOR_INLINE Vec vec_load_part(const float *p, size_t n) {
     Vec v = {0};
     memcpy(&v, p, n * sizeof *p);
@@ -55,22 +57,16 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
     // 2^n in two halves, so that n = 128 does not overflow before the product does. Unsigned: far outside the range n
-    // is any integer, and what is made of it is thrown away below.
+    // is any integer, and the selects below discard its result.
     VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);
     return vec_select(x > 88.72284f, vec_set(__builtin_inff()), result);
 }
 
-// GELU, tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415; GPT-2's): x/2 (1 + tanh u), u = sqrt(2/pi)(x + 0.044715
-// x^3). Since (1 + tanh u)/2 = 1/(1 + exp(-2u)), it is x s with s = sigmoid(2u), which loses no digits where x is
-// negative.
-#define GELU_SCALE 0x1.988454p+0f // 2 sqrt(2/pi)
-#define GELU_CUBIC 0.044715f
-
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
-// With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
+// GELU is x s, s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);
@@ -81,36 +77,6 @@ VECTOR_INLINE Vec vec_gelu_derivative(Vec x) {
     Vec square = x * x, t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * square)), r = 1.0f / (1.0f + t);
     Vec s = vec_select(x < 0.0f, t, vec_set(1)) * r, slope = GELU_SCALE * (1.0f + 3 * GELU_CUBIC * square);
     return s + x * slope * (t * r * r);
-}
-
-enum { GELU_CHUNK = 4096 }; // floats a thread takes at once; fewer than 4 chunks are not worth a second thread
-
-static inline void gelu_forward_chunk(float *y, const float *x, size_t n) {
-    size_t i = 0;
-    for (; i + VEC <= n; i += VEC) vec_store(y + i, vec_gelu(vec_load(x + i)));
-    if (i < n) vec_store_part(y + i, vec_gelu(vec_load_part(x + i, n - i)), n - i);
-}
-
-static inline void gelu_backward_chunk(float *dx, const float *dy, const float *x, size_t n) {
-    size_t i = 0;
-    for (; i + VEC <= n; i += VEC) vec_store(dx + i, vec_load(dy + i) * vec_gelu_derivative(vec_load(x + i)));
-    if (i == n) return;
-    Vec dy_part = vec_load_part(dy + i, n - i), x_part = vec_load_part(x + i, n - i);
-    vec_store_part(dx + i, dy_part * vec_gelu_derivative(x_part), n - i);
-}
-
-// y (n) = gelu(x); y may be x
-static inline void gelu_forward(float *y, const float *x, size_t n) {
-#pragma omp parallel for schedule(static) if (n >= 4 * GELU_CHUNK)
-    for (size_t i = 0; i < n; i += GELU_CHUNK)
-        gelu_forward_chunk(y + i, x + i, n - i < GELU_CHUNK ? n - i : GELU_CHUNK);
-}
-
-// dx (n) = dy gelu'(x); dx may be dy
-static inline void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
-#pragma omp parallel for schedule(static) if (n >= 4 * GELU_CHUNK)
-    for (size_t i = 0; i < n; i += GELU_CHUNK)
-        gelu_backward_chunk(dx + i, dy + i, x + i, n - i < GELU_CHUNK ? n - i : GELU_CHUNK);
 }
 
 #endif

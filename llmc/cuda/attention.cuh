@@ -7,23 +7,32 @@
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
-// Every result is written once, by one thread block, in a fixed order: two runs give the same bits. Blocks draw work
-// from a counter, of which a device has one: calls on one device must follow one another, as on one stream.
+// One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from
+// counters, one set a device: calls on one device must follow one another, as on one stream.
 #ifndef GNS_ATTENTION_CUH
 #define GNS_ATTENTION_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
-// Any T >= 1 and 1 <= D <= ATTENTION_HEAD_SIZE_MAX (sizes.h); D = 64 and 128 are fast. All pointers on the device, 16-byte aligned.
-// out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each (NH, D); C = NH * D.
-int attention_forward(real *out, float *lse, const real *qkv, int B, int T, int NH, int D, cudaStream_t stream,
-                      Error *e);
+// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64 and 128 are fast.
+struct AttentionShape {
+    int B, T, NH, D;
 
-// Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes() of scratch, nothing kept between calls.
+    __host__ __device__ int C() const { return NH * D; }
+    __host__ __device__ int heads() const { return B * NH; }
+    __host__ __device__ int padded_T() const { return (T + 127) / 128 * 128; } // no tile ends beyond it
+    __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
+};
+
+// All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each
+// (NH, D).
+int attention_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
+
+// Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
 int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, int B, int T, int NH, int D, cudaStream_t stream, Error *e);
+                       void *workspace, AttentionShape s, cudaStream_t stream, Error *e);
 
 // Backward only: 8 bytes a query and head, T rounded up to 128.
-size_t attention_workspace_bytes(int B, int T, int NH, int D);
+size_t attention_workspace_bytes(AttentionShape s);
 
 #endif

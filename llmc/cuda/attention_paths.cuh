@@ -1,57 +1,71 @@
-// attention_paths: the code paths behind attention.cuh, and what they share.
+// attention_paths: the code paths of attention.cuh, and what they share.
 #ifndef GNS_ATTENTION_PATHS_CUH
 #define GNS_ATTENTION_PATHS_CUH
 
-#include "attention.cuh"
+#include "cuda/attention.cuh"
 #include <math.h>
 
-struct AttentionShape {
-    int B, T, NH, D; // batch, tokens, heads, head size
+// Softmax runs in base 2 throughout: exp2(x log2 e) is one multiply-add and one instruction.
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
 
-    __host__ __device__ int C() const { return NH * D; }
-    __host__ __device__ int heads() const { return B * NH; }
-    // Rows of the workspace are padded so that a tile never runs off their end.
-    __host__ __device__ int padded_T() const { return (T + 127) / 128 * 128; }
-    __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
-};
-
-// The workspace of the backward. Softmax runs in base 2 throughout: exp2(x log2 e) is one multiply-add and one
-// instruction. In the padding lse2 is infinite, so that P = exp2(S - lse2) is zero there, and delta is zero.
+// The workspace of the backward. In the padding lse2 is infinite, so that P = exp2(S - lse2) is zero, and delta is zero.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O)
 };
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
+typedef int AttentionForward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
+typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
+                              cudaStream_t stream, Error *e);
+
+// Any GPU from sm_80, any D <= 128: mma.sync in bf16, plain fp32 (no TF32) in the FP32 build.
+AttentionForward attention_tiled_forward;
+AttentionBackward attention_tiled_backward;
+
+#ifndef GNS_FP32
+// bf16 on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
+int attention_sm90_usable(bool *yes, AttentionShape s, Error *e);
+AttentionForward attention_sm90_forward;
+AttentionBackward attention_sm90_backward;
+#endif
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-#ifdef GNS_FP32
+// Fills the workspace from lse, dout and out: the start of every backward.
+int attention_rows_fill(AttentionRows *rows, void *workspace, const float *lse, const real *dout, const real *out,
+                        AttentionShape s, cudaStream_t stream, Error *e);
 
-// Plain fp32, for comparing engines: no tensor cores, no TF32.
-int attention_fp32_forward(float *out, float *lse, const float *qkv, AttentionShape s, cudaStream_t stream, Error *e);
-int attention_fp32_backward(float *dqkv, const float *dout, const float *qkv, AttentionRows rows, AttentionShape s,
-                            cudaStream_t stream, Error *e);
+template <int N> __device__ static inline void clear(float (&c)[N]) {
+    UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
+}
 
-#else
+#ifndef GNS_FP32
+// ---------------------------------------------------------------------------------------------------------------------
+// Accumulators of mma.m16n8k16 and of wgmma: a warp owns 16 rows. A lane's element i of a matrix (16, N) lies
+// fragment_row(i) rows below row lane / 4, in column fragment_column(i): it has parts of two rows 8 apart.
 
-// bf16 on any GPU from sm_80: mma.sync, any D <= 128.
-int attention_mma_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
-int attention_mma_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                           cudaStream_t stream, Error *e);
+__device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
+__device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2; }
 
-// bf16 on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
-int attention_sm90_usable(bool *yes, AttentionShape s, Error *e);
-int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
-int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                            cudaStream_t stream, Error *e);
+// The k-th of a lane's elements in its first (i = 0) or second (i = 1) row.
+__device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
+__device__ static inline unsigned pack(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(unsigned *)&pair;
+}
+
+// Over the 4 lanes that share a row.
+__device__ static inline float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ static inline float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
 #endif
-
-// Fills rows from lse, dout and out: the start of every backward.
-int attention_rows_fill(AttentionRows rows, const float *lse, const real *dout, const real *out, AttentionShape s,
-                        cudaStream_t stream, Error *e);
-AttentionRows attention_rows_at(void *workspace, AttentionShape s);
 
 #endif

@@ -3,19 +3,18 @@
 // At B 64, NH 12, T 1024, D 64 the tensor cores need 0.13 ms (103 GFLOP under the mask, at 790 TFLOP/s), the memory
 // 0.1 ms (0.4 GB), and the exponentials another 0.1 ms (4.0e8, at 16 a clock and multiprocessor). All three must work at
 // once. So blocks are persistent, one a multiprocessor, and consist of one or two teams. A team's feeder warp draws work
-// and brings its tiles to shared memory through the copy engine; its two warpgroups own 64 queries each. Nothing keeps
-// the warpgroups in step: one is in its softmax while another multiplies, and one team works while the other begins or
-// ends a tile of queries. Inside a warpgroup, a tile's softmax runs while the last tile's probabilities are multiplied
-// with its values.
-#include "attention_sm90.cuh"
+// and copies its tiles to shared memory; its two warpgroups own 64 queries each. The warpgroups are not synchronised: one
+// computes its softmax while another multiplies, and one team works while the other starts or ends a tile of queries.
+// Inside a warpgroup, a tile's softmax runs while the last tile's probabilities are multiplied with its values.
+#include "cuda/attention_sm90.cuh"
 #ifndef GNS_FP32
 
 // How the forward at head size D is laid out.
-template <int D_> struct AttentionForward {
+template <int D_> struct ForwardLayout {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
     static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
-    // The warpgroup of the feeders comes last and gives most of its registers to the others; at launch every thread has
-    // 96 (D = 64) or 168.
+    // The feeders' warpgroup is the last and gives most of its registers to the others; at launch a thread has 96 (D = 64)
+    // or 168.
     static constexpr int FEEDERS = WARPGROUP * GROUPS * TEAMS, THREADS = FEEDERS + WARPGROUP;
     static constexpr int FEEDER_REGISTERS = D == 64 ? 32 : 40, WORKER_REGISTERS = D == 64 ? 112 : 232;
 
@@ -40,9 +39,6 @@ __device__ unsigned forward_tickets; // see work_draw
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Number of key tiles that queries up to `last` see.
-template <class F> __device__ int key_tiles(int last, int T) { return min(last, T - 1) / F::KEYS + 1; }
-
 template <class F> __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, AttentionShape s) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
@@ -61,7 +57,7 @@ template <class F> __device__ void forward_feed(typename F::Team &shared, const 
             tile_in<64, F::D>(shared.q[q_ring.stage][g], qkv, q_full, work.column, row + 64 * g, work.b);
         q_ring.advance();
 #        pragma unroll 1
-        for (int n = key_tiles<F>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
+        for (int n = key_tiles<F::KEYS>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
             barrier_expect(&shared.k_full[stage], F::KV_BYTES);
@@ -76,42 +72,35 @@ template <class F> __device__ void forward_feed(typename F::Team &shared, const 
     }
 }
 
-// What a thread carries of its two rows: row maxima of the raw scores, and its own share of the sums.
+// A thread's two rows: maxima of the raw scores, and its own share of the sums.
 struct Softmax {
     float top[2], sum[2];
 };
 
-// The maximum only guards against overflow, so an old one serves until it is 2^STALE_LIMIT too small; that is rare,
-// and in between what has been summed up need not be rescaled.
+// The maximum only guards against overflow: an old one serves until it is 2^STALE_LIMIT too small, which is rare, and
+// until then nothing is rescaled.
 constexpr float STALE_LIMIT = 8.0f;
 
-// Scores (64, KEYS) to unnormalised probabilities; shrink is what earlier sums and outputs must be multiplied by.
+// Scores (64, KEYS) to unnormalised probabilities. shrink: the factor for earlier sums and outputs.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
-#        pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         float top = state.top[i], sum = 0.0f;
-#        pragma unroll
-        for (int n = 0; n < N / 4; n++)
-#        pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float &x = c[4 * n + 2 * i + j];
-                if (DIAGONAL && key0 + n * 8 + (int)threadIdx.x % 4 * 2 + j > row + 8 * i) x = -INFINITY;
-                top = fmaxf(top, x);
-            }
+        UNROLL_FOR (int k = 0; k < N / 2; k++) {
+            int j = fragment_element(i, k);
+            if (DIAGONAL && key0 + fragment_column(j) > row + fragment_row(j)) c[j] = -INFINITY;
+            top = fmaxf(top, c[j]);
+        }
         top = row_max(top); // finite: the first tile of a row holds its own key
         if ((top - state.top[i]) * scale2 <= STALE_LIMIT) top = state.top[i];
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
         float offset = top * scale2;
-#        pragma unroll
-        for (int n = 0; n < N / 4; n++)
-#        pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float &x = c[4 * n + 2 * i + j];
-                x = exp2_fast(fmaf(x, scale2, -offset));
-                sum += x;
-            }
+        UNROLL_FOR (int k = 0; k < N / 2; k++) {
+            float &x = c[fragment_element(i, k)];
+            x = exp2_fast(fmaf(x, scale2, -offset));
+            sum += x;
+        }
         state.sum[i] = state.sum[i] * shrink[i] + sum;
     }
 }
@@ -123,8 +112,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
-#        pragma unroll
-    for (int i = 0; i < F::D / 2; i++) o[i] = 0.0f;
+    clear(o);
 
     barrier_wait(&shared.k_full[ring.stage], ring.parity);
     wgmma_fence();
@@ -148,8 +136,8 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // The compiler would move the softmax below the wait for the product that it is meant to overlap with; this
-        // makes it a condition of passing on. No sum is negative.
+        // The compiler would move the softmax below the wait for the product that it should overlap; this makes the
+        // wait depend on it. No sum is negative.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -159,8 +147,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         ring.advance();
         pack_rows(p, c);
         if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#        pragma unroll
-            for (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
+            UNROLL_FOR (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
         }
     }
 
@@ -184,8 +171,8 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;
-        int tiles = key_tiles<F>(block_row + F::QUERIES - 1, s.T);
-        int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
+        int tiles = key_tiles<F::KEYS>(block_row + F::QUERIES - 1, s.T);
+        int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : 0;
 #        pragma unroll 1
         for (int n = tiles; n > own_tiles; n--) { // keys after all of this warpgroup's queries
             barrier_wait(&shared.k_full[ring.stage], ring.parity);
@@ -252,41 +239,33 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
 }
 
 template <class F>
-int forward(bf16 *out, float *lse, const bf16 *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
     CUtensorMap qkv_map, out_map;
     int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_blocks(&blocks, e));
-    CUDA_TRY(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED_BYTES), e);
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(shared_memory_allow(forward_kernel<F>, F::SHARED_BYTES, e));
     forward_kernel<F><<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 } // namespace
 
 int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? forward<AttentionForward<64>> : forward<AttentionForward<128>>)(out, lse, qkv, s, stream, e);
+    return (s.D == 64 ? forward<ForwardLayout<64>> : forward<ForwardLayout<128>>)(out, lse, qkv, s, stream, e);
 }
 
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     *yes = false;
     if (s.D != 64 && s.D != 128) return 0;
     cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<AttentionForward<64>>), e);
-    *yes = attributes.maxThreadsPerBlock >= AttentionForward<64>::THREADS;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<ForwardLayout<64>>), e);
+    *yes = attributes.maxThreadsPerBlock >= ForwardLayout<64>::THREADS;
     return 0;
 }
 
-int attention_sm90_blocks(int *count, Error *e) {
-    int device;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), e);
-    return 0;
-}
-
-// The one function of the driver that is needed, found without linking to the driver's library.
+// The driver's cuTensorMapEncodeTiled, without linking to the driver's library.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
     cudaDriverEntryPointQueryResult found;
 #    if CUDART_VERSION >= 12050
@@ -301,12 +280,12 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
     return 0;
 }
 
-int attention_sm90_map(CUtensorMap *map, const bf16 *tensor, int columns, int rows, AttentionShape s, Error *e) {
+int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
     PFN_cuTensorMapEncodeTiled_v12000 encode;
     TRY(encode_find(&encode, e));
     cuuint64_t size[3] = {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B};
-    cuuint64_t stride[2] = {columns * sizeof(bf16),
-                            (cuuint64_t)s.T * columns * sizeof(bf16)}; // bytes, from dimension 1
+    cuuint64_t stride[2] = {columns * sizeof(real),
+                            (cuuint64_t)s.T * columns * sizeof(real)}; // bytes, from dimension 1
     cuuint32_t box[3] = {PANEL, (cuuint32_t)rows, 1}, step[3] = {1, 1, 1};
     CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor, size, stride, box, step,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

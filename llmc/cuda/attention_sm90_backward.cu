@@ -1,29 +1,28 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
-// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must then
-// add up dQ across blocks; two kernels need 7, yet every sum stays in the registers of one warpgroup: no atomics, no
-// order to enforce, no fp32 copy of dQ in memory, and no operand that must be written to shared memory first, because
-// P and dS leave one product in the layout in which the next one reads them (dK and dV are computed transposed, S^T =
-// K Q^T, to that end). At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 done.
+// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must add up dQ
+// across blocks. Two kernels need 7, but each sum stays in the registers of one warpgroup: no atomics, no order to
+// enforce, no fp32 copy of dQ in memory. Nor is an operand written to shared memory first: P and dS leave one product in
+// the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, for that). At B 64, NH 12,
+// T 1024, D 64: 258 GFLOP as usually counted, 361 done.
 //
-// Both kernels: one block a multiprocessor, persistent; a feeder warp brings tiles through the copy engine to two
-// warpgroups of 64 rows each, which keep the tensor cores busy in turn. At D = 64 the next tile of own rows is brought
-// while this one is worked on; at D = 128 shared memory has no room for that.
-#include "attention_sm90.cuh"
+// Both kernels: one block a multiprocessor, persistent; a feeder warp copies tiles to two warpgroups of 64 rows each,
+// which keep the tensor cores busy in turn. A block's own rows have stages of their own: at D = 64 the next ones are
+// copied during the work on these; at D = 128 shared memory has no room for that.
+#include "cuda/attention_sm90.cuh"
 #include <type_traits>
 #ifndef GNS_FP32
 
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
-// The feeder's warpgroup comes last and gives most of its registers to the others; at launch every thread has 168.
+// The feeder's warpgroup is the last and gives most of its registers to the others; at launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 enum { ROWS_BYTES = ROWS * (int)sizeof(float) };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0
-
-template <int D_> struct AttentionQueryGradient {
+// dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0.
+template <int D_> struct DqLayout {
+    static constexpr bool OF_QUERIES = true;
     static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
     static constexpr int RELEASES = 4 * GROUPS; // arrivals that free a stage: wgmma alone reads it, so one a warp
@@ -35,11 +34,11 @@ template <int D_> struct AttentionQueryGradient {
         Work work[OWN_STAGES];
         uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
 
 // dK, dV: a warpgroup owns 64 keys and walks over tiles of queries, from the diagonal to the end.
-template <int D_> struct AttentionKeyGradient {
+template <int D_> struct DkdvLayout {
+    static constexpr bool OF_QUERIES = false;
     static constexpr int D = D_, QUERIES = 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
     static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
@@ -53,7 +52,6 @@ template <int D_> struct AttentionKeyGradient {
         Work work[OWN_STAGES];
         uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
 
 namespace {
@@ -77,7 +75,8 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     __syncthreads();
 }
 
-// The feeder's next piece of work, handed to the workers with its stage of own rows; the caller must add `bytes`.
+// Draws the feeder's next work and hands it to the workers with its stage of own rows, into which the caller must copy
+// `bytes`.
 template <class F>
 __device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, unsigned *tickets, int bytes,
                           AttentionShape s) {
@@ -89,14 +88,14 @@ __device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, u
     return work;
 }
 
-// This thread is done with a stage. (One arrival a warp, behind __syncwarp, would do in every case; racecheck follows
-// only the thread that arrives.)
+// This thread is done with a stage. (One arrival a warp, after __syncwarp, would always do, but racecheck follows only
+// the thread that arrives.)
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);
 }
 
-// Passes over stages that hold nothing for this warpgroup.
+// Skips stages that hold nothing for this warpgroup.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
 #        pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -105,13 +104,6 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
         ring.advance();
     }
 }
-
-template <int N> __device__ void clear(float (&c)[N]) {
-#        pragma unroll
-    for (int i = 0; i < N; i++) c[i] = 0.0f;
-}
-
-template <class F> __device__ int key_tiles(int last_query, int T) { return min(last_query, T - 1) / F::KEYS + 1; }
 
 template <class F>
 __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout, AttentionRows rows,
@@ -133,7 +125,7 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
         copy_run_in(shared.delta[own.stage], rows.delta + first, ROWS_BYTES, own_full);
         own.advance();
 #        pragma unroll 1
-        for (int n = key_tiles<F>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
+        for (int n = key_tiles<F::KEYS>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, 2 * F::TILE);
@@ -144,7 +136,7 @@ __device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, cons
     }
 }
 
-// dq += dS K over one tile of keys; on return that product is under way, and those of earlier tiles are done.
+// dq += dS K over one tile of keys; on return that product is in flight, those of earlier tiles are done.
 template <bool DIAGONAL, class F>
 __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, LeftShared q,
                         LeftShared dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row,
@@ -159,18 +151,15 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
-#        pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) {
-        int key = key0 + i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, query = row + i / 2 % 2 * 8;
+    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) {
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
-        if (DIAGONAL && key > query) p[i] = 0.0f;
+        if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
     registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above the next wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
-#        pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
+    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
     pack_rows(packed, dp);
     registers_settle(dq);
     wgmma_fence();
@@ -188,8 +177,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
-        int row = warp_row + lane / 4, tiles = key_tiles<F>(block_row + ROWS - 1, s.T);
-        int own_tiles = group_row < s.T ? key_tiles<F>(group_row + 63, s.T) : 0;
+        int row = warp_row + lane / 4, tiles = key_tiles<F::KEYS>(block_row + ROWS - 1, s.T);
+        int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : 0;
         stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
         if (own_tiles == 0) {
             barrier_arrive(&shared.own_empty[own.stage]);
@@ -218,9 +207,6 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     }
     if (lane == 0) copy_out_wait();
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// dK, dV
 
 template <class F>
 __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
@@ -255,9 +241,8 @@ __device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, co
 
 __device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
 
-// dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is under way, all earlier ones are done.
-// At D = 128 there are not registers enough for dP before P is packed, nor to keep P in fp32 for dS: the bf16 that dv
-// is summed with serves.
+// dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is in flight, all earlier ones are done.
+// At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's bf16 P.
 template <bool DIAGONAL, class F>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0) {
@@ -272,14 +257,11 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
-#        pragma unroll
-    for (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(lse2 + 8 * n);
-#        pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float &x = p[4 * n + j];
-            x = exp2_fast(fmaf(x, scale2, -(j % 2 ? column.y : column.x)));
-            if (DIAGONAL && key + j / 2 * 8 > query0 + n * 8 + (int)threadIdx.x % 4 * 2 + j % 2) x = 0.0f;
+        UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
+            p[i] = exp2_fast(fmaf(p[i], scale2, -(i % 2 ? column.y : column.x)));
+            if (DIAGONAL && key + fragment_row(i) > query0 + fragment_column(i)) p[i] = 0.0f;
         }
     }
     pack_rows(packed_p, p);
@@ -289,14 +271,11 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
     wgmma_wait<1>();
     registers_settle(dp);
-#        pragma unroll
-    for (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
-#        pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int i = 4 * n + j;
+        UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
-            dp[i] = probability * (dp[i] - (j % 2 ? column.y : column.x)); // dS
+            dp[i] = probability * (dp[i] - (i % 2 ? column.y : column.x)); // dS
         }
     }
     pack_rows(packed, dp);
@@ -354,61 +333,45 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 
 #    endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels and launches
-
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    dq_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
-              const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
+    backward_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
+                    const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x == FEEDER) dq_feed<F>(shared, &qkv, &dout, rows, s);
+        if (threadIdx.x != FEEDER) return;
+        if constexpr (F::OF_QUERIES) dq_feed<F>(shared, &qkv, &dout, rows, s);
+        else dkdv_feed<F>(shared, &qkv, &dout, rows, s);
     } else {
         registers_take<WORKER_REGISTERS>();
-        dq_work<F>(shared, &dqkv, s, scale);
-    }
-#    endif
-}
-
-template <class F>
-__global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    dkdv_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
-                const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typename F::Shared &shared = *(typename F::Shared *)shared_memory();
-    barriers_init<F>(shared);
-    if (threadIdx.x >= FEEDER) {
-        registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x == FEEDER) dkdv_feed<F>(shared, &qkv, &dout, rows, s);
-    } else {
-        registers_take<WORKER_REGISTERS>();
-        dkdv_work<F>(shared, &dqkv, s, scale);
+        if constexpr (F::OF_QUERIES) dq_work<F>(shared, &dqkv, s, scale);
+        else dkdv_work<F>(shared, &dqkv, s, scale);
     }
 #    endif
 }
 
 template <int D>
-int backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
+int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
              Error *e) {
-    typedef AttentionQueryGradient<D> Q;
-    typedef AttentionKeyGradient<D> K;
     CUtensorMap dqkv_map, qkv_map, dout_map;
     int blocks;
     TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_blocks(&blocks, e));
-    float scale = attention_scale(s);
-    CUDA_TRY(cudaFuncSetAttribute(dkdv_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES), e);
-    dkdv_kernel<K><<<blocks, THREADS, K::SHARED_BYTES, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, scale);
-    CUDA_LAUNCHED(e);
-    CUDA_TRY(cudaFuncSetAttribute(dq_kernel<Q>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::SHARED_BYTES), e);
-    dq_kernel<Q><<<blocks, THREADS, Q::SHARED_BYTES, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, scale);
-    CUDA_LAUNCHED(e);
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    struct {
+        void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, AttentionRows, AttentionShape, float);
+        size_t bytes;
+    } const launches[] = {{backward_kernel<DkdvLayout<D>>, sizeof(typename DkdvLayout<D>::Shared)},
+                          {backward_kernel<DqLayout<D>>, sizeof(typename DqLayout<D>::Shared)}};
+    for (auto l : launches) {
+        TRY(shared_memory_allow(l.kernel, l.bytes, e));
+        l.kernel<<<blocks, THREADS, l.bytes, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, attention_scale(s));
+        TRY(CUDA_LAUNCHED(e));
+    }
     return 0;
 }
 

@@ -1,11 +1,12 @@
 // crossentropy: see crossentropy.cuh.
 //
-// A block a row. The row is read once, into shared memory where it fits twice on a multiprocessor (GPT-2's 50304 bf16
-// logits do), with the maximum and the sum of exponentials taken on the way (online softmax: Milakov, Gimelshein 2018,
-// arXiv 1805.02867); then the gradient is written. While one block of a multiprocessor waits for memory, the other
-// computes. Rows that do not fit are read again, mostly from the L2 cache.
-#include "crossentropy.cuh"
-#include "vec.cuh"
+// A block a row. The row is read once, which takes the maximum and the sum of exponentials (online softmax: Milakov,
+// Gimelshein 2018, arXiv 1805.02867), and kept in shared memory for the gradient where a multiprocessor has room for two
+// rows (GPT-2's 50304 bf16 logits fit): one block computes while the other waits for memory. Other rows are read again,
+// mostly from the L2 cache.
+#include "cuda/crossentropy.cuh"
+#include "cuda/vec.cuh"
+#include "math/loss.h"
 
 #include <assert.h>
 #include <math_constants.h>
@@ -27,7 +28,7 @@ __device__ static inline float exp_minus(float x, float shift) {
 
 typedef struct {
     float *losses;
-    real *logits; // written only for the gradient
+    real *logits; // overwritten by the gradient
     const uint16_t *tokens;
     int row0, T, V, Vp;
 } Rows;
@@ -37,12 +38,11 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// The softmax over the warp's parts, in every lane. A part that is empty, or has the maximum, needs no scaling (and
-// inf - inf is not formed).
+// The softmax over the warp's parts, in every lane. A part that is empty or has the maximum is not scaled: no inf - inf.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
@@ -56,11 +56,10 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
-// Columns at and behind V do not take part.
+// Columns from V on do not count.
 __device__ static inline void mask_padding(float (&x)[VEC], int c, int V) {
     if (c + VEC <= V) return;
-#pragma unroll
-    for (int j = 0; j < VEC; j++)
+    UNROLL_FOR (int j = 0; j < VEC; j++)
         if (c + j >= V) x[j] = -CUDART_INF_F;
 }
 
@@ -78,8 +77,7 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
     float x[VEC];
     pack_get(x, pack);
     float max = x[0];
-#    pragma unroll
-    for (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
+    UNROLL_FOR (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
 #else // two comparisons an instruction
     const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
@@ -90,29 +88,25 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
 
 enum { ROW_PACKS = 4 }; // loads in flight
 
-// The thread's part of the row; CACHED: leaves it in cache too.
+// The thread's part of the row; CACHED: copies it to cache too.
 template <bool CACHED> __device__ inline Partial row_partial(const real *row, real *cache, int V) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
     for (int c0 = threadIdx.x * VEC; c0 < V; c0 += stride * ROW_PACKS) {
         Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++)
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
             if (c0 + p * stride < V) packs[p] = logits_load(row, c0 + p * stride, V);
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++)
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
             if (c0 + p * stride < V) max = fmaxf(max, pack_max(packs[p]));
         mine.sum *= exp_minus(mine.max, max);
         mine.max = max;
-#pragma unroll
-        for (int p = 0; p < ROW_PACKS; p++) {
+        UNROLL_FOR (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
             if (CACHED) pack_store(cache + c0 + p * stride, packs[p]);
             float x[VEC];
             pack_get(x, packs[p]);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
+            UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
         }
     }
     return mine;
@@ -127,9 +121,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     const int n = k.row0 + blockIdx.x;
     const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
     const Partial all = partial_join_block(row_partial<CACHED>(row, cache, k.V), shared);
-    const float logsumexp = all.max + logf(all.sum);
+    const float logsumexp = loss_logsumexp(all.max, all.sum);
     if constexpr (!GRADIENT) {
-        if (threadIdx.x == 0) k.losses[blockIdx.x] = logsumexp - real_to_float(row[target]);
+        if (threadIdx.x == 0) k.losses[blockIdx.x] = loss_at(logsumexp, real_to_float(row[target]));
         return;
     }
 
@@ -140,14 +134,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
         if (c < k.V) pack_get(x, pack_load<VEC>((CACHED ? cache : row) + c));
         mask_padding(x, c, k.V); // exp(-inf) = 0
         float p[VEC];
-#pragma unroll
-        for (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
-        if (target / VEC == c / VEC) { // the one thread that has it
-#pragma unroll
-            for (int j = 0; j < VEC; j++) {
+        UNROLL_FOR (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
+        if (target / VEC == c / VEC) { // this thread has it
+            UNROLL_FOR (int j = 0; j < VEC; j++) {
                 if (c + j != target) continue;
-                k.losses[blockIdx.x] = logsumexp - x[j];
-                p[j] -= onehot;
+                k.losses[blockIdx.x] = loss_at(logsumexp, x[j]);
+                p[j] = loss_gradient_at_target(p[j], onehot);
             }
         }
         pack_store(row + c, pack_of<VEC>(p));
@@ -157,34 +149,18 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
 template <bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, cudaStream_t stream, Error *e) {
     assert(rows.Vp % VEC == 0); // as the model pads it
     const int bytes = CACHED ? (int)(rows.Vp * sizeof(real)) : 0;
-    if (CACHED)
-        CUDA_TRY(cudaFuncSetAttribute(row_kernel<GRADIENT, CACHED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 e);
+    if (CACHED) TRY(shared_memory_allow(row_kernel<GRADIENT, CACHED>, bytes, e));
     row_kernel<GRADIENT, CACHED><<<R, ROW_THREADS, bytes, stream>>>(rows);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
-// Does a row fit into shared memory, on this device?
-static int cache_fits(bool *fits, int Vp, Error *e) {
-    int device = 0, most = 0;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), e);
-    const size_t bytes = Vp * sizeof(real);
-    *fits = bytes <= CACHE_BYTES_MAX && bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
-    return 0;
-}
-
-int crossentropy_gradient(float *losses, real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
-                          cudaStream_t stream, Error *e) {
+int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
+                 int Vp, cudaStream_t stream, Error *e) {
     const Rows rows = {losses, logits, tokens, row0, T, V, Vp};
-    bool fits = false;
-    TRY(cache_fits(&fits, Vp, e));
-    return fits ? rows_launch<true, true>(rows, R, stream, e) : rows_launch<true, false>(rows, R, stream, e);
-}
-
-int crossentropy_loss(float *losses, const real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
-                      cudaStream_t stream, Error *e) {
-    const Rows rows = {losses, (real *)logits, tokens, row0, T, V, Vp}; // not written without GRADIENT
-    return rows_launch<false, false>(rows, R, stream, e);
+    const size_t bytes = Vp * sizeof(real);
+    int most;
+    if (!gradient) return rows_launch<false, false>(rows, R, stream, e);
+    TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
+    const bool fits = bytes <= CACHE_BYTES_MAX && bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
+    return (fits ? rows_launch<true, true> : rows_launch<true, false>)(rows, R, stream, e);
 }

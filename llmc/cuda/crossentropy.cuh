@@ -2,17 +2,14 @@
 #ifndef GNS_CROSSENTROPY_CUH
 #define GNS_CROSSENTROPY_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // A chunk of R rows of the flat (B, T) positions, starting at position row0:
-//   losses[r]  = logsumexp(logits[r][0..V-1]) - logits[r][target]                  losses (R) fp32: pass losses + row0
-//   logits[r]  = (softmax(logits[r]) - onehot(target)) / T for columns < V, 0 for V <= column < Vp   (gradient only)
-// logits (R, Vp): row stride Vp, a multiple of 8. What stands in the padding is never read.
+//   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]                   losses (R) fp32: pass losses + row0
+//   logits[r] = (softmax(logits[r]) - onehot(target)) / T for columns < V, 0 for V <= column < Vp   (gradient only)
+// logits (R, Vp): row stride Vp, a multiple of 8. The padding is never read.
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
-int crossentropy_gradient(float *losses, real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
-                          cudaStream_t stream, Error *e);
-// The losses alone; logits stay as they are.
-int crossentropy_loss(float *losses, const real *logits, const uint16_t *tokens, int row0, int R, int T, int V, int Vp,
-                      cudaStream_t stream, Error *e);
+int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
+                 int Vp, cudaStream_t stream, Error *e);
 
 #endif

@@ -1,12 +1,4 @@
-#include "device.cuh"
-
-#include "../device_specs.h"
-
-double device_peak_flops(const Device *device) {
-    const DeviceSpec *spec = device_spec_find(device->name);
-    if (!spec) return 0;
-    return sizeof(real) == sizeof(float) ? spec->fp32_flops : spec->bf16_flops;
-}
+#include "cuda/device.cuh"
 
 __global__ static void probe_kernel() {}
 
@@ -20,13 +12,12 @@ int device_count(int *count, Error *e) {
     return *count ? 0 : FAIL(e, ERR_NO_GPU, hint_no_gpu, "no NVIDIA GPU on this machine");
 }
 
-// The GPU is there, and what came of the first call that wants something of it? A context takes memory before anybody
-// can ask how much is free.
+// Explains a failure of the first call that creates a context, which takes memory.
 static int first_call(cudaError_t status, int ordinal, Error *e) {
     const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
     cudaDeviceProp properties;
     if (status == cudaSuccess) return 0;
-    (void)cudaGetLastError(); // it is dealt with here
+    (void)cudaGetLastError(); // handled here
     const char *name = cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess ? properties.name : "unknown";
     if (status == cudaErrorMemoryAllocation)
         return FAIL(e, ERR_MEMORY, hint,
@@ -39,27 +30,21 @@ int device_take(int ordinal, Error *e) { return first_call(cudaSetDevice(ordinal
 
 int device_open(Device *device, Error *e) {
     const int oldest = 8; // compute capability 8.0, Ampere: the first with bf16 matrix units
-    int count, current = 0;
-    cudaDeviceProp properties;
+    const cudaDeviceProp *p = &device->properties;
+    int count;
     TRY(device_count(&count, e));
-    CUDA_TRY(cudaGetDevice(&current), e);
-    CUDA_TRY(cudaGetDeviceProperties(&properties, current), e);
-    snprintf(device->name, sizeof device->name, "%s", properties.name);
-    device->ordinal = current;
-    device->major = properties.major;
-    device->minor = properties.minor;
-    device->multiprocessors = properties.multiProcessorCount;
-    device->memory_bytes = properties.totalGlobalMem;
-    if (device->major < oldest)
+    CUDA_TRY(cudaGetDevice(&device->ordinal), e);
+    CUDA_TRY(cudaGetDeviceProperties(&device->properties, device->ordinal), e);
+    if (p->major < oldest)
         return FAIL(e, ERR_NO_GPU, hint_no_gpu,
-                    "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0", device->name,
-                    device->major, device->minor, oldest);
+                    "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0", p->name, p->major,
+                    p->minor, oldest);
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-        FAIL(e, ERR_NO_GPU, NULL, "this program was built without code for the %s (compute capability %d.%d)",
-             device->name, device->major, device->minor);
-        return error_hint(e, "build it again with CUDA_ARCH=%d%d", device->major, device->minor);
+        FAIL(e, ERR_NO_GPU, NULL, "this program was built without code for the %s (compute capability %d.%d)", p->name,
+             p->major, p->minor);
+        return error_hint(e, "build it again with CUDA_ARCH=%d%d", p->major, p->minor);
     }
-    return first_call(status, current, e);
+    return first_call(status, device->ordinal, e);
 }

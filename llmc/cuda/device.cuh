@@ -1,28 +1,22 @@
-// device: which GPU this is, whether it will do, and what its makers say it can do.
+// device: which GPU this is, and whether it can run this program.
 #ifndef GNS_DEVICE_CUH
 #define GNS_DEVICE_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 typedef struct {
-    char name[256];
     int ordinal;
-    int major, minor; // compute capability
-    int multiprocessors;
-    size_t memory_bytes;
+    cudaDeviceProp properties;
 } Device;
 
-// How many there are, one at least: ERR_NO_GPU otherwise, and why.
+// The number of GPUs; ERR_NO_GPU, with the reason, where there is none.
 int device_count(int *count, Error *e);
 
-// Makes device number `ordinal` the current one. ERR_NO_GPU, or ERR_MEMORY, where others have it to themselves.
+// Makes device `ordinal` the current one. ERR_NO_GPU or ERR_MEMORY where other programs occupy it.
 int device_take(int ordinal, Error *e);
 
-// Looks at the current device. The same errors, in one clear line, and ERR_NO_GPU where it is too old for this program,
-// or where the program holds no code for it.
+// Describes the current device. The same errors, and ERR_NO_GPU where it is too old for this program or the program
+// holds no code for it.
 int device_open(Device *device, Error *e);
-
-// Peak of dense matrix products in the build's precision (fp32 sums), FLOP/s; 0 for a device not in the table.
-double device_peak_flops(const Device *device);
 
 #endif

@@ -1,7 +1,8 @@
 // embedding: see embedding.cuh.
-#include "embedding.cuh"
-#include "reduce.cuh"
-#include "vec.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/vec.cuh"
+#include "math/accumulate.h"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -9,13 +10,10 @@ enum { THREADS = 256 };
 
 static unsigned blocks_for(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
 
-// What token position n of the flat (B, T) holds.
+// The token at position n of the flat (B, T).
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
 
 template <int W>
 __global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, size_t packs_total,
@@ -26,8 +24,7 @@ __global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wt
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
     pack_get(p, pack_load<W>(wpe + (size_t)(n % T) * C + c));
-#pragma unroll
-    for (int j = 0; j < W; j++) x[j] += p[j];
+    floats_add(x, p);
     pack_store(out + (size_t)n * C + c, pack_of<W>(x));
 }
 
@@ -37,8 +34,7 @@ int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const 
     const unsigned blocks = blocks_for(packs);
     if (C % VEC) forward_kernel<1><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
     else forward_kernel<VEC><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -55,13 +51,10 @@ enum { TOKEN_BITS = 16, KEY_BITS = 32 };
 
 static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
 
-// Scratch of the sort itself, no less than cub takes: it says how much only where there is a GPU, and plans are made
-// anywhere. Its sort from compute capability 8.0 on (Adinets, Merrill 2022, arXiv 2206.01784; the sizes are
-// those of InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh) takes 8 bits a pass, and keeps
-//   a second copy of keys and rows, for the passes between
-//   how often every digit occurs, for every pass
-//   the same for every tile, which a later tile looks back at; tiles hold 8064 keys or more on the GPUs of today
-//   a counter a pass, and what makes every part begin at a multiple of 256 bytes
+// An upper bound of cub's scratch, which cub tells only where there is a GPU (plans are made anywhere). Its sort from
+// compute capability 8.0 on (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in
+// cub/device/dispatch/dispatch_radix_sort.cuh) takes 8 bits a pass, and keeps a second copy of keys and rows, a histogram
+// of digits a pass, one a tile (8064 keys or more on today's GPUs), a counter a pass, each rounded up to 256 bytes.
 static size_t radix_bytes(int N) {
     const size_t passes = KEY_BITS / 8, digits = 256 * sizeof(uint32_t), tile = 4096;
     return 2 * order_bytes(N) + (passes + (N + tile - 1) / tile) * digits + 2 * 256;
@@ -79,7 +72,7 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     order->row = (uint32_t *)(at + step);
     uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
     keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, by_example, N, T);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
     size_t bytes = 0;
@@ -87,33 +80,24 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     if (bytes > radix_bytes(N))
         return FAIL(e, ERR_INTERNAL, NULL, "the sort of %d tokens takes %zu bytes of scratch, not %zu", N, bytes,
                     radix_bytes(N));
-    CUDA_TRY(
+    return CUDA_CALL(
         cub::DeviceRadixSort::SortPairs(at + 4 * step, bytes, keys, order->key, rows, order->row, N, 0, bits, stream),
         e);
-    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward of wte. The sorted positions are cut into tiles of TILE; a block adds the rows of a tile run by run (a run:
-// equal tokens). A run inside one tile is added to dwte at once. One that reaches over a tile's edge leaves a partial
-// sum for every tile it touches, and a second kernel adds these in order: so a frequent token does not make one block
-// wait for thousands of rows. partials (tiles, 2, C): [0] for the run that came in from the tile before, [1] for one
-// that begins here and goes on.
+// equal tokens). A run inside one tile is added to dwte at once. A run across tiles leaves a partial sum in each, and a
+// second kernel adds these in order: a frequent token does not make one block wait for thousands of rows.
+// partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of one that starts here and continues.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
 template <int W> __device__ inline void row_add(float *to, const float (&x)[W]) {
-    Floats<W> v = floats_load<W>(to);
-#pragma unroll
-    for (int j = 0; j < W; j++) v.x[j] += x[j];
-    floats_store<W>(to, v);
-}
-
-template <int W> __device__ inline void row_set(float *to, const float (&x)[W]) {
-    Floats<W> v;
-#pragma unroll
-    for (int j = 0; j < W; j++) v.x[j] = x[j];
-    floats_store<W>(to, v);
+    float sum[W];
+    floats_load(sum, to);
+    floats_add(sum, x);
+    floats_store(to, sum);
 }
 
 template <int W>
@@ -122,38 +106,34 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (c >= C) return;
     const int begin = blockIdx.x * TILE, end = min(begin + TILE, N);
-    bool came_in = begin > 0 && order.key[begin - 1] == order.key[begin];
+    bool continued = begin > 0 && order.key[begin - 1] == order.key[begin];
     float sum[W] = {};
     for (int i0 = begin; i0 < end; i0 += ROWS_IN_FLIGHT) {
         Pack<W> packs[ROWS_IN_FLIGHT];
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++)
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++)
             if (i0 + r < end) packs[r] = pack_load<W>(dx + (size_t)order.row[i0 + r] * C + c);
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
             if (i >= end) continue;
             float x[W];
             pack_get(x, packs[r]);
-#pragma unroll
-            for (int j = 0; j < W; j++) sum[j] += x[j];
+            floats_add(sum, x);
             const uint32_t token = order.key[i];
-            const bool goes_on = i + 1 < N && order.key[i + 1] == token;
-            if (goes_on && i + 1 < end) continue;
+            const bool continues = i + 1 < N && order.key[i + 1] == token;
+            if (continues && i + 1 < end) continue;
             float *slot = partials + (size_t)blockIdx.x * 2 * C + c;
-            if (came_in) row_set<W>(slot, sum);
-            else if (goes_on) row_set<W>(slot + C, sum);
-            else row_add<W>(dwte + (size_t)token * C + c, sum);
-            came_in = false;
-#pragma unroll
-            for (int j = 0; j < W; j++) sum[j] = 0.0f;
+            if (continued) floats_store(slot, sum);
+            else if (continues) floats_store(slot + C, sum);
+            else row_add(dwte + (size_t)token * C + c, sum);
+            continued = false;
+            UNROLL_FOR (int j = 0; j < W; j++) sum[j] = 0.0f;
         }
     }
 }
 
-// The tile behind the last one that a token's run touches, given a tile behind its first.
+// The tile after the last one of a token's run, given a tile after its first.
 __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
-    int low = tile, high = tiles; // tiles at and behind low may begin inside the run
+    int low = tile, high = tiles; // tiles from low on may begin inside the run
     while (low < high) {
         const int middle = (low + high) / 2;
         if (key[(size_t)middle * TILE] == token) low = middle + 1;
@@ -164,7 +144,7 @@ __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile
 
 enum { RUN_SHARES = 4 }; // threads (in y) that share a run's partials
 
-// Block (tile, y): if a run begins in this tile and goes on, adds up its partials.
+// Block (tile, y): where a run starts in this tile and continues, adds its partials.
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
@@ -181,37 +161,18 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     if (c < C) {
 #pragma unroll 4
         for (int t = tile + threadIdx.y; t < end; t += RUN_SHARES) {
-            const Floats<W> part = floats_load<W>(partials + ((size_t)t * 2 + (t == tile)) * C + c);
-#pragma unroll
-            for (int j = 0; j < W; j++) sum[j] += part.x[j];
+            float part[W];
+            floats_load(part, partials + ((size_t)t * 2 + (t == tile)) * C + c);
+            floats_add(sum, part);
         }
     }
-#pragma unroll
-    for (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
+    UNROLL_FOR (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
     __syncthreads();
     if (threadIdx.y > 0 || c >= C) return;
     for (int share = 1; share < RUN_SHARES; share++)
-#pragma unroll
-        for (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
-    row_add<W>(dwte + (size_t)token * C + c, sum);
+        UNROLL_FOR (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
+    row_add(dwte + (size_t)token * C + c, sum);
 }
-
-template <int W>
-static int token_backward(float *dwte, float *partials, const real *dx, EmbeddingOrder order, int N, int C,
-                          cudaStream_t stream, Error *e) {
-    const int packs = ceil_div(C, W), columns = ceil_div(packs, COLUMN_THREADS_MAX);
-    const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
-    const dim3 blocks(ceil_div(N, TILE), columns);
-    token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, N, C);
-    CUDA_LAUNCHED(e);
-    token_run_kernel<W><<<blocks, dim3(threads, RUN_SHARES), threads * RUN_SHARES * W * sizeof(float), stream>>>(
-        dwte, partials, order, N, C);
-    CUDA_LAUNCHED(e);
-    return 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward of wpe
 
 // A thread a position and W columns; the examples are added in order.
 template <int W> __global__ void position_kernel(float *dwpe, const real *dx, size_t packs_total, int B) {
@@ -223,35 +184,38 @@ template <int W> __global__ void position_kernel(float *dwpe, const real *dx, si
     for (int b = 0; b < B; b++) {
         float x[W];
         pack_get(x, pack_load<W>(dx + b * stride + i * W));
-#pragma unroll
-        for (int j = 0; j < W; j++) sum[j] += x[j];
+        floats_add(sum, x);
     }
-    row_add<W>(dwpe + i * W, sum);
+    row_add(dwpe + i * W, sum);
 }
 
 size_t embedding_backward_workspace_bytes(int B, int T, int C) {
     return (size_t)ceil_div(B * T, TILE) * 2 * C * sizeof(float);
 }
 
+template <int W>
+static int backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
+                    float *partials, cudaStream_t stream, Error *e) {
+    const int packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
+    const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
+    const dim3 blocks(ceil_div(B * T, TILE), columns);
+    position_kernel<W><<<blocks_for((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
+    TRY(CUDA_LAUNCHED(e));
+    token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, B * T, C);
+    TRY(CUDA_LAUNCHED(e));
+    token_run_kernel<W><<<blocks, dim3(threads, RUN_SHARES), threads * RUN_SHARES * W * sizeof(float), stream>>>(
+        dwte, partials, order, B * T, C);
+    return CUDA_LAUNCHED(e);
+}
+
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e) {
-    float *partials = (float *)workspace;
-    const size_t packs = (size_t)T * (C % VEC ? C : C / VEC);
-    const unsigned blocks = blocks_for(packs);
-    if (C % VEC) {
-        position_kernel<1><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
-        CUDA_LAUNCHED(e);
-        return token_backward<1>(dwte, partials, dx, order, B * T, C, stream, e);
-    }
-    position_kernel<VEC><<<blocks, THREADS, 0, stream>>>(dwpe, dx, packs, B);
-    CUDA_LAUNCHED(e);
-    return token_backward<VEC>(dwte, partials, dx, order, B * T, C, stream, e);
+    return (C % VEC ? backward<1> : backward<VEC>)(dwte, dwpe, dx, order, B, T, C, (float *)workspace, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns), so a thread sees every row of the example. Blocks lie in one line, an example's side by side: a grid has
-// room for 65535 in its other directions.
+// columns), so a thread sees every row of the example. All blocks lie along x: y and z allow 65535 only.
 
 enum { GROUP_COLUMNS = 64 }; // threads of a block, one column each
 
@@ -264,32 +228,28 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
     float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
     for (int i0 = 0; c < C && i0 < T; i0 += ROWS_IN_FLIGHT) {
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const size_t at = i0 + r < T ? (size_t)row[i0 + r] * C + c : 0;
             x[r] = i0 + r < T ? real_to_float(dx[at]) : 0.0f;
             u[r] = UG && i0 + r < T ? UG[at] : 0.0f;
         }
-#pragma unroll
-        for (int r = 0; r < ROWS_IN_FLIGHT; r++) {
+        UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
             if (i >= T) continue;
             run += x[r];
-            position = fmaf(x[r], x[r], position);
-            cross = fmaf(x[r], u[r], cross);
+            position = add_square(position, x[r]);
+            cross = add_product(cross, x[r], u[r]);
             if (i + 1 < T && key[i + 1] == key[i]) continue;
-            token = fmaf(run, run, token);
+            token = add_square(token, run);
             run = 0.0f;
         }
     }
     const float sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
     if (threadIdx.x > 0) return;
-#pragma unroll
-    for (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
+    UNROLL_FOR (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
 }
 
-size_t embedding_example_squares_workspace_bytes(int B, int T, int C) {
-    (void)T;
+size_t embedding_example_squares_workspace_bytes(int B, int C) {
     return (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double);
 }
 
@@ -299,12 +259,9 @@ int embedding_example_squares(double *token, double *cross, double *position, co
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
     example_kernel<<<B * groups, GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Rows of the head's per-example gradients
 
 template <int W>
 __global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens, size_t packs_total, int T, int V,
@@ -313,7 +270,7 @@ __global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens,
     if (i >= packs_total) return;
     const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W;
     const float *row = U + ((size_t)(n / T) * V + token_at(tokens, n, T)) * C;
-    floats_store<W>(UG + (size_t)n * C + c, floats_load<W>(row + c));
+    *(Floats<W> *)(UG + (size_t)n * C + c) = *(const Floats<W> *)(row + c);
 }
 
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
@@ -323,6 +280,5 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
     const unsigned blocks = blocks_for(packs);
     if (W == 1) gather_kernel<1><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     else gather_kernel<4><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }

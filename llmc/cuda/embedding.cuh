@@ -1,23 +1,23 @@
 // embedding: token plus position embedding, its deterministic backward through a sort of the tokens on the device, and
 // per-example norms of its gradient.
 //
-// tokens (B, T+1) uint16: row b holds the inputs tokens[b][0..T-1] and, one further, the targets tokens[b][1..T].
+// tokens (B, T+1) uint16: row b holds the inputs tokens[b][0..T-1] and the targets tokens[b][1..T].
 #ifndef GNS_EMBEDDING_CUH
 #define GNS_EMBEDDING_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // out (B, T, C) = wte[token] + wpe[t]. wte (V, C), wpe (T or more, C).
 int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
                       cudaStream_t stream, Error *e);
 
-// Positions in the order of their token. Needs the tokens only, so it can run long before the backward does.
+// Positions in the order of their token.
 typedef struct {
     uint32_t *key; // (B T) ascending: the token, or example << 16 | token
     uint32_t *row; // (B T) b T + t; ascending among equal keys
 } EmbeddingOrder;
 
-// Sorts. *order points into workspace, which must live as long. by_example: for embedding_example_squares.
+// Sorts on the device. *order points into workspace. by_example: for embedding_example_squares.
 size_t embedding_sort_workspace_bytes(int B, int T);
 int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_example, int B, int T, void *workspace,
                    cudaStream_t stream, Error *e);
@@ -35,7 +35,7 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather); NULL: no cross term.
 // order is the one with by_example = true.
-size_t embedding_example_squares_workspace_bytes(int B, int T, int C);
+size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
                               Error *e);

@@ -1,24 +1,24 @@
-// The CUDA engine's memory: one allocation, in which what lives at different times of a step shares its place. The same
-// layout plans (--dry-run) and places, so the plan is never wrong.
-#include "../shard.h"
-#include "arena.h"
-#include "attention.cuh"
-#include "embedding.cuh"
-#include "engine.cuh"
-#include "gelu.cuh"
-#include "layernorm.cuh"
-#include "optimizer.cuh"
-#include "sizes.h"
+// The CUDA engine's memory: one allocation, in which buffers that are in use at different times of a step share memory.
+// The same layout plans (--dry-run) and places: the plan is exact.
+#include "model/shard.h"
+#include "model/arena.h"
+#include "cuda/attention.cuh"
+#include "cuda/embedding.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/optimizer.cuh"
+#include "model/cuda_sizes.h"
 
 #include <string.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Who needs what, from when to when
+// Buffers, and the phases of a micro-step that need them
 
-enum { FORWARD, HEAD, BACKWARD }; // the phases of a micro-step
+enum { FORWARD, HEAD, BACKWARD };
 
-// Examples whose logits are computed at a time. The logits of a whole micro-batch would be most of the memory. A step
-// of d12 takes as long with chunks of 4k, 8k or 16k rows, and 2% longer with 2k.
+// The logits of a whole micro-batch would be most of the memory. A step of d12 takes as long with chunks of 4k, 8k or 16k
+// rows, and 2% longer with 2k.
 int engine_head_examples(const EngineConfig *config) {
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
     int most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), config->micro_batch);
@@ -26,19 +26,19 @@ int engine_head_examples(const EngineConfig *config) {
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }
 
-// The most scratch that a kernel needs at any micro-batch up to the configured one: a smaller one may need more.
+// The most scratch of any kernel, at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const EngineConfig *config) {
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
     for (int B = 1; B <= config->micro_batch; B++) {
-        most = size_max(most, attention_workspace_bytes(B, T, NH, C / NH));
+        most = size_max(most, attention_workspace_bytes({B, T, NH, C / NH}));
         most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (config->gns != GNS_EXACT) continue;
-        most = size_max(most, embedding_example_squares_workspace_bytes(B, T, C));
+        most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
     }
     return most;
@@ -70,43 +70,38 @@ static void layout_state(Engine *engine, Arena *a) {
 // Elements from one block's slice of an activation to the next: every slice begins as aligned as the whole.
 static size_t slice_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
 
-// How many blocks' worth of an activation is kept.
-typedef struct {
-    size_t x, gelu, rest;
-} Kept;
-
-static Kept blocks_kept(const EngineConfig *config) {
-    size_t L = config->model->config.layers;
-    if (config->inference) return {1, 1, 1};
-    if (config->recompute == RECOMPUTE_BLOCK) return {L, 1, 1};
-    if (config->recompute == RECOMPUTE_GELU) return {L, 1, L};
-    return {L, L, L};
+// Calls f(member of Block, how many blocks' worth is kept, elements of a block) for every activation of a block.
+template <typename F> static void each_activation(const EngineConfig *config, F f) {
+    const ModelConfig *m = &config->model->config;
+    size_t N = (size_t)config->micro_batch * config->seq_len, C = m->channels, L = m->layers;
+    size_t x = config->inference ? 1 : L, rest = config->recompute == RECOMPUTE_BLOCK ? 1 : x;
+    f(&Block::x, x, N * C);
+    f(&Block::ln1, rest, N * C);
+    f(&Block::mean1, rest, N);
+    f(&Block::rstd1, rest, N);
+    f(&Block::qkv, rest, N * 3 * C);
+    f(&Block::attention, rest, N * C);
+    f(&Block::lse, rest, N * m->heads);
+    f(&Block::x_mid, rest, N * C);
+    f(&Block::ln2, rest, N * C);
+    f(&Block::mean2, rest, N);
+    f(&Block::rstd2, rest, N);
+    f(&Block::fc, rest, N * 4 * C);
+    f(&Block::gelu, config->recompute == RECOMPUTE_NONE ? x : 1, N * 4 * C);
 }
 
 static void layout_activations(Engine *engine, Arena *a) {
-    const ModelConfig *m = &engine->config.model->config;
-    size_t N = (size_t)engine->config.micro_batch * engine->config.seq_len, C = m->channels, NH = m->heads;
-    Kept kept = blocks_kept(&engine->config);
+    const EngineConfig *c = &engine->config;
+    size_t N = (size_t)c->micro_batch * c->seq_len, C = c->model->config.channels;
     const char *what = "activations";
-    Block *b = &engine->base;
-    ADD(what, b->x, kept.x * slice_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->ln1, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->mean1, kept.rest * slice_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->rstd1, kept.rest * slice_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->qkv, kept.rest * slice_stride(N * 3 * C), FORWARD, BACKWARD);
-    ADD(what, b->attention, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->lse, kept.rest * slice_stride(N * NH), FORWARD, BACKWARD);
-    ADD(what, b->x_mid, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->ln2, kept.rest * slice_stride(N * C), FORWARD, BACKWARD);
-    ADD(what, b->mean2, kept.rest * slice_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->rstd2, kept.rest * slice_stride(N), FORWARD, BACKWARD);
-    ADD(what, b->fc, kept.rest * slice_stride(N * 4 * C), FORWARD, BACKWARD);
-    ADD(what, b->gelu, kept.gelu * slice_stride(N * 4 * C), FORWARD, BACKWARD);
+    each_activation(c, [&](auto member, size_t kept, size_t count) {
+        ADD(what, engine->base.*member, kept * slice_stride(count), FORWARD, BACKWARD);
+    });
     ADD(what, engine->x_final, N * C, FORWARD, BACKWARD);
     ADD(what, engine->lnf, N * C, FORWARD, HEAD);
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
-    ADD(what, engine->tokens, N + engine->config.micro_batch, FORWARD, BACKWARD);
+    ADD(what, engine->tokens, N + c->micro_batch, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
 }
 
@@ -136,35 +131,15 @@ static size_t engine_layout(Engine *engine, Arena *a) {
     return arena_plan(a);
 }
 
-// Block l's slice of an activation; where one block's memory serves all, there is but one.
-template <typename X> static X *block_slice(X *base, size_t kept, int l, size_t count) {
-    return kept > 1 ? base + l * slice_stride(count) : base;
-}
-
+// Where one block's activation is kept, all blocks share it.
 static void blocks_place(Engine *engine) {
-    const ModelConfig *m = &engine->config.model->config;
-    size_t N = (size_t)engine->config.micro_batch * engine->config.seq_len, C = m->channels;
-    Kept kept = blocks_kept(&engine->config);
-    const Block *b = &engine->base;
-    for (int l = 0; l < m->layers; l++) {
-        Block *k = &engine->block[l];
-        k->x = block_slice(b->x, kept.x, l, N * C);
-        k->ln1 = block_slice(b->ln1, kept.rest, l, N * C);
-        k->mean1 = block_slice(b->mean1, kept.rest, l, N);
-        k->rstd1 = block_slice(b->rstd1, kept.rest, l, N);
-        k->qkv = block_slice(b->qkv, kept.rest, l, N * 3 * C);
-        k->attention = block_slice(b->attention, kept.rest, l, N * C);
-        k->lse = block_slice(b->lse, kept.rest, l, N * m->heads);
-        k->x_mid = block_slice(b->x_mid, kept.rest, l, N * C);
-        k->ln2 = block_slice(b->ln2, kept.rest, l, N * C);
-        k->mean2 = block_slice(b->mean2, kept.rest, l, N);
-        k->rstd2 = block_slice(b->rstd2, kept.rest, l, N);
-        k->fc = block_slice(b->fc, kept.rest, l, N * 4 * C);
-        k->gelu = block_slice(b->gelu, kept.gelu, l, N * 4 * C);
-    }
+    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) {
+        for (int l = 0; l < engine->config.model->config.layers; l++)
+            engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
+    });
 }
 
-void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
+void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
     sketch.config = *config;
@@ -184,7 +159,7 @@ void engine_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
-// What would fit into `available` bytes: a smaller micro-batch as it is, or the most that recomputing allows.
+// A hint of what would fit into `available` bytes: the largest micro-batch, with as little recomputing as possible.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)
@@ -192,7 +167,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
             EngineConfig smaller = *config;
             smaller.micro_batch = B;
             smaller.recompute = (Recompute)r;
-            engine_plan_memory(&smaller, &plan);
+            cuda_plan_memory(&smaller, &plan);
             if (plan.total > available) continue;
             int n = snprintf(out, bytes, "--micro-batch %d", B);
             if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", recompute_names[r]);
@@ -215,7 +190,7 @@ int engine_memory_take(Engine *engine, Error *e) {
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
              engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
-             engine->device.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
+             engine->device.properties.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
         return error_hint(e, "%s", fit);
     }
     CUDA_TRY(status, e);

@@ -1,16 +1,24 @@
-// The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep its share only.
-// What comes from outside and goes there, norms of gradients, and the update.
-#include "../adamw.h"
-#include "../shard.h"
-#include "engine.cuh"
-#include "hash.cuh"
-#include "optimizer.cuh"
+// The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
+// Load and store, norms of gradients, the update.
+//
+// The order of stores, which another thread may ask for while steps go on:
+// 1. cuda_update records state_ready after the last kernel that writes weights or moments.
+// 2. A store waits on its own stream for state_ready, not for work queued later: until the next cuda_update that only
+//    reads weights and moments, and no caller updates before the store is done (engine.h). Before the first update,
+//    cuda_create and cuda_load have waited themselves.
+// 3. A store records state_ready anew, after all queued work, for gradients, and where weights may still be in transfer
+//    from other ranks. It waits for those whatever it stores: the program may end after the last store.
+// 4. Load and store drain their stream also on failure: on return the caller's memory is the caller's again.
+#include "math/adamw.h"
+#include "model/shard.h"
+#include "cuda/engine.cuh"
+#include "cuda/optimizer.cuh"
 
 #include <assert.h>
 
 static bool weights_rounded() { return sizeof(real) < sizeof(float); }
 
-// Is the array there as a whole, or for the owned ranges alone?
+// Does the array cover all parameters, or the owned ranges alone?
 static bool is_whole(const Engine *engine, StateKind kind) {
     if (kind == STATE_PARAM) return !weights_rounded();
     return kind == STATE_GRAD && !engine->config.shard_grads;
@@ -29,31 +37,17 @@ int engine_state_clear(Engine *engine, Error *e) {
         size_t n = is_whole(engine, kind) ? all : owned;
         if (array) CUDA_TRY(cudaMemsetAsync(array, 0, n * sizeof(float), engine->stream), e);
     }
-    CUDA_TRY(cudaMemsetAsync(engine->weight, 0, all * sizeof(real), engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, all * sizeof(real), engine->stream), e);
 }
 
-// Marks where in the queue weights and moments have got the values that engine_store is to store: it waits for no more.
-static int state_ready(Engine *engine, Error *e) {
-    CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e);
-    return 0;
-}
-
-// Ends a call that has queued copies from or to its caller's memory. They are waited for where the call has failed
-// (code), too: on return the memory is the caller's again.
+// Drains the stream of a call that has queued copies from or to its caller's memory and ends with `code` (4).
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
-    CUDA_TRY(status, e);
-    return 0;
+    return CUDA_CALL(status, e);
 }
 
-static int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, engine->stream), e);
-    return 0;
-}
-
-// The working weights, rounded on the way: the device has no room for the master weights of other ranks.
+// The working weights, rounded here: the device has no room for the master weights of other ranks.
 static int load_rounded(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = 1 << 20; // elements
     real *rounded;
@@ -77,26 +71,20 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     return kind == STATE_PARAM && weights_rounded() ? load_rounded(engine, range, values, e) : 0;
 }
 
-int engine_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
+int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
-void engine_watch_weights(Engine *engine, const WeightsWatch *watch) {
+void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
-// Makes the store stream wait until what is to be stored is there, and no longer. Weights and moments are as
-// engine_update left them when it recorded `state_ready`: what has been queued of the next step since then only reads
-// them, and nobody calls the next engine_update before the copy is done (engine.h). Before the first update they are as
-// engine_create and engine_load left them, which wait themselves.
-// In two cases `state_ready` is recorded anew, behind all that is queued: for gradients, and where weights may be on
-// their way from other ranks. Those are waited for whatever is stored, since the program may end after the last store.
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
     TRY(watch_await(&engine->weights_watch, range, e));
-    if (kind == STATE_GRAD || engine->weights_watch.await) TRY(state_ready(engine, e));
-    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
-    return 0;
+    if (kind == STATE_GRAD || engine->weights_watch.await)
+        CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
+    return CUDA_CALL(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
 }
 
 static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
@@ -109,20 +97,20 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
     return 0;
 }
 
-int engine_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
     TRY(order_store(engine, kind, range, e));
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }
 
-void engine_pin(Engine *engine, void *memory, size_t bytes) {
+void cuda_pin(Engine *engine, void *memory, size_t bytes) {
     if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread's
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
-        (void)cudaGetLastError(); // copies are slower then
+        (void)cudaGetLastError(); // copies are then slower
 }
 
-void engine_unpin(Engine *engine, void *memory) {
+void cuda_unpin(Engine *engine, void *memory) {
     (void)engine;
     if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
 }
@@ -130,20 +118,19 @@ void engine_unpin(Engine *engine, void *memory) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-int engine_clear(Engine *engine, Range range, Error *e) {
+int cuda_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
-    CUDA_TRY(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
-    return 0;
+    return CUDA_CALL(cudaMemsetAsync(grad, 0, range_float_bytes(range), engine->stream), e);
 }
 
-int engine_collect(Engine *engine, Range range, bool first, Error *e) {
+int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
     const EngineConfig *c = &engine->config;
     assert(c->shard_grads);
     return reduce_add(engine->grad_sum + shard_place(c, range), engine->grad + shard_grad_place(c, range.begin),
                       range_length(range), first, engine->stream, e);
 }
 
-// What of each segment lies in the range, counted from the range's beginning.
+// The part of each segment in the range, counted from the range's beginning.
 __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -165,28 +152,29 @@ static Tensors tensors_in(const Model *model, Range range) {
     return {first, end - first};
 }
 
-// Squares of the tensors in the range into sq[tensor]. grad: of the range's first element and those behind it.
+// Squares of the tensors in the range into sq[tensor]. grad: the gradient of the range's first element.
 static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
     const unsigned threads = 128;
     if (in.count == 0) return 0;
     clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
         engine->segment_part, engine->segment + in.first, in.count, range);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
                           engine->stream, e);
 }
 
-int engine_norms(Engine *engine, Range range, Error *e) {
+int cuda_norms(Engine *engine, Range range, Error *e) {
     Tensors in = tensors_in(engine->config.model, range);
     engine->stats_sent = engine->scaled = false;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
-    return norms(engine, sum, range, in, stats_grad_sq(engine->stats), e);
+    return norms(engine, sum, range, in, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ), e);
 }
 
-int engine_rank_norms(Engine *engine, Range range, Error *e) {
+int cuda_rank_norms(Engine *engine, Range range, Error *e) {
     const Model *model = engine->config.model;
     Tensors in = tensors_in(model, range);
-    double *sum = stats_rank_sq(engine->stats, model), *room = stats_rank_room(engine->stats, model);
+    double *sum = stats_row(engine->stats, model, STATS_RANK_SQ);
+    double *room = stats_row(engine->stats, model, STATS_RANK_ROOM);
     engine->stats_sent = engine->scaled = false;
     TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
     return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
@@ -197,20 +185,18 @@ int engine_rank_norms(Engine *engine, Range range, Error *e) {
 
 int engine_send_stats(Engine *engine, Error *e) {
     if (engine->stats_sent) return 0;
-    CUDA_TRY(cudaMemcpyAsync(engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double),
-                             cudaMemcpyDeviceToHost, engine->stream),
-             e);
+    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double), e));
     CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
     engine->stats_sent = true;
     return 0;
 }
 
-int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
     if (!engine->scaled)
-        TRY(optimizer_scale(engine->grad_scale, stats_grad_sq(engine->stats), engine->config.model->tensor_count,
-                            (double)u->batch, u->grad_clip, engine->stream, e));
+        TRY(optimizer_scale(engine->grad_scale, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ),
+                            engine->config.model->tensor_count, (double)u->batch, u->grad_clip, engine->stream, e));
     engine->scaled = true; // for all ranges
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
@@ -224,38 +210,38 @@ int engine_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) 
                                   engine->decay + begin / DECAY_GRANULE};
         TRY(optimizer_update(&arrays, range_length(p.range), step, engine->grad_scale, engine->stream, e));
     }
-    return state_ready(engine, e);
+    return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e); // (1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between ranks
 
-void *engine_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
+void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return engine->weight + element;
     case BUFFER_NORMS:
-        engine->stats_sent = engine->scaled = false; // whoever asks is going to change them
-        return stats_grad_sq(engine->stats) + element;
+        engine->stats_sent = engine->scaled = false; // the caller changes them
+        return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
     }
     assert(0);
     return NULL;
 }
 
-size_t engine_weight_bytes(const Engine *) { return sizeof(real); }
+size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }
 
-void *engine_stream(Engine *engine) { return engine->stream; }
+void *cuda_stream(Engine *engine) { return engine->stream; }
 
-int engine_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
              *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
     size_t n = range_length(range), all = engine->config.model->flat_count;
     bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
     TRY(watch_await(&engine->weights_watch, range, e));
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
-    TRY(hash_add(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
-    if (masters) TRY(hash_add(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
-    CUDA_TRY(cudaMemcpyAsync(answer, sum, sizeof *sum, cudaMemcpyDeviceToHost, engine->stream), e);
+    TRY(reduce_hash(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
+    if (masters) TRY(reduce_hash(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
+    TRY(copy_out(engine, answer, sum, sizeof *sum, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     *hash = *answer;
     return 0;

@@ -1,17 +1,11 @@
 // gelu: see gelu.cuh.
-//
-// 0.5 x (1 + tanh(u)) = x s, s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3). Written with the sigmoid nothing
-// cancels for negative x, and the fast exponential is good enough for bf16. The derivative is
-// s + x s (1 - s) 2 u', u' = sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
-#include "gelu.cuh"
-#include "vec.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/vec.cuh"
+#include "math/gelu.h"
 
-#define SQRT_2_OVER_PI 0.7978845608028654f
-#define GELU_CUBIC     0.044715f
-
-// sigmoid(2 u(x))
+// sigmoid(2u); the fast exponential is good enough for bf16
 __device__ static inline float gelu_sigmoid(float x) {
-    const float minus_2u = -2.0f * SQRT_2_OVER_PI * x * fmaf(GELU_CUBIC * x, x, 1.0f);
+    const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
 #ifdef GNS_FP32
     return 1.0f / (1.0f + expf(minus_2u));
 #else
@@ -23,12 +17,9 @@ __device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
 __device__ static inline float gelu_derivative(float x) {
     const float s = gelu_sigmoid(x);
-    const float twice_du = 2.0f * SQRT_2_OVER_PI * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
+    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
     return s + x * s * (1.0f - s) * twice_du;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Elementwise
 
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 
@@ -36,35 +27,31 @@ enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, const real *x, size_t packs) {
     const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
     Pack<W> v[FLAT_PACKS];
-#pragma unroll
-    for (int p = 0; p < FLAT_PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
         if (i < packs) v[p] = pack_load<W>(x + i * W);
     }
-#pragma unroll
-    for (int p = 0; p < FLAT_PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
         float f[W];
         pack_get(f, v[p]);
-#pragma unroll
-        for (int j = 0; j < W; j++) f[j] = gelu(f[j]);
+        UNROLL_FOR (int j = 0; j < W; j++) f[j] = gelu(f[j]);
         pack_store(y + i * W, pack_of<W>(f));
     }
 }
 
+template <int W> static int forward(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
+    const size_t block = (size_t)FLAT_THREADS * FLAT_PACKS;
+    if (packs == 0) return 0;
+    gelu_kernel<W><<<(unsigned)((packs + block - 1) / block), FLAT_THREADS, 0, stream>>>(y, x, packs);
+    return CUDA_LAUNCHED(e);
+}
+
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    const size_t body = n / VEC * VEC, tail = n - body, block = (size_t)FLAT_THREADS * FLAT_PACKS;
-    if (body) {
-        const unsigned blocks = (unsigned)((body / VEC + block - 1) / block);
-        gelu_kernel<VEC><<<blocks, FLAT_THREADS, 0, stream>>>(y, x, body / VEC);
-        CUDA_LAUNCHED(e);
-    }
-    if (tail) {
-        gelu_kernel<1><<<1, FLAT_THREADS, 0, stream>>>(y + body, x + body, tail);
-        CUDA_LAUNCHED(e);
-    }
-    return 0;
+    const size_t body = n / VEC * VEC;
+    TRY(forward<VEC>(y, x, body / VEC, stream, e));
+    return forward<1>(y + body, x + body, n - body, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -72,7 +59,7 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Block (k, y) walks down its run of rows; a thread owns W columns. GELU: dy becomes dx = dy gelu'(x) on the way.
+// Block (k, y) walks down its run of rows; a thread owns W columns. GELU: writes dx = dy gelu'(x) and sums that.
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
@@ -87,33 +74,26 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
         float sums[W] = {};
         for (; row < stop; row += ROWS) {
             Pack<W> d[ROWS], v[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 const size_t i = (size_t)(row + r) * C + c;
                 d[r] = row + r < stop ? pack_load<W>(dy + i) : pack_zero<W>();
                 if (GELU) v[r] = row + r < stop ? pack_load<W>(x + i) : pack_zero<W>();
             }
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W], u[W];
                 pack_get(f, d[r]);
                 if constexpr (GELU) {
                     pack_get(u, v[r]);
-#pragma unroll
-                    for (int j = 0; j < W; j++) f[j] *= gelu_derivative(u[j]);
+                    UNROLL_FOR (int j = 0; j < W; j++) f[j] *= gelu_derivative(u[j]);
                     const Pack<W> written = pack_of<W>(f);
                     if (row + r < stop) pack_store(dx + (size_t)(row + r) * C + c, written);
                     pack_get(f, written);
                 }
-#pragma unroll
-                for (int j = 0; j < W; j++) sums[j] += f[j];
+                floats_add(sums, f);
             }
         }
-        row = stop; // the last rows may have reached over it
-        Floats<W> out;
-#pragma unroll
-        for (int j = 0; j < W; j++) out.x[j] = sums[j];
-        floats_store<W>(partials + (size_t)(blockIdx.x + b) * C + c, out);
+        row = stop; // the last rows may lie beyond it
+        floats_store(partials + (size_t)(blockIdx.x + b) * C + c, sums);
     }
 }
 
@@ -136,24 +116,13 @@ size_t bias_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(column_launch(B, T, C).split, 1, C);
 }
 
-template <bool GELU>
-static int column_sums(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
+int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
+                  cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
-    const dim3 blocks(l.split.blocks, l.columns);
-    float *partials = (float *)workspace;
-    if (C % VEC) columns_kernel<1, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
-    else columns_kernel<VEC, GELU><<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
-    CUDA_LAUNCHED(e);
+    const auto kernel_1 = x ? columns_kernel<1, true> : columns_kernel<1, false>;
+    const auto kernel_vec = x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>;
+    (C % VEC ? kernel_1 : kernel_vec)<<<dim3(l.split.blocks, l.columns), l.threads, 0, stream>>>(dx, (float *)workspace,
+                                                                                                 dy, x, l.split, C);
+    TRY(CUDA_LAUNCHED(e));
     return column_finish(&dbias, 1, l.split, C, workspace, stream, e);
-}
-
-int gelu_backward_bias(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
-    return column_sums<true>(dx, dbias, dy, x, B, T, C, workspace, stream, e);
-}
-
-int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, void *workspace, cudaStream_t stream,
-                  Error *e) {
-    return column_sums<false>(NULL, dbias, dy, NULL, B, T, C, workspace, stream, e);
 }

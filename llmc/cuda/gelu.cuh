@@ -2,20 +2,16 @@
 #ifndef GNS_GELU_CUH
 #define GNS_GELU_CUH
 
-#include "cuda_common.cuh"
-#include "reduce.cuh"
+#include "cuda/cuda_common.cuh"
+#include "cuda/reduce.cuh"
 
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// dx = dy gelu'(x), (B, T, C), and the bias gradient of the projection that made x: sums over rows of dx as written.
-// dx may be dy. Workspace: bias_backward_workspace_bytes(B, T, C).
-int gelu_backward_bias(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e);
-
-// dbias: sums over the rows of dy (B, T, C), with per-example squares.
+// dbias: sums over the rows of dy (B, T, C), with per-example squares. With x (B, T, C): dx = dy gelu'(x), which may be
+// dy, and sums over the rows of dx as written: the bias gradient of the projection that made x. x NULL: no dx.
 size_t bias_backward_workspace_bytes(int B, int T, int C);
-int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, void *workspace, cudaStream_t stream,
-                  Error *e);
+int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
+                  cudaStream_t stream, Error *e);
 
 #endif

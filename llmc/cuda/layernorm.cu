@@ -1,13 +1,9 @@
 // layernorm: see layernorm.cuh.
-#include "layernorm.cuh"
-#include "vec.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/vec.cuh"
+#include "math/layernorm.h"
 
-static __device__ const float LN_EPS = 1e-5f;
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
-
-// The row that is normalised: a, or a + b as it is stored.
+// The row that is normalised: a, or a + b as stored.
 template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a, const real *b, size_t i) {
     const Pack<W> x = pack_load<W>(a + i);
     if constexpr (!RESIDUAL) return x;
@@ -15,8 +11,7 @@ template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-#pragma unroll
-    for (int j = 0; j < W; j++) s[j] += t[j];
+    floats_add(s, t);
     return pack_of<W>(s);
 }
 
@@ -26,8 +21,7 @@ __device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd,
     float g[W], b[W], y[W];
     pack_get(g, pack_load<W>(gamma + c));
     pack_get(b, pack_load<W>(beta + c));
-#pragma unroll
-    for (int j = 0; j < W; j++) y[j] = fmaf((x[j] - mean) * rstd, g[j], b[j]);
+    UNROLL_FOR (int j = 0; j < W; j++) y[j] = layernorm_y(layernorm_xhat(x[j], mean, rstd), g[j], b[j]);
     return pack_of<W>(y);
 }
 
@@ -42,30 +36,24 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     if (row >= N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : pack_zero<VEC>();
     }
     float x[PACKS][VEC], sum = 0.0f;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         if (RESIDUAL && c < C) pack_store(residual + start + c, packs[p]);
         pack_get(x[p], packs[p]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) sum += x[p][j];
+        UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
     const float m = warp_sum(sum) / C;
     float squares = 0.0f;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    UNROLL_FOR (int p = 0; p < PACKS; p++)
         if ((p * WARP + lane) * VEC < C)
-#pragma unroll
-            for (int j = 0; j < VEC; j++) squares = fmaf(x[p][j] - m, x[p][j] - m, squares);
-    const float r = rsqrtf(warp_sum(squares) / C + LN_EPS);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+            UNROLL_FOR (int j = 0; j < VEC; j++) squares = add_square(squares, x[p][j] - m);
+    const float r = layernorm_rstd(warp_sum(squares), C);
+    UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
         if (c < C) pack_store(out + start + c, normalise<VEC>(x[p], m, r, gamma, beta, c));
     }
@@ -88,13 +76,13 @@ __global__ void __launch_bounds__(ROW_THREADS)
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (RESIDUAL ? residual : a) + start; // every thread reads back its own columns only
+    const real *row = (RESIDUAL ? residual : a) + start; // a thread reads back only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
-        for (int j = 0; j < W; j++) squares = fmaf(x[j] - m, x[j] - m, squares);
+        for (int j = 0; j < W; j++) squares = add_square(squares, x[j] - m);
     }
-    const float r = rsqrtf(block_sum(squares, shared[1]) / C + LN_EPS);
+    const float r = layernorm_rstd(block_sum(squares, shared[1]), C);
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
         pack_store(out + start + c, normalise<W>(x, m, r, gamma, beta, c));
@@ -105,47 +93,28 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <bool RESIDUAL>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                    const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    const dim3 threads(WARP, FORWARD_WARPS), blocks(ceil_div(N, FORWARD_WARPS));
-#define FORWARD_WARP(packs)                                                                                            \
-    case packs:                                                                                                        \
-        forward_warp_kernel<RESIDUAL, packs>                                                                           \
-            <<<blocks, threads, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, N, C);                      \
-        break
-    switch (C % VEC ? 0 : ceil_div(C, WARP * VEC)) {
-        FORWARD_WARP(1);
-        FORWARD_WARP(2);
-        FORWARD_WARP(3);
-        FORWARD_WARP(4);
-        FORWARD_WARP(5);
-        FORWARD_WARP(6);
-        FORWARD_WARP(7);
-        FORWARD_WARP(ROW_PACKS_MAX);
-    case 0:
-        forward_block_kernel<RESIDUAL, 1>
-            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
-        break;
-    default:
-        forward_block_kernel<RESIDUAL, VEC>
-            <<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
-    }
-#undef FORWARD_WARP
-    CUDA_LAUNCHED(e);
-    return 0;
+    typedef decltype(forward_warp_kernel<RESIDUAL, 1>) WarpKernel;
+    static WarpKernel *const of_packs[ROW_PACKS_MAX] = {
+        forward_warp_kernel<RESIDUAL, 1>, forward_warp_kernel<RESIDUAL, 2>, forward_warp_kernel<RESIDUAL, 3>,
+        forward_warp_kernel<RESIDUAL, 4>, forward_warp_kernel<RESIDUAL, 5>, forward_warp_kernel<RESIDUAL, 6>,
+        forward_warp_kernel<RESIDUAL, 7>, forward_warp_kernel<RESIDUAL, 8>};
+    const auto block_kernel = C % VEC ? forward_block_kernel<RESIDUAL, 1> : forward_block_kernel<RESIDUAL, VEC>;
+    const int packs = ceil_div(C, WARP * VEC);
+    if (C % VEC == 0 && packs <= ROW_PACKS_MAX)
+        of_packs[packs - 1]<<<ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream>>>(
+            residual, out, mean, rstd, a, b, gamma, beta, N, C);
+    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
+    return CUDA_LAUNCHED(e);
 }
 
-int layernorm_forward(real *out, float *mean, float *rstd, const real *x, const real *gamma, const real *beta, int N,
-                      int C, cudaStream_t stream, Error *e) {
-    return forward<false>(NULL, out, mean, rstd, x, NULL, gamma, beta, N, C, stream, e);
-}
-
-int residual_layernorm_forward(real *residual_out, real *out, float *mean, float *rstd, const real *a, const real *b,
-                               const real *gamma, const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    return forward<true>(residual_out, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
+int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
+                      const real *beta, int N, int C, cudaStream_t stream, Error *e) {
+    return (b ? forward<true> : forward<false>)(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and perhaps dbias:
-// block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example it meets.
+// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
+// dbias: block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example in it.
 
 typedef struct {
     real *dresidual;
@@ -169,8 +138,7 @@ typedef struct {
 // Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
 template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
         const size_t i = start + r * k.C;
         t.dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
@@ -181,85 +149,67 @@ template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backw
     }
 }
 
-// First half: adds to dgamma and dbeta; sums[2 r] of dy gamma and sums[2 r + 1] of dy gamma xhat over the columns.
+// First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
+// sums[2 r + 1].
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
                                  const Pack<VEC> &gamma_pack) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         float dy[VEC], x[VEC];
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
-            grads[0][j] = fmaf(dy[j], xhat, grads[0][j]);
-            grads[1][j] += dy[j];
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
-            sums[2 * r + 1] = fmaf(dy[j] * gamma[j], xhat, sums[2 * r + 1]);
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
         }
         pack_forget(t.dy[r]);
         pack_forget(t.x[r]);
     }
 }
 
-// The sums over the block. shared is one of two that alternate, so that one barrier a tile is enough.
+// The sums over the block. Two `shared` alternate, so that one barrier a tile is enough.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
     const float sum = warp_sum_each(sums);
     if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
     for (int w = 1; w < warps; w++)
-#pragma unroll
-        for (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
 }
 
-// Second half: dresidual, and its columns' sums. means: the sums over the row's length.
+// Second half: dresidual, and its columns' sums. means: the sums divided by C.
 template <bool ACCUMULATE, int SETS>
 __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
-#pragma unroll
-    for (int r = 0; r < TILE; r++) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            const float xhat = (x[j] - t.mean[r]) * t.rstd[r];
-            dx[j] += t.rstd[r] * (fmaf(dy[j], gamma[j], -means[2 * r]) - xhat * means[2 * r + 1]);
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
+            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
         }
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (SETS == 3) {
             pack_get(dx, written);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) grads[2][j] += dx[j];
+            floats_add(grads[2], dx);
         }
     }
 }
 
-template <int SETS> __device__ inline void partials_store(float *to, const float (&sums)[SETS][VEC], int C) {
-#pragma unroll
-    for (int set = 0; set < SETS; set++) {
-        Floats<VEC> v;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) v.x[j] = sums[set][j];
-        floats_store<VEC>(to + (size_t)set * C, v);
-    }
-}
-
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
-// one write of dresidual. Threads behind the row's end only take part in barriers.
+// one write of dresidual. Threads beyond the row's end only take part in barriers.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -281,16 +231,17 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             tile_sums(sums, grads, tile, gamma);
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
-#pragma unroll
-            for (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
+            UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
             tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
         }
-        row = stop; // the last tile may have reached over it
-        if (c < k.C) partials_store<SETS>(k.partials + (size_t)(blockIdx.x + b) * SETS * k.C + c, grads, k.C);
+        row = stop; // the last tile may end beyond it
+        if (c >= k.C) continue;
+        UNROLL_FOR (int set = 0; set < SETS; set++)
+            floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
 }
 
-// Any C: the block walks along the row, and the partial sums live in their slot.
+// Any C: the block walks along the row, and the partial sums are kept in their slot.
 template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -306,20 +257,21 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
         float *slot = k.partials + (size_t)(blockIdx.x + b) * SETS * C; // (SETS, C)
         float m1 = 0.0f, m2 = 0.0f;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dy = real_to_float(k.dy[start + c]), dyg = dy * real_to_float(k.gamma[c]);
-            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
-            m1 += dyg;
-            m2 = fmaf(dyg, xhat, m2);
-            slot[c] = (fresh ? 0.0f : slot[c]) + dy * xhat;
-            slot[C + c] = (fresh ? 0.0f : slot[C + c]) + dy;
+            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
+            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
+            float dgamma = fresh ? 0.0f : slot[c], dbeta = fresh ? 0.0f : slot[C + c];
+            m1 += dy * gamma;
+            layernorm_add(&m2, &dgamma, &dbeta, dy, gamma, xhat);
+            slot[c] = dgamma;
+            slot[C + c] = dbeta;
         }
         m1 = block_sum(m1, shared[0]) / C;
         m2 = block_sum(m2, shared[1]) / C;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dyg = real_to_float(k.dy[start + c]) * real_to_float(k.gamma[c]);
-            const float xhat = (real_to_float(k.x[start + c]) - mean) * rstd;
+            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
+            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
             const float old = ACCUMULATE ? real_to_float(k.dresidual[start + c]) : 0.0f;
-            const real written = (real)(old + rstd * (dyg - m1 - xhat * m2));
+            const real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
             k.dresidual[start + c] = written;
             if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
         }
@@ -330,7 +282,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// One block for each place on 132 multiprocessors: the registers of 512 threads of the fast kernel fit on one.
+// As many blocks as run at once on 132 multiprocessors, each with registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }
@@ -343,8 +295,7 @@ template <bool ACCUMULATE, bool DBIAS> static int backward(Backward k, cudaStrea
     const int threads = backward_threads(k.C);
     if (backward_is_fast(k.C)) backward_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
     else backward_any_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,

@@ -1,26 +1,23 @@
-#include "matmul.cuh"
+#include "cuda/matmul.cuh"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <type_traits>
 
-// cuBLASLt's algorithms are numbers that mean something to one version of it, and their speed is that of one GPU.
-static int identity_find(Matmul *mm, Error *e) {
+int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     cudaDeviceProp properties;
     int device;
+    *mm = {};
+    mm->workspace = workspace;
+    mm->stream = stream;
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
              properties.multiProcessorCount, sizeof(real) == 4 ? "fp32" : "bf16", cublasLtGetVersion());
-    return 0;
-}
-
-int matmul_create(Matmul *mm, void *workspace, Error *e) {
-    memset(mm, 0, sizeof *mm);
-    mm->workspace = workspace;
-    TRY(identity_find(mm, e));
-    CUBLAS_TRY(cublasLtCreate(&mm->handle), e);
-    return 0;
+    CUDA_TRY(cudaEventCreate(&mm->start), e);
+    CUDA_TRY(cudaEventCreate(&mm->stop), e);
+    return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
 }
 
 static void plan_destroy(MatmulPlan *plan) {
@@ -28,25 +25,19 @@ static void plan_destroy(MatmulPlan *plan) {
     if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
     if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
     if (plan->operation) cublasLtMatmulDescDestroy(plan->operation);
-    memset(plan, 0, sizeof *plan);
+    *plan = {};
 }
 
 static void plans_forget(Matmul *mm) {
     for (int i = 0; i < mm->count; i++) plan_destroy(&mm->plan[i]);
-    mm->count = mm->oldest = 0;
+    mm->count = 0;
 }
 
 void matmul_destroy(Matmul *mm) {
     plans_forget(mm);
     if (mm->handle) cublasLtDestroy(mm->handle);
-    memset(mm, 0, sizeof *mm);
-}
-
-static bool shape_equal(const MatmulShape *x, const MatmulShape *y) {
-    return x->m == y->m && x->n == y->n && x->k == y->k && x->transpose_a == y->transpose_a &&
-           x->transpose_b == y->transpose_b && x->out_float == y->out_float && x->accumulate == y->accumulate &&
-           x->epilogue == y->epilogue && x->batch == y->batch && x->stride_a == y->stride_a &&
-           x->stride_b == y->stride_b && x->stride_out == y->stride_out;
+    if (mm->stop) cudaEventDestroy(mm->stop);
+    if (mm->start) cudaEventDestroy(mm->start);
 }
 
 static cudaDataType_t data_type(bool is_float) { return is_float || sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -54,48 +45,46 @@ static cudaDataType_t data_type(bool is_float) { return is_float || sizeof(real)
 // A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
 static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
-    CUBLAS_TRY(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e);
+    const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e));
     if (batch <= 1) return 0;
-    CUBLAS_TRY(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch), e);
-    CUBLAS_TRY(
-        cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride), e);
-    return 0;
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof batch), e));
+    return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride), e);
 }
 
-#define SET_OPERATION(plan, attribute, value)                                                                          \
-    CUBLAS_TRY(                                                                                                        \
-        cublasLtMatmulDescSetAttribute((plan)->operation, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)),  \
-        e)
+template <typename X>
+static int operation_set(MatmulPlan *plan, cublasLtMatmulDescAttributes_t attribute, X value, Error *e) {
+    return CUBLAS_CALL(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), e);
+}
 
-// out^T = op(b)^T op(a)^T: in cuBLAS's column-major eyes our b is its A and our a is its B.
+// out^T = op(b)^T op(a)^T: to cuBLAS, which is column-major, our b is A and our a is B.
 static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_DGELU};
-    CUBLAS_TRY(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e);
-    cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
-    SET_OPERATION(plan, TRANSA, s->transpose_b ? yes : no);
-    SET_OPERATION(plan, TRANSB, s->transpose_a ? yes : no);
-    SET_OPERATION(plan, EPILOGUE, epilogues[s->epilogue]);
-    if (s->epilogue == MATMUL_DGELU) {
-        int64_t ld = s->n;
-        SET_OPERATION(plan, EPILOGUE_AUX_LD, ld);
-    }
-    return 0;
+    const cublasOperation_t op_a = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_b = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
+    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
+    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
+    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[s->epilogue], e));
+    if (s->epilogue != MATMUL_DGELU) return 0;
+    return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->n, e);
 }
 
 static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
-    if (plan->shape.epilogue == MATMUL_BIAS) SET_OPERATION(plan, BIAS_POINTER, extra);
-    if (plan->shape.epilogue == MATMUL_DGELU) SET_OPERATION(plan, EPILOGUE_AUX_POINTER, extra);
-    return 0;
+    if (plan->shape.epilogue == MATMUL_PLAIN) return 0;
+    const bool bias = plan->shape.epilogue == MATMUL_BIAS;
+    return operation_set(plan, bias ? CUBLASLT_MATMUL_DESC_BIAS_POINTER : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                         extra, e);
 }
 
-// The best algorithms for the plan by cuBLASLt's own estimate, at most `most`, best first.
+// At most `most` algorithms for the plan, best first by cuBLASLt's own estimate.
 static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
                     Error *e) {
     const MatmulShape *s = &plan->shape;
     cublasLtMatmulPreference_t preference;
-    CUBLAS_TRY(cublasLtMatmulPreferenceCreate(&preference), e);
+    TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&preference), e));
     size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
     uint32_t align = (uint32_t)plan->align;
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
@@ -116,60 +105,44 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which algorithm
-
 typedef struct {
     void *out;
     const void *a, *b, *extra;
-    cudaStream_t stream;
 } Operands;
 
 static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
                                   const Operands *o) {
     const float one = 1.0f, beta = plan->shape.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(mm->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, o->out, plan->out,
-                          o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, o->stream);
+                          o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
 }
 
 // Shortest of a few runs, in milliseconds; infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
-                     const cudaEvent_t *event, float *shortest, Error *e) {
+                     float *shortest, Error *e) {
     const int runs = 6; // the first warms up
     *shortest = INFINITY;
     for (int run = 0; run < runs; run++) {
         float ms;
-        CUDA_TRY(cudaEventRecord(event[0], o->stream), e);
+        CUDA_TRY(cudaEventRecord(mm->start, mm->stream), e);
         if (plan_launch(mm, plan, algorithm, o) != CUBLAS_STATUS_SUCCESS) return 0;
-        CUDA_TRY(cudaEventRecord(event[1], o->stream), e);
-        CUDA_TRY(cudaEventSynchronize(event[1]), e);
-        CUDA_TRY(cudaEventElapsedTime(&ms, event[0], event[1]), e);
+        CUDA_TRY(cudaEventRecord(mm->stop, mm->stream), e);
+        CUDA_TRY(cudaEventSynchronize(mm->stop), e);
+        CUDA_TRY(cudaEventElapsedTime(&ms, mm->start, mm->stop), e);
         if (run > 0 && ms < *shortest) *shortest = ms;
     }
     return 0;
 }
 
-static int event_create(cudaEvent_t *event, Error *e) {
-    CUDA_TRY(cudaEventCreate(event), e);
-    return 0;
-}
-
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
-    cudaEvent_t event[2] = {};
     float best = INFINITY, ms;
-    int code = event_create(&event[0], e);
-    if (!code) code = event_create(&event[1], e);
     *fastest = 0;
-    for (int i = 0; i < count && !code; i++) {
-        code = plan_time(mm, plan, &found[i].algo, o, event, &ms, e);
-        if (code || ms >= best) continue;
-        best = ms;
-        *fastest = i;
+    for (int i = 0; i < count; i++) {
+        TRY(plan_time(mm, plan, &found[i].algo, o, &ms, e));
+        if (ms < best) best = ms, *fastest = i;
     }
-    for (cudaEvent_t one : event)
-        if (one) cudaEventDestroy(one);
-    return code;
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -177,27 +150,26 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// " m,n,k,flags,epilogue,batch,alignment=": what a choice is found by.
+// " m,n,k,flags,epilogue,batch,alignment=": the key of a choice in the text.
 static void shape_key(const MatmulPlan *plan, char *key) {
     const MatmulShape *s = &plan->shape;
     snprintf(key, SHAPE_KEY_BYTES, " %d,%d,%d,%d%d%d%d,%d,%d,%d=", s->m, s->n, s->k, s->transpose_a, s->transpose_b,
              s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
 }
 
-// An algorithm may be written down and read again with the same version of the library (cublasLt.h): its words in
-// hexadecimal, a dot between two. It says more than its place among the heuristic's answers, which is promised nowhere.
-static int choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm, Error *e) {
+// An algorithm may be stored and read again with the same version of the library (cublasLt.h): its words in hexadecimal,
+// separated by dots. Its place among the heuristic's answers would not do: their order is not guaranteed.
+// A text that is full keeps no more choices.
+static void choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, i ? ".%llx" : "%llx", (unsigned long long)algorithm->data[i]);
     if (!used) used = (size_t)snprintf(mm->choices, sizeof mm->choices, "%s:", mm->identity);
-    if (used + n >= sizeof mm->choices) return FAIL(e, ERR_INTERNAL, NULL, "too many tuned matrix products");
-    strcpy(mm->choices + used, text);
-    return 0;
+    if (used + n < sizeof mm->choices) strcpy(mm->choices + used, text);
 }
 
-// text: what stands behind the key. cuBLASLt judges whether the words are an algorithm for the plan.
+// text: what follows the key. cuBLASLt checks that the words are an algorithm for the plan.
 static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
                        Error *e) {
     cublasLtMatmulHeuristicResult_t needs;
@@ -211,12 +183,12 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
     if (!bad && cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
                                         &needs) == CUBLAS_STATUS_SUCCESS)
         if (needs.workspaceSize <= MATMUL_WORKSPACE_BYTES) return 0;
-    return FAIL(e, ERR_INPUT, "go on from another checkpoint",
+    return FAIL(e, ERR_INPUT, "resume from another checkpoint",
                 "the record of tuned matrix products is damaged: no algorithm for a (%d, %d, %d) product",
                 plan->shape.m, plan->shape.n, plan->shape.k);
 }
 
-// Settles the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
+// Sets the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
     char key[SHAPE_KEY_BYTES];
     cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
@@ -227,14 +199,11 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        TRY(choice_write(mm, key, &found[fastest].algo, e));
+        choice_write(mm, key, &found[fastest].algo);
     }
     plan->algorithm = found[fastest].algo;
     return 0;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Plans
 
 static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const Operands *o, Error *e) {
     plan->shape = *s;
@@ -248,10 +217,11 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     return plan_choose(mm, plan, o, e);
 }
 
-// Finds the plan of a shape, or makes it; the oldest makes room when all are in use.
+// Finds or makes the plan of a shape. A full table starts again empty.
+static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
 static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
     for (int i = 0; i < mm->count; i++)
-        if (mm->plan[i].align == align && shape_equal(&mm->plan[i].shape, shape)) {
+        if (mm->plan[i].align == align && memcmp(&mm->plan[i].shape, shape, sizeof *shape) == 0) {
             *out = &mm->plan[i];
             return 0;
         }
@@ -261,12 +231,8 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
         plan_destroy(&plan);
         return code;
     }
-    if (mm->count < MATMUL_PLANS_MAX) *out = &mm->plan[mm->count++];
-    else {
-        *out = &mm->plan[mm->oldest];
-        mm->oldest = (mm->oldest + 1) % MATMUL_PLANS_MAX;
-        plan_destroy(*out);
-    }
+    if (mm->count == MATMUL_PLANS_MAX) plans_forget(mm);
+    *out = &mm->plan[mm->count++];
     **out = plan;
     return 0;
 }
@@ -281,14 +247,13 @@ static int common_alignment(const MatmulShape *s, const void *out, const void *a
     return (int)(bits & (~bits + 1));
 }
 
-int matmul_run(Matmul *mm, const MatmulShape *shape, void *out, const void *a, const void *b, const void *extra,
-               cudaStream_t stream, Error *e) {
-    const Operands o = {out, a, b, extra, stream};
+int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
+               Error *e) {
+    const Operands o = {out, a, b, extra};
     MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, shape, common_alignment(shape, out, a, b), &o, e));
+    TRY(plan_get(mm, &plan, &shape, common_alignment(&shape, out, a, b), &o, e));
     TRY(plan_point(plan, extra, e));
-    CUBLAS_TRY(plan_launch(mm, plan, &plan->algorithm, &o), e);
-    return 0;
+    return CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {
@@ -305,7 +270,7 @@ int matmul_choices_load(Matmul *mm, const char *choices, Error *e) {
         return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is %s",
                     (int)strcspn(choices, ":"), choices, mm->identity);
     if (strlen(choices) >= sizeof mm->choices)
-        return FAIL(e, ERR_INPUT, NULL, "the record of tuned matrix products is longer than any that is written");
+        return FAIL(e, ERR_INPUT, NULL, "the record of tuned matrix products is too long");
     strcpy(mm->choices, choices);
     return 0;
 }

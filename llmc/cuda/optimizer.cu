@@ -1,32 +1,18 @@
-#include "optimizer.cuh"
+#include "cuda/optimizer.cuh"
 
 #include <assert.h>
-#include <string.h>
 
-void optimizer_decay_map(uint8_t *decay, const Model *model) {
-    memset(decay, 0, model->flat_count / DECAY_GRANULE);
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        if (t->dimensions < 2) continue;
-        assert(t->offset % DECAY_GRANULE == 0);
-        memset(decay + t->offset / DECAY_GRANULE, 1, (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE);
-    }
-}
-
-// One thread: some hundred numbers, and the order of the sum is plain.
+// One thread: a few hundred numbers, summed in order.
 __global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
     double square = 0;
     for (int i = 0; i < count; i++) square += grad_sq[i];
-    double norm = sqrt(square) / batch; // of the mean gradient
-    double clip = grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1.0;
-    *scale = isfinite(norm) ? (float)(clip / batch) : NAN;
+    *scale = (float)adamw_grad_scale(square, batch, grad_clip);
 }
 
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e) {
     scale_kernel<<<1, 1, 0, stream>>>(scale, grad_sq, count, batch, grad_clip);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 struct alignas(4 * sizeof(real)) Real4 {
@@ -35,7 +21,7 @@ struct alignas(4 * sizeof(real)) Real4 {
 
 __device__ static Real4 round4(float4 p) { return {(real)p.x, (real)p.y, (real)p.z, (real)p.w}; }
 
-// A thread takes four elements, which lie in one tensor: 28 bytes an element read and written, 30 with the copy.
+// A thread takes four elements of one tensor: 28 bytes an element read and written, 30 with the copy.
 __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     step.grad_scale = *scale;
@@ -60,6 +46,5 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
     size_t fours = n / 4;
     if (fours == 0) return 0;
     update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, fours, step, scale);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }

@@ -1,9 +1,8 @@
 // reduce: see reduce.cuh.
-#include "reduce.cuh"
-#include "vec.cuh"
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Small sums over examples
+#include "cuda/reduce.cuh"
+#include "cuda/vec.cuh"
+#include "base/hash.h"
+#include "math/accumulate.h"
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
@@ -34,8 +33,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e) {
     example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(sums, partials, B, G);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,59 +41,41 @@ int reduce_example_partials(ExampleSums sums, const double *partials, int sets, 
 
 ColumnSplit column_split(int B, int T, int target_blocks) {
     const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
-    ColumnSplit s;
-    s.rows = B * T;
-    s.T = T;
-    s.rows_per_block = (int)round_up((size_t)ceil_div(s.rows, target_blocks), row_tile);
-    s.blocks = ceil_div(s.rows, s.rows_per_block);
-    s.slots = s.blocks + B;
-    return s;
+    const int rows_per_block = (int)round_up((size_t)ceil_div(B * T, target_blocks), row_tile);
+    const int blocks = ceil_div(B * T, rows_per_block);
+    return {B * T, T, rows_per_block, blocks, blocks + B};
 }
 
-// Stage two in two kernels. The first adds the slots of every example: block (x, set, z) owns the 32 columns from 32 x
-// and a batch of examples, each example's slots shared out among some of its warps. It leaves the batch's sum, and
-// every example's sum of squares over the 32 columns. The second adds the batches, and the squares.
+// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) owns the 32 columns from 32 x on
+// and a batch of examples, each with the same number of warps. It writes the batch's sum, and each example's sum of
+// squares over the 32 columns. The second adds the batches, and the squares.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 typedef struct {
     ColumnSplit split;
     int sets, C, B;
-    int column_groups;     // of 32
-    int warps_per_example; // a power of two
-    int batch, batches;    // examples of a block; blocks along z
+    int column_groups;                       // of 32
+    int warps_per_example;                   // a power of two
+    int batch, batches;                      // examples of a block; blocks along z
+    size_t batch_sums_at, squares_at, bytes; // of the workspace, which begins with the partial sums (slots, sets, C)
 } Finish;
 
 static Finish finish_plan(ColumnSplit split, int sets, int C) {
-    Finish f = {};
-    f.split = split;
-    f.sets = sets;
-    f.C = C;
-    f.B = split.rows / split.T;
-    f.column_groups = ceil_div(C, WARP);
+    Finish f = {split, sets, C, split.rows / split.T, ceil_div(C, WARP), 1};
     const int slots_per_example = split.blocks / f.B + 2; // at most
-    f.warps_per_example = 1;
     while (f.warps_per_example < FINISH_WARPS && f.warps_per_example * SLOTS_IN_FLIGHT < slots_per_example)
         f.warps_per_example *= 2;
     f.batch = FINISH_WARPS / f.warps_per_example;
     f.batches = ceil_div(f.B, f.batch);
+    f.batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
+    f.squares_at = f.batch_sums_at + round_up((size_t)f.batches * sets * C * sizeof(float), 16);
+    f.bytes = f.squares_at + (size_t)sets * f.B * f.column_groups * sizeof(double);
     return f;
 }
 
-static size_t partials_bytes(const Finish *f) { // (slots, sets, C) fp32
-    return round_up((size_t)f->split.slots * f->sets * f->C * sizeof(float), 16);
-}
-static size_t batch_sums_bytes(const Finish *f) { // (batches, sets, C) fp32
-    return round_up((size_t)f->batches * f->sets * f->C * sizeof(float), 16);
-}
-static size_t example_squares_bytes(const Finish *f) { // (sets, B, column_groups) fp64
-    return (size_t)f->sets * f->B * f->column_groups * sizeof(double);
-}
+size_t column_workspace_bytes(ColumnSplit split, int sets, int C) { return finish_plan(split, sets, C).bytes; }
 
-size_t column_workspace_bytes(ColumnSplit split, int sets, int C) {
-    const Finish f = finish_plan(split, sets, C);
-    return partials_bytes(&f) + batch_sums_bytes(&f) + example_squares_bytes(&f);
-}
-
+// batch_sums (batches, sets, C) fp32, squares (sets, B, column_groups) fp64.
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     column_examples_kernel(float *batch_sums, double *squares, const float *partials,
                            const __grid_constant__ Finish f) {
@@ -111,13 +91,11 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     if (b < f.B && c < f.C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
             float v[SLOTS_IN_FLIGHT];
-#pragma unroll
-            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
                 const int k = k0 + i * f.warps_per_example;
                 v[i] = k <= last ? partials[((size_t)(k + b) * f.sets + set) * f.C + c] : 0.0f;
             }
-#pragma unroll
-            for (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
         }
     }
     parts[warp][lane] = part;
@@ -164,8 +142,8 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
                   cudaStream_t stream, Error *e) {
     const Finish f = finish_plan(split, sets, C);
     const float *partials = (const float *)workspace;
-    float *batch_sums = (float *)((char *)workspace + partials_bytes(&f));
-    double *squares = (double *)((char *)batch_sums + batch_sums_bytes(&f));
+    float *batch_sums = (float *)((char *)workspace + f.batch_sums_at);
+    double *squares = (double *)((char *)workspace + f.squares_at);
     ColumnSums sums = {};
     ExampleSums example_sums = {};
     for (int s = 0; s < sets; s++) {
@@ -175,18 +153,14 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
     }
     TRY(launch_after(column_examples_kernel, dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), stream,
                      e, batch_sums, squares, partials, f));
-    TRY(launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), stream, e, sums,
-                     example_sums, (const float *)batch_sums, (const double *)squares, f));
-    return 0;
+    return launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), stream, e,
+                        sums, example_sums, (const float *)batch_sums, (const double *)squares, f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Squared norms of the tensors of a flat buffer
+// Squared norms: of the tensors of a flat buffer, of per-example gradients
 
 enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
-
-// Spans end on multiples of 4 floats, so that a block that lies inside one tensor reads 16 bytes at a time.
-static size_t squares_span(size_t n) { return round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4); }
 
 // The thread's share of the sum of squares of x[begin..end).
 __device__ static double squares_of_range(const float *x, size_t begin, size_t end) {
@@ -197,19 +171,19 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     if (tail + threadIdx.x < end) s[1] = x[tail + threadIdx.x] * x[tail + threadIdx.x];
 #pragma unroll 4
     for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * FLAT_THREADS) {
-        const Floats<4> v = floats_load<4>(x + i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) s[j] = fmaf(v.x[j], v.x[j], s[j]);
+        float v[4];
+        floats_load(v, x + i);
+        UNROLL_FOR (int j = 0; j < 4; j++) s[j] = add_square(s[j], v[j]);
     }
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
 
-// Block k takes x[k span, (k + 1) span) and writes, for every segment s that it meets, slot k + s.
+// Block k takes x[k span, (k + 1) span) and writes slot k + s for every segment s in it.
 __global__ void __launch_bounds__(FLAT_THREADS)
     squares_kernel(double *slots, const float *x, size_t n, size_t span, const ReduceSegment *segments, int S) {
     __shared__ double shared[FLAT_THREADS / WARP];
     const size_t begin = blockIdx.x * span, end = begin + span < n ? begin + span : n;
-    int low = 0, high = S; // the first segment that ends behind begin
+    int low = 0, high = S; // the first segment that ends after begin
     while (low < high) {
         const int middle = (low + high) / 2;
         if (segments[middle].offset + segments[middle].count > begin) high = middle;
@@ -243,19 +217,16 @@ size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) 
 int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
                    cudaStream_t stream, Error *e) {
     if (S == 0) return 0;
-    const size_t span = size_max(squares_span(n), 4);
+    // A multiple of 4 floats, so that a block inside one tensor reads 16 bytes at a time.
+    const size_t span = size_max(round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
     squares_kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(slots, x, n, span, segments, S);
-    CUDA_LAUNCHED(e);
+    TRY(CUDA_LAUNCHED(e));
     squares_finish_kernel<<<S, WARP, 0, stream>>>(squares, slots, span, segments);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Per-example gradients
-
-enum { EXAMPLES_AT_ONCE = 8 }; // of one kernel; their squares stay in registers
+enum { EXAMPLES_AT_ONCE = 8 }; // in one kernel; their squares stay in registers
 
 // W columns a thread at a time, E <= EXAMPLES_AT_ONCE examples of x (E, n). partials (E, gridDim.x): their squares.
 template <int W>
@@ -265,23 +236,20 @@ __global__ void __launch_bounds__(FLAT_THREADS)
     float squares[EXAMPLES_AT_ONCE] = {};
     for (size_t i = ((size_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * W; i < n;
          i += (size_t)gridDim.x * FLAT_THREADS * W) {
-        Floats<W> v[EXAMPLES_AT_ONCE], g = floats_load<W>(gradient + i);
-#pragma unroll
-        for (int b = 0; b < EXAMPLES_AT_ONCE; b++)
-            if (b < E) v[b] = floats_load<W>(x + b * n + i);
-#pragma unroll
-        for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+        float v[EXAMPLES_AT_ONCE][W], g[W];
+        floats_load(g, gradient + i);
+        UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++)
+            if (b < E) floats_load(v[b], x + b * n + i);
+        UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
             if (b >= E) continue;
-#pragma unroll
-            for (int j = 0; j < W; j++) {
-                squares[b] = fmaf(v[b].x[j], v[b].x[j], squares[b]);
-                g.x[j] += v[b].x[j];
+            UNROLL_FOR (int j = 0; j < W; j++) {
+                squares[b] = add_square(squares[b], v[b][j]);
+                g[j] += v[b][j];
             }
         }
-        floats_store<W>(gradient + i, g);
+        floats_store(gradient + i, g);
     }
-#pragma unroll
-    for (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
+    UNROLL_FOR (int b = 0; b < EXAMPLES_AT_ONCE; b++) {
         if (b >= E) continue;
         const double sum = block_sum((double)squares[b], shared[b]);
         if (threadIdx.x == 0) partials[(size_t)b * gridDim.x + blockIdx.x] = sum;
@@ -299,13 +267,13 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
         double *to = partials + (size_t)b * FLAT_BLOCKS;
         if (n % 4 == 0) examples_kernel<4><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
         else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
-        CUDA_LAUNCHED(e);
+        TRY(CUDA_LAUNCHED(e));
     }
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One sum
+// Whole arrays
 
 __global__ void sum_kernel(double *sum, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
@@ -318,12 +286,10 @@ __global__ void sum_kernel(double *sum, const float *x, size_t n) {
 
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
     sum_kernel<<<1, SUM_THREADS, 0, stream>>>(sum, x, n);
-    CUDA_LAUNCHED(e);
-    return 0;
+    return CUDA_LAUNCHED(e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Element by element
+static unsigned flat_blocks(size_t n) { return (unsigned)size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS); }
 
 template <typename X> __global__ static void add_kernel(X *sum, const X *x, size_t n, bool first) {
     for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
@@ -332,11 +298,31 @@ template <typename X> __global__ static void add_kernel(X *sum, const X *x, size
 
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e) {
     if (n == 0) return 0;
-    const size_t blocks = size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS);
-    add_kernel<<<(unsigned)blocks, FLAT_THREADS, 0, stream>>>(sum, x, n, first);
-    CUDA_LAUNCHED(e);
-    return 0;
+    add_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, first);
+    return CUDA_LAUNCHED(e);
 }
-
 template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);
 template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Error *);
+
+__device__ static inline uint32_t bits_of(float x) { return __float_as_uint(x); }
+__device__ static inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+
+template <typename X>
+__global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const X *x, size_t n, uint64_t place) {
+    const size_t stride = (size_t)gridDim.x * FLAT_THREADS;
+    uint64_t mine = 0;
+#pragma unroll 4
+    for (size_t i = (size_t)blockIdx.x * FLAT_THREADS + threadIdx.x; i < n; i += stride)
+        mine += hash_element(place + i, bits_of(x[i]));
+    for (int lanes = 16; lanes > 0; lanes /= 2) mine += __shfl_down_sync(0xffffffff, mine, lanes);
+    if (threadIdx.x % 32 == 0) atomicAdd((unsigned long long *)sum, (unsigned long long)mine);
+}
+
+template <typename X>
+int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
+    if (n == 0) return 0;
+    hash_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, place);
+    return CUDA_LAUNCHED(e);
+}
+template int reduce_hash(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
+template int reduce_hash(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);

@@ -1,18 +1,18 @@
-// reduce: ordered sums on the device. Nothing here depends on which block runs first: every sum is a fixed tree.
+// reduce: sums on the device. No result depends on which block runs first: every sum of floats is a fixed tree.
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor. Stage one cuts the rows into
-// equal runs, one a block, and writes a partial row sum for every (run k, example b) that meet, into slot k + b
-// (along the rows either k, b or both grow, so slots never collide). Stage two adds an example's slots, squares, and
-// adds the examples. So per-example norms cost no second look at the tensor, and the gradient has the same bits
-// whether norms are asked for or not.
+// equal runs, one a block, and writes a partial row sum for every run k and example b with rows in common, into slot
+// k + b (along the rows k, b or both grow, so slots never collide). Stage two adds an example's slots, squares, and
+// adds the examples. So per-example norms need no second pass over the tensor, and the gradient has the same bits with
+// and without them.
 #ifndef GNS_REDUCE_CUH
 #define GNS_REDUCE_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 // Where one column gradient goes. sum == NULL: the whole set is not wanted.
 typedef struct {
-    float *sum;      // (C) += sum over all rows, or = where it is the first
+    float *sum;      // (C) += sum over all rows (first: =)
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
     bool first;
 } ColumnGradient;
@@ -30,7 +30,7 @@ enum { COLUMN_SETS_MAX = 3 };
 ColumnSplit column_split(int B, int T, int target_blocks);
 // Scratch of a split: sets partial sums a slot, and what stage two needs.
 size_t column_workspace_bytes(ColumnSplit split, int sets, int C);
-// partials (slots, sets, C) fp32, at the start of workspace, are written by stage one. The sets share C.
+// Stage two. Stage one has written partials (slots, sets, C) fp32 at the start of workspace. The sets share C.
 int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
                   cudaStream_t stream, Error *e);
 
@@ -40,7 +40,7 @@ typedef struct {
 } ReduceSegment;
 
 // squares[s] = sum of x^2 over segment s. x (n) fp32, segments (S) in device memory, squares (S) in device memory.
-// A NaN or infinity anywhere in a segment shows in its sum.
+// A NaN or infinity in a segment makes its sum one.
 size_t reduce_squares_workspace_bytes(int S);
 int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
                    cudaStream_t stream, Error *e);
@@ -55,8 +55,13 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sum (1) += sum of x (n) fp32, by one block. For losses.
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n), or sum = x where these are the first. X: float, double.
+// sum (n) += x (n) (first: =). X: float, double.
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
+
+// *sum (device) += the hash (base/hash.h) of n elements, the first of which has the given place in the sum. Integers: the
+// order in which blocks add changes nothing. X: float, __nv_bfloat16.
+template <typename X>
+int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
 
 // The last step of every per-example norm. partials (sets, B, G) fp64: parts of |g_b|^2. For every set s
 // *of[s] += sum over b and g of its partials, where of[s] is not NULL.

@@ -1,13 +1,13 @@
-// vec: what the memory-bound kernels share. Columns are taken W at a time by a thread, 8 (16 bytes of bf16) where the
-// row length allows, else 1; sums over a warp and a block are fixed trees.
+// vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of bf16) where the row length
+// allows, else 1. Sums over a warp and a block are fixed trees.
 #ifndef GNS_VEC_CUH
 #define GNS_VEC_CUH
 
-#include "cuda_common.cuh"
+#include "cuda/cuda_common.cuh"
 
 enum { WARP = 32, VEC = 8 };
 
-// W neighbouring values as they lie in memory: whole registers, never 16-bit halves, so that 8 of them take 4.
+// W neighbouring values as in memory: whole registers, never 16-bit halves, so that 8 bf16 take 4.
 template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
 template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
@@ -18,11 +18,10 @@ template <int W> __device__ inline Pack<W> pack_zero() { return Pack<W>{}; }
 template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
     if constexpr (W == 1) f[0] = real_to_float(v.x);
     else if constexpr (sizeof(real) == sizeof(float)) {
-#pragma unroll
-        for (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
+        UNROLL_FOR (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
     } else { // a bf16 is the upper half of a float
-#pragma unroll
-        for (int i = 0; i < W; i++) f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
+        UNROLL_FOR (int i = 0; i < W; i++)
+            f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
     }
 }
 
@@ -30,11 +29,9 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     Pack<W> v;
     if constexpr (W == 1) v.x = (real)f[0];
     else if constexpr (sizeof(real) == sizeof(float)) {
-#pragma unroll
-        for (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
+        UNROLL_FOR (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
     } else {
-#pragma unroll
-        for (int i = 0; i < W / 2; i++) {
+        UNROLL_FOR (int i = 0; i < W / 2; i++) {
             const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
             v.words[i] = *reinterpret_cast<const uint32_t *>(&pair);
         }
@@ -42,51 +39,52 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler forget what it knows of a pack, so that it unpacks it again instead of keeping the floats alive.
+// Makes the compiler unpack a pack again instead of keeping the floats alive.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
+    UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// W floats; 16-byte accesses where W allows.
+// W floats in memory; 16-byte accesses where W allows.
 template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
-template <int W> __device__ inline Floats<W> floats_load(const float *p) {
-    return *reinterpret_cast<const Floats<W> *>(p);
+template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
+    const Floats<W> v = *reinterpret_cast<const Floats<W> *>(p);
+    UNROLL_FOR (int j = 0; j < W; j++) x[j] = v.x[j];
 }
-template <int W> __device__ inline void floats_store(float *p, const Floats<W> &v) {
+template <int W> __device__ inline void floats_store(float *p, const float (&x)[W]) {
+    Floats<W> v;
+    UNROLL_FOR (int j = 0; j < W; j++) v.x[j] = x[j];
     *reinterpret_cast<Floats<W> *>(p) = v;
+}
+
+template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
+    UNROLL_FOR (int j = 0; j < W; j++) sum[j] += x[j];
 }
 
 // The sum over the warp, in every lane.
 template <typename F> __device__ inline F warp_sum(F x) {
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
-// K sums over the warp at once (K a power of two up to 32), halving the values at each exchange instead of exchanging
-// all of them: lane l returns the sum of v[l / (32 / K)]. v is used up.
+// K sums over the warp at once (K a power of two up to 32), with half as many values at each exchange: lane l returns the
+// sum of v[l / (32 / K)]. v is overwritten.
 template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     const int lane = threadIdx.x % WARP;
     int offset = WARP / 2;
-#pragma unroll
-    for (int half = K / 2; half > 0; half /= 2, offset /= 2) {
+    UNROLL_FOR (int half = K / 2; half > 0; half /= 2, offset /= 2) {
         const bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
+        UNROLL_FOR (int i = 0; i < half; i++) {
             const float sent = upper ? v[i] : v[i + half];
             const float kept = upper ? v[i + half] : v[i];
             v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
         }
     }
     float x = v[0];
-#pragma unroll
-    for (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    UNROLL_FOR (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
-// The sum over a block of whole warps, in every thread. shared: one F a warp; free again after the caller's next
-// __syncthreads.
+// The sum over a block of whole warps, in every thread. shared: one F a warp, in use until the next __syncthreads.
 template <typename F> __device__ inline F block_sum(F x, F *shared) {
     x = warp_sum(x);
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
@@ -96,9 +94,11 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// A kernel that follows another at once may be launched while that one still runs (launch_after; compute capability 9.0
-// and later): it hides its launch. after_wait must come before it touches anything the one before wrote; after_allow,
-// in the one before, says from when on it may start.
+// launch_after hides a kernel's launch: the kernel may start while the one before it on the stream still runs (compute
+// capability 9.0 and later).
+// 1. The kernel before may let it start early with after_allow; without that it starts when that one ends.
+// 2. The kernel must call after_wait before it touches anything that the one before wrote: then that one has ended.
+// 3. A kernel that calls after_allow without after_wait is itself launched normally.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -113,9 +113,8 @@ __device__ static inline void after_allow(void) {
 template <typename... Parameters, typename... Arguments>
 static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Error *e,
                         Arguments... arguments) {
-    int device = 0, major = 0;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), e);
+    int major;
+    TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -125,8 +124,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = major >= 9 ? 1 : 0;
-    CUDA_TRY(cudaLaunchKernelEx(&config, kernel, arguments...), e);
-    return 0;
+    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

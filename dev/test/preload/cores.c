@@ -1,6 +1,6 @@
-// cores: a library to preload (LD_PRELOAD) into ranks that are to find themselves on another machine: one of CORES cores,
-// of which whatever started them may use the first CORES_HERE, and local rank i those that the i-th range of CORES_OF
-// names, or the last one: "0-3,4-7". It may change that to any of the first CORES_MOST. For test_machines.sh.
+// cores: a library to preload (LD_PRELOAD) that shows ranks another machine: one of CORES cores, of which their launcher
+// may use the first CORES_HERE, and local rank i the i-th range of CORES_OF, or the last one: "0-3,4-7". For
+// test_machines.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>
@@ -9,15 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static int first, last; // of this rank's own
-static int widened;     // to what the one that started it may use
+static int first, last; // of this rank
 
 static void set_cores(int from, int to, cpu_set_t *set) {
     CPU_ZERO(set);
     for (int core = from; core <= to; core++) CPU_SET((size_t)core, set);
 }
-
-static int number(const char *name) { return atoi(getenv(name)); }
 
 __attribute__((constructor)) static void begin(void) {
     const char *ranges = getenv("CORES_OF"), *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
@@ -26,22 +23,9 @@ __attribute__((constructor)) static void begin(void) {
 }
 
 int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set) {
-    int here = number("CORES_HERE"), most = number("CORES_MOST");
     if (bytes != sizeof *set) return -1;
-    if (process == getppid()) set_cores(0, here - 1, set);
-    else if (widened) set_cores(0, (here < most ? here : most) - 1, set);
+    if (process == getppid()) set_cores(0, atoi(getenv("CORES_HERE")) - 1, set);
     else set_cores(first, last, set);
-    return 0;
-}
-
-// MPI looks at the true machine by way of this, and is none of our business.
-int sched_setaffinity(pid_t process, size_t bytes, const cpu_set_t *set) {
-    cpu_set_t here, mine;
-    set_cores(0, number("CORES_HERE") - 1, &here);
-    set_cores(first, last, &mine);
-    if (process != 0 || bytes != sizeof here) return -1;
-    if (CPU_EQUAL(set, &here)) widened = 1;
-    if (CPU_EQUAL(set, &mine)) widened = 0;
     return 0;
 }
 

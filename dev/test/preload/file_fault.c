@@ -1,7 +1,7 @@
-// file_fault: a library to preload (LD_PRELOAD) into data/tokenize, whose calls of rename, unlink and fsync it counts.
-// Call number FAULT_AT, from 1, is not made: it fails with EIO or, with FAULT_ACTION=kill, is where the program dies.
-// FAULT_NAME counts only calls whose path, or new name, holds this text (of fsync, none). Other calls of fsync are not
-// made either: it is the program that comes to harm here, not the machine. For test_tokenize.py.
+// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. It counts calls of rename, unlink and fsync; call number
+// FAULT_AT, from 1, fails with EIO or, with FAULT_ACTION=kill, kills the program. FAULT_NAME counts only calls whose path, or
+// new name, contains this text (fsync has none). All other calls of fsync return at once: the program fails in these tests,
+// not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,0 +1,84 @@
+# The CUDA trainer, its tests and benchmarks; included by the Makefile, after tests.mk.
+
+PRECISION ?= BF16
+NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
+CUDA_BUILD := build/cuda-$(PRECISION)
+CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/ranks/*.cu))
+ifeq ($(MPI_LIBS),)
+CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
+endif
+
+# Which GPUs to build for. 80 is the first with matrix units for bf16. Without a GPU nvidia-smi prints words.
+TUNED_ARCH := 80 90a
+ifneq ($(CUDA_GOALS),)
+ifeq ($(CUDA_ARCH),)
+GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]' | tr -d . | sort -un)
+CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | grep -vE '^[1-7].$$'),$(GPUS),$(TUNED_ARCH))
+endif
+TOO_OLD := $(firstword $(shell printf '%s\n' $(CUDA_ARCH) | sed -nE 's/^([1-7])([0-9])[a-z]*$$/\1.\2/p'))
+ifneq ($(TOO_OLD),)
+$(error compute capability $(TOO_OLD): the CUDA trainer needs 8.0 (A100) or newer; CUDA_ARCH=80 builds for another machine)
+endif
+endif
+# Hopper's own instructions, which the fast attention uses, are in 90a only.
+NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
+	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
+	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
+CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
+
+train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
+	@ln -sf $< $@
+
+$(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
+	$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
+
+# nvcc's flags and GPUs; and the library to link with, and its flags.
+$(CUDA_BUILD)/flags: FORCE
+	$(call write_if_new,$(NVCC) $(NVCC_FLAGS))
+$(CUDA_BUILD)/cflags: FORCE
+	$(call write_if_new,$(BUILD): $(FLAGS))
+
+$(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
+	@[ -n "$(NVCC)" ] || { echo "error: no nvcc. Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	@dev/make/ptxas.sh $< $(@:.o=.ptxas) "$(TUNED_ARCH)" >&2 || { rm -f $@; exit 1; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tests and benchmarks: those of the GPU, and those of either engine
+
+CUDA_EITHER := dev/bench/bench_engine dev/bench/bench_save dev/test/model/test_shard_cuda
+CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/,$(CUDA_EITHER))
+
+define CUDA_COMPILE
+@mkdir -p $(@D)
+$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
+endef
+$(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
+	$(CUDA_COMPILE)
+$(CUDA_BUILD)/%_cuda.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
+	$(CUDA_COMPILE)
+
+$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/train_gpt2.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
+	$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
+
+cuda_wrap = $(addprefix -Xlinker --wrap=,$(1))
+$(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(call cuda_wrap,$(TIMED))
+
+# This test replaces the CUDA runtime and the other ranks.
+$(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(call cuda_wrap,$(addprefix cuda,GetDeviceCount SetDevice GetDevice \
+	DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
+
+cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
+
+cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+	$(MAKE) PRECISION=BF16 cuda-programs-one
+	$(MAKE) PRECISION=FP32 cuda-programs-one
+
+test-gpu: cuda-programs ## every test that needs a GPU, in both precisions
+	@dev/test/gpu_check.sh tests
+
+bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
+	@dev/test/gpu_check.sh bench
+
+.PHONY: cuda-programs-one cuda-programs test-gpu bench-gpu

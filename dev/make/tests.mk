@@ -1,0 +1,92 @@
+# Tests, fuzzers and benchmarks of the CPU trainer; included by the Makefile.
+
+# Unit tests are programs; the others are scripts that drive programs. The fuzzers always run under the sanitizers.
+UNIT_SOURCES := $(wildcard dev/test/*/test_*.c)
+FUZZ_SOURCES := $(wildcard dev/test/*/fuzz_*.c)
+UNIT := $(patsubst %.c,$(BUILD)/%,$(UNIT_SOURCES))
+HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNIT_SOURCES) $(FUZZ_SOURCES) dev/test/preload/%,$(wildcard dev/test/*/*.c)))
+FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
+SCRIPTS := $(wildcard dev/test/*/test_*.sh)
+CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
+CRASH_FUZZER := $(SAN_BUILD)/dev/test/checkpoint/fuzz_checkpoint
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Programs
+
+# GNS_ENGINE: the engine of tests and benchmarks that run on either.
+$(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
+	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
+
+# The oracle of the tokenizer's scanner.
+$(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
+
+# Calls that tests make fail, count or replace.
+wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
+FAULTS := write fsync rename mkdir open unlink unlinkat posix_memalign statvfs # dev/test/run/faults.h
+$(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
+$(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname manifest_verify)
+$(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,fsync pread)
+$(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,write fsync pread fcntl)
+$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat open openat unlink unlinkat)
+$(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
+$(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
+
+# Calls that this benchmark times.
+TIMED := write fsync pread
+$(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
+
+# OpenBLAS is for comparison only.
+ifeq ($(shell pkg-config --exists openblas 2> /dev/null && echo yes),yes)
+$(BUILD)/dev/bench/bench_cpu.o: ALL_CFLAGS += -DHAVE_OPENBLAS $(shell pkg-config --cflags openblas)
+$(BUILD)/dev/bench/bench_cpu: LDLIBS += $(shell pkg-config --libs openblas)
+endif
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Targets
+
+# deps.sh may install MPI, which changes the build: so the rest is a make of its own, which looks again.
+WITH_DEPS := test test-long test-faults test-crash fuzz
+$(WITH_DEPS):
+	@scripts/deps.sh test
+	@$(MAKE) --no-print-directory -s $@-run
+
+test: ## every test that needs no GPU
+test-run:
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
+
+test-programs: $(UNIT) $(HELPERS) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/train_gpt2 $(SAN_BUILD)/data/tokenize
+
+test-long: ## the Shakespeare recipe with three seeds
+test-long-run:
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) dev/test/scripts/test_shakespeare.sh
+
+test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
+test-faults-run:
+	@$(MAKE) --no-print-directory -s -j2 test-programs
+	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh $(or $(ROUNDS),20)
+
+test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
+test-crash-run:
+	@$(MAKE) --no-print-directory -s -j2 $(CRASH_TESTS)
+	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
+	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
+
+fuzz: ## the fuzzers, ten minutes each
+fuzz-run:
+	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
+	@for f in $(FUZZERS); do $$f 600 || exit 1; done
+
+fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
+	@dev/test/fuzz_coverage.sh $(or $(FUZZ_SECONDS),600) $(LDLIBS)
+
+bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
+	@dev/bench/bench_cpu.sh $(BUILD)
+
+bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
+	@GOMP_SPINCOUNT=1000 $<
+
+.PHONY: $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs fuzz-coverage bench bench-save

@@ -1,0 +1,306 @@
+// Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
+// refuse O_DIRECT early or late; calls that fail, are interrupted or fall short. mincore tells what is in the page cache.
+#define _GNU_SOURCE // O_DIRECT, mincore
+#include "base/files.h"
+#include "math/rng.h"
+#include "../test.h"
+#include "../tree.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, PAGE = 4096, STAGE = 4 * MIB, LARGEST = 3 * STAGE };
+
+static unsigned char *data; // (LARGEST)
+static uint64_t seed, draws;
+static uint32_t draw(uint32_t below) { return rng_u32(seed, 9, draws++) % below; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Faults: the linker sends these calls here (--wrap)
+
+typedef enum { NOTHING, FAILS, FALLS_SHORT } What;
+typedef enum { WRITE, FSYNC, PREAD, CALLS } Call;
+
+static struct {
+    Call call;
+    What what;
+    long at; // the n-th such call
+    int error;
+    bool refuse_flag, refuse_calls; // O_DIRECT, like some file systems
+    long count[CALLS];
+} plan;
+
+static void plan_fault(Call call, What what, long at, int error) {
+    memset(&plan, 0, sizeof plan);
+    plan.call = call, plan.what = what, plan.at = at, plan.error = error;
+}
+
+int __real_fcntl(int fd, int command, ...);
+static bool is_direct(int fd) { return __real_fcntl(fd, F_GETFL) & O_DIRECT; }
+
+// The bytes that this call may move; -1: it fails. A short call moves whole blocks half of the time.
+static ssize_t allow(Call call, int fd, size_t bytes) {
+    bool here = ++plan.count[call] == plan.at && call == plan.call;
+    if (plan.refuse_calls && call != FSYNC && is_direct(fd)) return errno = EINVAL, -1;
+    if (here && plan.what == FAILS) return errno = plan.error, -1;
+    if (!here || plan.what != FALLS_SHORT || bytes <= PAGE) return (ssize_t)bytes;
+    return draw(2) ? PAGE * (1 + draw((uint32_t)bytes / PAGE)) : 1 + draw((uint32_t)bytes - 1);
+}
+
+// Lets a short call move part of a block: the kernel refuses that with O_DIRECT, but some file systems do it.
+static int pause_direct(int fd, size_t bytes, ssize_t n) {
+    int flags = __real_fcntl(fd, F_GETFL);
+    if (n > 0 && n < (ssize_t)bytes) __real_fcntl(fd, F_SETFL, flags & ~O_DIRECT);
+    return flags;
+}
+
+ssize_t __real_write(int fd, const void *from, size_t bytes);
+ssize_t __wrap_write(int fd, const void *from, size_t bytes);
+ssize_t __wrap_write(int fd, const void *from, size_t bytes) {
+    ssize_t n = allow(WRITE, fd, bytes);
+    if (n < 0) return n;
+    int flags = pause_direct(fd, bytes, n);
+    n = __real_write(fd, from, (size_t)n);
+    __real_fcntl(fd, F_SETFL, flags);
+    return n;
+}
+
+ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
+    ssize_t n = allow(PREAD, fd, bytes);
+    if (n < 0) return n;
+    int flags = pause_direct(fd, bytes, n);
+    n = __real_pread(fd, to, (size_t)n, at);
+    __real_fcntl(fd, F_SETFL, flags);
+    return n;
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) { return allow(FSYNC, fd, 0) < 0 ? -1 : __real_fsync(fd); }
+
+int __wrap_fcntl(int fd, int command, ...);
+int __wrap_fcntl(int fd, int command, ...) {
+    va_list args;
+    va_start(args, command);
+    int flags = command == F_SETFL ? va_arg(args, int) : 0;
+    va_end(args);
+    if (command == F_SETFL && (flags & O_DIRECT) && plan.refuse_flag) return errno = EINVAL, -1;
+    return __real_fcntl(fd, command, flags);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, FileDigest *digest, Error *e) {
+    OutFile *file;
+    TRY(outfile_create(&file, path, e));
+    int code = 0;
+    for (size_t done = 0, n; !code && done < bytes; done += n) {
+        n = size_min(bytes - done, 1 + draw((uint32_t)largest_piece));
+        code = outfile_write(file, data + done, n, e);
+    }
+    if (code) outfile_abandon(file);
+    return code ? code : outfile_finish(file, digest, e);
+}
+
+// Reads with stdio, not with the functions under test.
+static void check_contents(const char *path, size_t bytes) {
+    static unsigned char got[LARGEST + 1];
+    memset(got, 0xee, sizeof got);
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(got, 1, sizeof got, f) : 0;
+    if (f) fclose(f);
+    CHECK(n == bytes && memcmp(got, data, bytes) == 0, "%zu bytes, want %zu, or wrong ones", n, bytes);
+}
+
+static void count_beat(void *beats) { ++*(size_t *)beats; }
+
+static void check_file(const char *path, size_t bytes, const FileDigest *digest) {
+    size_t beats = 0;
+    const Pulse pulse = {count_beat, &beats};
+    FileDigest want = digest_of(data, bytes), read = {0}, from_disk = {0};
+    Error e = {0};
+    check_contents(path, bytes);
+    CHECK(digest_equal(digest, &want), "%zu bytes: digest %s, want %s", bytes, digest->hash, want.hash);
+    CHECK_OK(file_digest(path, DIGEST_ALL, NULL, &read, &e), &e);
+    CHECK_OK(file_digest(path, DIGEST_DISK, &pulse, &from_disk, &e), &e);
+    CHECK(beats == (bytes + STAGE - 1) / STAGE, "%zu bytes: %zu beats", bytes, beats); // one per 4 MiB
+    CHECK(digest_equal(&read, &want), "%zu bytes: read as %s, want %s", bytes, read.hash, want.hash);
+    CHECK(digest_equal(&from_disk, &want), "%zu bytes: on the disk %s, want %s", bytes, from_disk.hash, want.hash);
+}
+
+static void check_save(size_t bytes, size_t largest_piece) {
+    FileDigest digest = {0};
+    Error e = {0};
+    CHECK_OK(save_in_pieces("file", bytes, largest_piece, &digest, &e), &e);
+    check_file("file", bytes, &digest);
+}
+
+static void test_all_sizes(void) {
+    static const size_t sizes[] = {0, 1, PAGE - 1, PAGE, STAGE - 1, STAGE, STAGE + 1, STAGE + PAGE, 2 * STAGE, LARGEST};
+    plan_fault(WRITE, NOTHING, 0, 0);
+    CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // by xxhsum
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_save(sizes[i], LARGEST);
+    for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? PAGE : MIB);
+}
+
+// After every piece the digest equals that of all bytes so far.
+static void test_digester(void) {
+    static unsigned char data[1 << 17];
+    Digester *digester;
+    Error e = {0};
+    plan_fault(WRITE, NOTHING, 0, 0);
+    CHECK_OK(digester_create(&digester, &e), &e);
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)draw(256);
+    for (size_t done = 0, n; done <= sizeof data; done += n) {
+        FileDigest got = digester_read(digester), want = digest_of(data, done);
+        CHECK(digest_equal(&got, &want), "%zu bytes: %s, want %s", done, got.hash, want.hash);
+        n = 1 + draw(10000);
+        if (done + n <= sizeof data) digester_add(digester, data + done, n);
+    }
+    digester_destroy(digester);
+}
+
+static size_t pages_in_cache(const char *path, size_t begin, size_t end) {
+    static unsigned char resident[LARGEST / PAGE];
+    int fd = open(path, O_RDONLY);
+    void *map = mmap(NULL, end - begin, PROT_READ, MAP_SHARED, fd, (off_t)begin);
+    size_t pages = (end - begin + PAGE - 1) / PAGE, count = 0;
+    CHECK(map != MAP_FAILED && mincore(map, end - begin, resident) == 0, "mincore: %s", strerror(errno));
+    for (size_t i = 0; i < pages; i++) count += resident[i] & 1;
+    munmap(map, end - begin);
+    close(fd);
+    return count;
+}
+
+// Does a page written with O_DIRECT stay out of the cache? On tmpfs it does not.
+static bool direct_avoids_cache(void) {
+    static _Alignas(PAGE) unsigned char page[PAGE];
+    int fd = open("probe", O_WRONLY | O_CREAT | O_DIRECT, 0666);
+    bool written = fd >= 0 && write(fd, page, PAGE) == PAGE;
+    if (fd >= 0) close(fd);
+    return written && pages_in_cache("probe", 0, PAGE) == 0;
+}
+
+static void test_past_the_page_cache(void) {
+    const size_t bytes = 2 * STAGE + 5 * PAGE + 7;
+    FileDigest digest;
+    Error e = {0};
+    plan_fault(WRITE, NOTHING, 0, 0);
+    if (!direct_avoids_cache()) SKIP("not on this file system");
+    CHECK_OK(save_in_pieces("file", bytes, MIB, &digest, &e), &e);
+    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
+    CHECK(pages_in_cache("file", 2 * STAGE, bytes) == 6, "the tail is not where this test looks");
+    CHECK_OK(file_digest("file", DIGEST_DISK, NULL, &digest, &e), &e);
+    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
+    CHECK_OK(file_digest("file", DIGEST_ALL, NULL, &digest, &e), &e);
+    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 2 * STAGE / PAGE, "file_digest left nothing in the cache");
+}
+
+static void test_refused(void) {
+    for (int i = 0; i < 6; i++) {
+        plan_fault(WRITE, NOTHING, 0, 0);
+        plan.refuse_flag = i % 2;
+        plan.refuse_calls = !plan.refuse_flag;
+        check_save(STAGE + draw(2 * STAGE), MIB);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static const size_t fault_bytes = 2 * STAGE + 12345; // three writes, three reads
+
+static void test_calls_that_fail(void) {
+    static const int errors[] = {ENOSPC, EIO};
+    FileDigest digest;
+    Error e = {0};
+    for (long n = 1; n <= 3; n++)
+        for (int i = 0; i < 2; i++) {
+            plan_fault(WRITE, FAILS, n, errors[i]);
+            CHECK_ERROR(save_in_pieces("file", fault_bytes, MIB, &digest, &e), &e, ERR_WRITE, strerror(errors[i]));
+            CHECK(!file_exists("file"), "write %ld fails, and something is left", n);
+        }
+    plan_fault(FSYNC, FAILS, 1, EIO);
+    CHECK_ERROR(save_in_pieces("file", fault_bytes, MIB, &digest, &e), &e, ERR_WRITE, "fsync failed");
+    CHECK(!file_exists("file"), "fsync fails, and something is left");
+
+    plan_fault(WRITE, NOTHING, 0, 0);
+    check_save(fault_bytes, MIB);
+    for (long n = 1; n <= 3; n++) {
+        plan_fault(PREAD, FAILS, n, EIO);
+        char want[40];
+        snprintf(want, sizeof want, "read failed at byte %ld:", (n - 1) * STAGE);
+        CHECK_ERROR(n % 2 ? file_digest("file", DIGEST_ALL, NULL, &digest, &e)
+                          : file_digest("file", DIGEST_DISK, NULL, &digest, &e),
+                    &e, ERR_INPUT, want);
+    }
+}
+
+static void test_interrupted_and_short_calls(void) {
+    for (Call call = 0; call < CALLS; call++)
+        for (long n = 1; n <= (call == FSYNC ? 1 : call == PREAD ? 6 : 3); n++) {
+            plan_fault(call, FAILS, n, EINTR);
+            check_save(fault_bytes, MIB);
+            CHECK(plan.count[call] >= n, "no call %ld", n);
+            if (call == FSYNC) continue;
+            plan_fault(call, FALLS_SHORT, n, 0);
+            check_save(fault_bytes, MIB);
+        }
+}
+
+static void test_replace(void) {
+    FileDigest digest = digest_of(data, 1000);
+    Error e = {0};
+    plan_fault(WRITE, NOTHING, 0, 0);
+    CHECK_OK(file_replace("replaced", data + 1, fault_bytes, &e), &e);
+    CHECK_OK(file_replace("replaced", data, 1000, &e), &e);
+    check_file("replaced", 1000, &digest);
+    plan_fault(WRITE, FAILS, 1, ENOSPC);
+    CHECK_ERROR(file_replace("replaced", data, 2000, &e), &e, ERR_WRITE, "replaced.partial: write failed");
+    plan_fault(WRITE, NOTHING, 0, 0);
+    check_file("replaced", 1000, &digest);
+    CHECK(!file_exists("replaced.partial"), "the failed file is left");
+}
+
+static void test_parent(void) {
+    static const char *const cases[][2] = {{"x", "."},     {"/x", "/"},      {"a/x", "a"}, {"/a/x", "/a"}, {"./x", "."},
+                                           {"../x", ".."}, {"a/b/x", "a/b"}, {"a/", "a"},  {"/", "/"},     {"", "."}};
+    char parent[PATH_MAX];
+    Error e = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memset(parent, 'p', sizeof parent);
+        path_parent(cases[i][0], parent, sizeof parent);
+        CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
+    }
+    CHECK_OK(directory_create(".", &e), &e); // what path_parent may return exists
+    CHECK_OK(directory_create("/", &e), &e);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
+    char scratch[4096];
+    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
+    if (!mkdtemp(scratch) || chdir(scratch) != 0) return 1;
+    seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL);
+    printf("  seed %llu\n", (unsigned long long)seed);
+    data = malloc(LARGEST);
+    for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
+    RUN(test_all_sizes);
+    RUN(test_digester);
+    RUN(test_past_the_page_cache);
+    RUN(test_refused);
+    RUN(test_calls_that_fail);
+    RUN(test_interrupted_and_short_calls);
+    RUN(test_replace);
+    RUN(test_parent);
+    free(data);
+    if (chdir("/") == 0) remove_tree(scratch);
+    return test_summary();
+}

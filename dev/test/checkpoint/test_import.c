@@ -1,0 +1,449 @@
+// Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
+// must arrive at its element, and malformed files are rejected with their names.
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/checkpoint.h"
+#include "base/float16.h"
+#include "run/state.h"
+#include "checkpoint/safetensors.h"
+#include "half.h"
+#include "../small_model.h"
+#include "../test.h"
+#include "../tree.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+static char scratch[PATH_MAX];
+static Model model;
+static float *values;   // (flat_count), written
+static float *received; // (flat_count), read back
+
+static int receive(void *context, Range range, const float *from, Error *e) {
+    (void)context;
+    (void)e;
+    CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
+    memcpy(received + range.begin, from, range_length(range) * sizeof *from);
+    return 0;
+}
+
+static int give(void *context, Range range, float *to, Error *e) {
+    (void)context;
+    (void)e;
+    memcpy(to, values + range.begin, range_length(range) * sizeof *to);
+    return 0;
+}
+
+// Values that all three types hold exactly.
+static void make_values(uint64_t seed) {
+    small_params(&model, seed, values);
+    for (size_t i = 0; i < model.flat_count; i++) values[i] = roundf(values[i] * 64) / 64;
+    for (size_t i = 0; i < model.flat_count; i++)
+        values[i] = fabsf(values[i]) > 2 ? copysignf(2, values[i]) : bf16_to_f32(f32_to_bf16(values[i]));
+}
+
+static void check_received(const char *path) {
+    Error e = {0};
+    ModelConfig config;
+    for (size_t i = 0; i < model.flat_count; i++) received[i] = NAN;
+    CHECK(checkpoint_is_model(path), "%s is no model", path);
+    CHECK_OK(checkpoint_read_config(path, &config, &e), &e);
+    CHECK(memcmp(&config, &model.config, sizeof config) == 0, "%s: another shape", path);
+    CHECK_OK(checkpoint_load_model(path, &model, receive, NULL, &e), &e);
+    for (int k = 0; k < model.tensor_count; k++) {
+        const Tensor *t = &model.tensors[k];
+        size_t wrong = 0;
+        for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += !(received[i] == values[i]);
+        CHECK(wrong == 0, "%s: %s: %zu of %zu values", path, t->name, wrong, t->count);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// safetensors
+
+static int receive_again(void *context, Range range, const float *from, Error *e) { // moment 2, which is -2 moment 1
+    (void)context;
+    (void)e;
+    for (size_t i = range.begin; i < range.end; i++) received[i] += from[i - range.begin] == -2 * values[i];
+    return 0;
+}
+
+static int ignore(void *context, Range range, const float *from, Error *e) {
+    (void)context, (void)range, (void)from, (void)e;
+    return 0;
+}
+
+static int give_again(void *context, Range range, float *to, Error *e) {
+    (void)context;
+    (void)e;
+    for (size_t i = range.begin; i < range.end; i++) to[i - range.begin] = -2 * values[i];
+    return 0;
+}
+
+// A tensor and moments that are saved and loaded in several chunks, the last one short.
+static void test_beyond_a_chunk(void) {
+    const ModelConfig shape = {1, 1, 64, 20000, 8};
+    const Model small = model;
+    float *const small_values = values, *const small_received = received;
+    Error e = {0};
+    size_t wrong = 0;
+    CHECK_OK(model_create(&model, &shape, &e), &e);
+    CHECK(model.tensors[0].count > 1 << 20, "%zu", model.tensors[0].count);
+    values = malloc(model.flat_count * sizeof *values);
+    received = malloc(model.flat_count * sizeof *received);
+    for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
+    CHECK_OK(directory_create("large", &e), &e);
+    CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_optimizer("large", &model, give, give_again, NULL, NULL, &e), &e);
+    check_received("large");
+    memset(received, 0, model.flat_count * sizeof *received);
+    CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) wrong += received[i] != values[i] + 1;
+    CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
+    model_destroy(&model);
+    free(values);
+    free(received);
+    model = small, values = small_values, received = small_received;
+}
+
+static void write_tensor(SafetensorsWriter *writer, const Tensor *t, SafetensorsType type) {
+    Error e = {0};
+    for (size_t i = 0; i < t->count; i++) {
+        float x = values[t->offset + i];
+        uint16_t half = type == SAFETENSORS_F16 ? f16_of(x) : f32_to_bf16(x);
+        CHECK_OK(type == SAFETENSORS_F32 ? safetensors_write(writer, &x, 4, &e)
+                                         : safetensors_write(writer, &half, 2, &e),
+                 &e);
+    }
+}
+
+// Writes the tensors whose index is `part` modulo `parts`.
+static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
+    SafetensorsWriter *writer;
+    Error e = {0};
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    for (int k = part; k < model.tensor_count; k += parts) {
+        const Tensor *t = &model.tensors[k];
+        char name[80];
+        uint64_t shape[2] = {t->rows, t->columns};
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1));
+    }
+    for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+}
+
+static void write_index(const char *path, int parts, const char *prefix, const char *file_format) {
+    FILE *f = fopen(path, "w");
+    fputs("{\"metadata\": {\"total_size\": 1}, \"weight_map\": {", f);
+    for (int k = 0; k < model.tensor_count; k++) {
+        fprintf(f, "%s\"%s%s\": \"", k ? ", " : "", prefix, model.tensors[k].name);
+        fprintf(f, file_format, k % parts);
+        fputs("\"", f);
+    }
+    fputs("}}", f);
+    fclose(f);
+}
+
+static void test_one_file(void) {
+    static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
+    Error e = {0};
+    CHECK_OK(directory_create("one", &e), &e);
+    make_values(1);
+    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e); // config.json too
+    check_received("one");
+    for (int i = 0; i < 3; i++) {
+        make_values(2 + (uint64_t)i);
+        write_part("one/model.safetensors", types[i], 0, 1, i ? "" : "transformer.");
+        check_received("one");
+    }
+}
+
+// A text's first and last tokens: from config.json, or else from the tokenizer, or else GPT-2's.
+static void test_text_tokens(void) {
+    static const struct {
+        const char *fields;
+        int vocab, eot, bos, eos;
+    } cases[] = {
+        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, -1, 7, 9},
+        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, 99, 7, 9},
+        {"{\"bos_token_id\": 50256, \"eos_token_id\": 50256}", 100, 99, 99, 99}, // transformers' default, not a token
+        {"{\"bos_token_id\": null, \"eos_token_id\": 99}", 100, -1, -1, 99},
+        {"{\"eos_token_id\": \"9\"}", 100, 98, 98, 98},
+        {"{\"eos_token_id\": [1, 2]}", 50257, -1, 50256, 50256},
+        {NULL, 1000, 999, 999, 999},
+        {NULL, 50257, -1, 50256, 50256},
+        {NULL, 256, -1, -1, -1},
+    };
+    Error e = {0};
+    CHECK_OK(directory_create("ends", &e), &e);
+    make_values(1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = cases[i].fields ? "ends" : "gpt2-124M";
+        if (cases[i].fields)
+            CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), NULL, &e), &e);
+        TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
+        CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
+        CHECK_OK(checkpoint_save_model("ends", &model, got, give, NULL, NULL, &e), &e);
+        TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
+        CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
+    }
+}
+
+// One field in front of a valid config.json (the first of two with one name counts) makes it another model's.
+static void test_other_models(void) {
+    static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
+                                         "\"activation_function\": \"gelu\"",
+                                         "\"layer_norm_epsilon\": 1e-6",
+                                         "\"scale_attn_weights\": false",
+                                         "\"scale_attn_by_inverse_layer_idx\": true",
+                                         "\"add_cross_attention\": true",
+                                         "\"tie_word_embeddings\": false",
+                                         "\"n_inner\": 95",
+                                         "\"n_layer\": 2.5",
+                                         "\"n_embd\": 48",
+                                         "\"n_positions\": 20",
+                                         "\"vocab_size\": 102",
+                                         "\"vocab_size\": 100",
+                                         "\"n_positions\": 18",
+                                         "\"n_layer\": 4"};
+    char *text, *changed;
+    size_t bytes;
+    Error e = {0};
+    CHECK_OK(directory_create("other", &e), &e);
+    make_values(1);
+    CHECK_OK(checkpoint_save_model("other", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
+    changed = malloc(bytes + 100);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        ModelConfig config;
+        Model another;
+        int length = sprintf(changed, "{%s, %s", fields[i], text + 1);
+        CHECK_OK(file_save("other/config.json", changed, (size_t)length, NULL, &e), &e);
+        int code = checkpoint_read_config("other", &config, &e);
+        if (!code) {
+            CHECK_OK(model_create(&another, &config, &e), &e);
+            code = checkpoint_load_model("other", &another, ignore, NULL, &e);
+            model_destroy(&another);
+        }
+        CHECK(code == ERR_INPUT, "%s: exit code %d", fields[i], code);
+    }
+    free(changed);
+    memory_free(text);
+}
+
+// A rank that keeps a share reads its ranges only, of both moments.
+static void test_moments_that_are_wanted(void) {
+    const Range wanted[] = {{0, 64}, {600, 700}, {1280, 1281}};
+    Error e = {0};
+    size_t wrong = 0;
+    make_values(8);
+    CHECK_OK(directory_create("wanted", &e), &e);
+    CHECK_OK(checkpoint_save_optimizer("wanted", &model, give, give_again, NULL, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
+    CHECK_OK(checkpoint_load_optimizer("wanted", &model, wanted, 3, receive, receive_again, NULL, &e), &e);
+    for (size_t i = 0; i < model.flat_count; i++) {
+        bool asked = false;
+        for (int k = 0; k < 3; k++) asked |= i >= wanted[k].begin && i < wanted[k].end;
+        wrong += received[i] != (asked ? values[i] + 1 : -7);
+    }
+    CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
+    remove_tree("wanted");
+}
+
+// Moments must be fp32 and as many as their name says.
+static void test_moments_of_another_kind(void) {
+    static const struct {
+        SafetensorsType type;
+        uint64_t more; // elements than the name says
+        const char *name, *said;
+    } cases[] = {
+        {SAFETENSORS_F16, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_I32, 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
+        {SAFETENSORS_F32, 0, "moment3.0-%zu", "no tensor moment2.0-"},
+        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "no tensor moment2.0-"},
+    };
+    Error e = {0};
+    CHECK_OK(directory_create("kind", &e), &e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SafetensorsWriter *writer;
+        char name[2][40];
+        uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
+        SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
+        CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
+        for (int k = 0; k < 2; k++) {
+            snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
+            safetensors_add(writer, name[k], type[k], 1, &count[k]);
+        }
+        for (int k = 0; k < 2; k++) {
+            size_t bytes = count[k] * safetensors_type_bytes(type[k]);
+            void *zeros = calloc(1, bytes);
+            CHECK_OK(safetensors_write(writer, zeros, bytes, &e), &e);
+            free(zeros);
+        }
+        CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+        CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
+                    cases[i].said);
+        CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
+              "case %zu: %s (%s)", i, e.what, e.hint);
+    }
+}
+
+static void test_several_files(void) {
+    Error e = {0};
+    CHECK_OK(directory_create("many", &e), &e);
+    CHECK_OK(checkpoint_save_model("many", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    unlink("many/model.safetensors");
+    make_values(10);
+    static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
+    for (int part = 0; part < 3; part++) {
+        char path[64];
+        snprintf(path, sizeof path, "many/part-%d.safetensors", part);
+        write_part(path, types[part], part, 3, "transformer.");
+    }
+    write_index("many/model.safetensors.index.json", 3, "transformer.", "part-%d.safetensors");
+    check_received("many");
+
+    unlink("many/part-1.safetensors");
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "part-1.safetensors");
+    write_index("many/model.safetensors.index.json", 1, "", "part-%d.safetensors"); // 0 alone
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "no tensor");
+    write_index("many/model.safetensors.index.json", 3, "", "../one/%d.safetensors");
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "not in a file of this");
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\": 3}", 17, NULL, &e), &e);
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, NULL, &e), &e);
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// llm.c's .bin, written here from its description: 16 arrays, weights as (out, in)
+
+enum { PADDED = 128 };
+
+static void put_value(FILE *f, int version, float x) {
+    uint16_t half = f32_to_bf16(x);
+    if (version == 3) fwrite(&x, 4, 1, f);
+    else fwrite(&half, 2, 1, f);
+}
+
+static const Tensor *find(const char *name) {
+    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++)
+        if (strcmp(t->name, name) == 0) return t;
+    return NULL;
+}
+
+static void put_rows(FILE *f, int version, const char *name, size_t rows, size_t columns, bool turned) {
+    const Tensor *t = find(name);
+    const float *v = values + t->offset;
+    CHECK(t->count == rows * columns, "%s", name);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) put_value(f, version, turned ? v[c * rows + r] : v[r * columns + c]);
+}
+
+static void put_layers(FILE *f, int version, const char *rest, size_t rows, size_t columns, bool turned) {
+    for (int l = 0; l < model.config.layers; l++) {
+        char name[64];
+        snprintf(name, sizeof name, "h.%d.%s", l, rest);
+        put_rows(f, version, name, rows, columns, turned);
+    }
+}
+
+static void write_bin(const char *path, int version) {
+    const ModelConfig *c = &model.config;
+    size_t C = (size_t)c->channels;
+    int32_t header[256] = {20240326, version, c->context, c->vocab, c->layers, c->heads, c->channels, PADDED};
+    FILE *f = fopen(path, "wb");
+    fwrite(header, sizeof header, 1, f);
+    put_rows(f, version, "wte.weight", (size_t)c->vocab, C, false);
+    for (size_t i = 0; i < (size_t)(PADDED - c->vocab) * C; i++) put_value(f, version, NAN);
+    put_rows(f, version, "wpe.weight", (size_t)c->context, C, false);
+    put_layers(f, version, "ln_1.weight", 1, C, false);
+    put_layers(f, version, "ln_1.bias", 1, C, false);
+    put_layers(f, version, "attn.c_attn.weight", 3 * C, C, true);
+    put_layers(f, version, "attn.c_attn.bias", 1, 3 * C, false);
+    put_layers(f, version, "attn.c_proj.weight", C, C, true);
+    put_layers(f, version, "attn.c_proj.bias", 1, C, false);
+    put_layers(f, version, "ln_2.weight", 1, C, false);
+    put_layers(f, version, "ln_2.bias", 1, C, false);
+    put_layers(f, version, "mlp.c_fc.weight", 4 * C, C, true);
+    put_layers(f, version, "mlp.c_fc.bias", 1, 4 * C, false);
+    put_layers(f, version, "mlp.c_proj.weight", C, 4 * C, true);
+    put_layers(f, version, "mlp.c_proj.bias", 1, C, false);
+    put_rows(f, version, "ln_f.weight", 1, C, false);
+    put_rows(f, version, "ln_f.bias", 1, C, false);
+    fclose(f);
+}
+
+static void test_llmc_bin(void) {
+    for (int version = 3; version <= 5; version += 2) {
+        make_values((uint64_t)version);
+        write_bin("model.bin", version);
+        check_received("model.bin");
+    }
+}
+
+static void patch(const char *path, long at, int32_t value) {
+    FILE *f = fopen(path, "r+b");
+    fseek(f, at, SEEK_SET);
+    fwrite(&value, sizeof value, 1, f);
+    fclose(f);
+}
+
+static void test_bad_bin(void) {
+    static const struct {
+        int index, value;
+        const char *said;
+    } cases[] = {{1, 4, "version 4 at byte 4,"},
+                 {1, 1, "version 1 at byte 4,"},
+                 {1, 5, "its header makes"},
+                 {2, 0, "byte 8"},
+                 {3, -1, "byte 12"},
+                 {4, 4, "its header makes"},
+                 {4, 1001, "bytes 8 to 28 describe no GPT-2 that this program can train: 1001 layers"},
+                 {5, 5, "heads"},
+                 {6, 1 << 30, "byte 24"},
+                 {6, 1 << 20, "1 to 65536"},
+                 {6, 1 << 10, "makes"},
+                 {7, 12, "padded to 12 at byte 28"},
+                 {7, 256, "its header makes"}};
+    Error e = {0};
+    ModelConfig config;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_bin("bad.bin", 3);
+        patch("bad.bin", 4 * cases[i].index, cases[i].value);
+        CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, cases[i].said);
+        CHECK(strstr(e.what, "bad.bin") && test_says_byte(e.what), "'%s' does not name the file and the byte", e.what);
+    }
+    write_bin("bad.bin", 3);
+    CHECK(truncate("bad.bin", 2000) == 0, "truncate");
+    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "ends at byte 2000");
+    CHECK(truncate("bad.bin", 700) == 0, "truncate");
+    CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, "byte 700");
+    CHECK(truncate("bad.bin", 3) == 0 && !checkpoint_is_model("bad.bin"), "three bytes are a model");
+}
+
+int main(void) {
+    Error e = {0};
+    const ModelConfig config = {3, 2, 24, 101, 19};
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    snprintf(scratch, sizeof scratch, "%s/gns_import_XXXXXX", base);
+    if (!mkdtemp(scratch) || chdir(scratch) != 0 || model_create(&model, &config, &e)) return 1;
+    values = malloc(model.flat_count * sizeof *values);
+    received = malloc(model.flat_count * sizeof *received);
+    RUN(test_one_file);
+    RUN(test_beyond_a_chunk);
+    RUN(test_text_tokens);
+    RUN(test_other_models);
+    RUN(test_moments_that_are_wanted);
+    RUN(test_moments_of_another_kind);
+    RUN(test_several_files);
+    RUN(test_llmc_bin);
+    RUN(test_bad_bin);
+    free(values);
+    free(received);
+    model_destroy(&model);
+    if (chdir("/") == 0) remove_tree(scratch);
+    return test_summary();
+}

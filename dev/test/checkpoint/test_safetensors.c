@@ -1,0 +1,458 @@
+// safetensors: all values of the 16-bit conversions, files written and read back, malformed files, and write errors. For
+// the exchange with Python's safetensors package (dev/oracle/check_safetensors.py), --write FILE writes the sample file
+// and --read FILE checks one.
+#define _POSIX_C_SOURCE 200809L
+#include "base/float16.h"
+#include "checkpoint/safetensors.h"
+#include "half.h"
+#include "../test.h"
+
+#include <cjson/cJSON.h>
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Conversions
+
+// The value of a 16-bit float with these fraction bits and this exponent bias, computed in double from its definition.
+static double half_value(unsigned bits, int fraction_bits, int bias) {
+    int exponent_bits = 15 - fraction_bits, exponent = (int)(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
+    double fraction = bits & ((1u << fraction_bits) - 1), sign = bits & 0x8000 ? -1 : 1;
+    if (exponent == (1 << exponent_bits) - 1) return fraction != 0 ? (double)NAN : sign * (double)INFINITY;
+    if (exponent == 0) return sign * ldexp(fraction, 1 - bias - fraction_bits);
+    return sign * ldexp(1 + ldexp(fraction, -fraction_bits), exponent - bias);
+}
+
+// All 65,536 values of both types have the value of the definition.
+static void test_half_every_value(void) {
+    for (unsigned bits = 0; bits < 65536; bits++) {
+        const struct {
+            float got;
+            double want;
+        } values[] = {{bf16_to_f32((uint16_t)bits), half_value(bits, 7, 127)},
+                      {f16_to_f32((uint16_t)bits), half_value(bits, 10, 15)}};
+        for (int k = 0; k < 2; k++) {
+            float got = values[k].got;
+            double want = values[k].want;
+            bool same = isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want);
+            CHECK(same, "%s %04x is %g, want %g", k ? "f16" : "bf16", bits, got, want);
+        }
+    }
+}
+
+// To bf16: bf16's own values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the even one;
+// one fp32 step off the middle rounds to the nearer one. Above the largest finite value infinity begins half a step away
+// (IEEE 754-2019, section 4.3.1).
+static void test_half_rounding(void) {
+    unsigned infinity = f32_to_bf16(INFINITY);
+    CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);
+    for (unsigned low = 0; low < infinity; low++) {
+        double a = half_value(low, 7, 127), below = half_value(low ? low - 1 : 1, 7, 127);
+        double b = low + 1 < infinity ? half_value(low + 1, 7, 127) : a + (a - below);
+        float middle = (float)((a + b) / 2);
+        CHECK(middle == (a + b) / 2, "the middle %g is not exact, though fp32 has more fraction bits", (a + b) / 2);
+        for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
+            float m = sign ? -middle : middle, itself = (float)(sign ? -a : a);
+            unsigned even = (low & 1 ? low + 1 : low) | sign;
+            unsigned under = f32_to_bf16(nextafterf(m, 0)), at = f32_to_bf16(m);
+            unsigned over = f32_to_bf16(nextafterf(m, sign ? -INFINITY : INFINITY));
+            CHECK(f32_to_bf16(itself) == (low | sign), "%g gives %04x", itself, f32_to_bf16(itself));
+            CHECK(at == even, "tie %g gives %04x, want %04x", m, at, even);
+            CHECK(under == (low | sign), "under %g gives %04x, want %04x", m, under, low | sign);
+            CHECK(over == ((low + 1) | sign), "over %g gives %04x", m, over);
+        }
+    }
+    for (unsigned bits = infinity + 1; bits < 0x8000; bits++)
+        CHECK(isnan(half_value(f32_to_bf16(bf16_to_f32((uint16_t)bits)), 7, 127)), "the NaN %04x is lost", bits);
+    CHECK(f32_to_bf16(f32_from_bits(0x7f800001)) > infinity, "a NaN became infinity"); // its one bit is cut off
+    CHECK(f32_to_bf16(1e-45f) == 0 && f32_to_bf16(-1e-45f) == 0x8000, "tiny values");
+    CHECK(f32_to_bf16(3.4028235e38f) == infinity, "huge values");
+}
+
+// f16_of (half.h), which tests write fp16 with.
+static void test_half_of_tests(void) {
+    for (unsigned bits = 0; bits < 65536; bits++) {
+        double x = half_value(bits, 10, 15);
+        CHECK(!isfinite(x) || f16_of(x) == bits, "%g is %04x, not %04x", x, f16_of(x), bits);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files
+
+static char directory[] = "/tmp/gns_safetensors_XXXXXX";
+
+static const char *scratch(const char *name) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return path;
+}
+
+// The sample file has one tensor of every type, whose element i is (7 i mod 31), less 15 where the type has a sign.
+static double sample_value(SafetensorsType type, uint64_t i) {
+    bool without_sign =
+        type == SAFETENSORS_U8 || type == SAFETENSORS_U16 || type == SAFETENSORS_U32 || type == SAFETENSORS_U64;
+    if (type == SAFETENSORS_BOOL) return (double)(i % 2);
+    return (double)(7 * i % 31) - (without_sign ? 0 : 15);
+}
+
+// One element to and from its bytes. The 8-bit floats are left out: nothing here computes with them.
+// clang-format off
+#define SAMPLE_TYPES(X)                                                                                                \
+    X(F64, double) X(I64, int64_t) X(U64, uint64_t) X(F32, float) X(I32, int32_t) X(U32, uint32_t)                     \
+    X(I16, int16_t) X(U16, uint16_t) X(I8, int8_t) X(U8, uint8_t) X(BOOL, uint8_t)
+// clang-format on
+
+static const SafetensorsType sample_types[] = {
+#define X(type, ctype) SAFETENSORS_##type,
+    SAMPLE_TYPES(X)
+#undef X
+        SAFETENSORS_BF16,
+    SAFETENSORS_F16};
+
+static void sample_encode(SafetensorsType type, double value, void *out) {
+    uint16_t half = type == SAFETENSORS_BF16 ? f32_to_bf16((float)value) : f16_of(value);
+    switch (type) {
+#define X(type, ctype)                                                                                                 \
+    case SAFETENSORS_##type: {                                                                                         \
+        ctype x = (ctype)value;                                                                                        \
+        memcpy(out, &x, sizeof x);                                                                                     \
+        break;                                                                                                         \
+    }
+        SAMPLE_TYPES(X)
+#undef X
+    default: memcpy(out, &half, sizeof half);
+    }
+}
+
+enum { SAMPLE_ROWS = 3, SAMPLE_COLUMNS = 37, SAMPLE_COUNT = SAMPLE_ROWS * SAMPLE_COLUMNS };
+
+// Writes the sample file, `piece` bytes of data at a time.
+static int sample_write(const char *path, size_t piece, Error *e) {
+    SafetensorsWriter *writer;
+    const uint64_t shape[2] = {SAMPLE_ROWS, SAMPLE_COLUMNS}, empty[1] = {0};
+    TRY(safetensors_create(&writer, path, e));
+    safetensors_add_metadata(writer, "format", "pt");
+    safetensors_add_metadata(writer, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
+    static unsigned char data[sizeof sample_types / sizeof *sample_types * SAMPLE_COUNT * 8 + 8];
+    size_t bytes = 0;
+    for (size_t k = 0; k < sizeof sample_types / sizeof *sample_types; k++) {
+        SafetensorsType type = sample_types[k];
+        safetensors_add(writer, safetensors_type_name(type), type, 2, shape);
+        for (uint64_t i = 0; i < SAMPLE_COUNT; i++, bytes += safetensors_type_bytes(type))
+            sample_encode(type, sample_value(type, i), data + bytes);
+    }
+    safetensors_add(writer, "scalar", SAFETENSORS_F32, 0, NULL);
+    sample_encode(SAFETENSORS_F32, 0.5, data + bytes);
+    bytes += 4;
+    safetensors_add(writer, "empty", SAFETENSORS_F32, 1, empty);
+    for (size_t at = 0; at < bytes; at += piece)
+        TRY(safetensors_write(writer, data + at, size_min(piece, bytes - at), e));
+    return safetensors_finish(writer, NULL, e);
+}
+
+static const char *metadata_of(const SafetensorsReader *reader, const char *key) {
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, "__metadata__");
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
+}
+
+// Checks that a file has the sample's tensors, metadata and values.
+static void sample_check(const char *path) {
+    SafetensorsReader reader;
+    Error e = {0};
+    int code = safetensors_open(&reader, path, &e);
+    CHECK(code == 0, "%s (%s)", e.what, e.hint);
+    if (code) return;
+    CHECK(reader.count == (int)(sizeof sample_types / sizeof *sample_types) + 2, "%d tensors", reader.count);
+    for (size_t k = 0; k < sizeof sample_types / sizeof *sample_types; k++) {
+        SafetensorsType type = sample_types[k];
+        const SafetensorsEntry *entry = safetensors_find(&reader, safetensors_type_name(type));
+        CHECK(entry && entry->type == type && entry->dimensions == 2 && entry->shape[0] == SAMPLE_ROWS &&
+                  entry->shape[1] == SAMPLE_COLUMNS && entry->count == SAMPLE_COUNT,
+              "%s is not right", safetensors_type_name(type));
+        if (!entry) continue;
+        size_t size = safetensors_type_bytes(type);
+        for (uint64_t first = 0; first < SAMPLE_COUNT; first += 13) { // ranges, the last one shorter
+            unsigned char got[13 * 8], want[8];
+            size_t n = size_min(13, SAMPLE_COUNT - first);
+            memset(got, 0xff, sizeof got);
+            CHECK_OK(safetensors_read(&reader, entry, first, n, got, &e), &e);
+            for (size_t i = 0; i < n; i++) {
+                sample_encode(type, sample_value(type, first + i), want);
+                CHECK(memcmp(got + i * size, want, size) == 0, "%s[%d]", entry->name, (int)(first + i));
+            }
+        }
+        float values[SAMPLE_COUNT];
+        for (int i = 0; i < SAMPLE_COUNT; i++) values[i] = NAN;
+        if (type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16) {
+            CHECK_OK(safetensors_read_f32(&reader, entry, 1, SAMPLE_COUNT - 1, values, &e), &e);
+            for (uint64_t i = 1; i < SAMPLE_COUNT; i++)
+                CHECK(values[i - 1] == (float)sample_value(type, i), "%s[%d] is %g", entry->name, (int)i,
+                      values[i - 1]);
+            CHECK(isnan(values[SAMPLE_COUNT - 1]), "wrote beyond the range");
+        } else CHECK_ERROR(safetensors_read_f32(&reader, entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
+    }
+    const SafetensorsEntry *scalar = safetensors_find(&reader, "scalar"), *empty = safetensors_find(&reader, "empty");
+    float half = NAN;
+    CHECK(scalar && scalar->dimensions == 0 && scalar->count == 1, "the scalar");
+    if (scalar) CHECK_OK(safetensors_read_f32(&reader, scalar, 0, 1, &half, &e), &e);
+    CHECK(half == 0.5f, "the scalar is %g", half);
+    CHECK(empty && empty->dimensions == 1 && empty->shape[0] == 0 && empty->count == 0, "the empty tensor");
+    CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"),
+          "found a tensor that does not exist");
+    const char *quoted = metadata_of(&reader, "quo\"ted\\\n"), *format = metadata_of(&reader, "format");
+    CHECK(format && strcmp(format, "pt") == 0, "metadata format is %s", format);
+    CHECK(quoted && strcmp(quoted, "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82") == 0, "metadata with escapes: %s",
+          quoted);
+    CHECK(!metadata_of(&reader, "none"), "found metadata that does not exist");
+    safetensors_close(&reader);
+}
+
+static void test_write_and_read(void) {
+    Error e = {0};
+    char first[256], second[256], *a, *b;
+    size_t a_bytes, b_bytes;
+    snprintf(first, sizeof first, "%s", scratch("first.safetensors"));
+    snprintf(second, sizeof second, "%s", scratch("second.safetensors"));
+    CHECK_OK(sample_write(first, 1 << 20, &e), &e);
+    CHECK_OK(sample_write(second, 7, &e), &e);
+    sample_check(first);
+    CHECK_OK(file_read(first, 1 << 20, &a, &a_bytes, &e), &e);
+    CHECK_OK(file_read(second, 1 << 20, &b, &b_bytes, &e), &e);
+    CHECK(a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0, "the same contents in other pieces make another file");
+    uint64_t header;
+    memcpy(&header, a, sizeof header);
+    CHECK(strstr(a + 8, "\\u0001"), "a control byte is not escaped, as JSON wants it");
+    CHECK(header % 8 == 0, "the data begins at byte %d", (int)header + 8);
+    memory_free(a);
+    memory_free(b);
+}
+
+// Imitates a full disk: no file may have more bytes.
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit");
+    limit.rlim_cur = bytes;
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
+}
+
+static void test_write_errors(void) {
+    SafetensorsWriter *writer;
+    Error e = {0};
+    const uint64_t shape[1] = {100000};
+    static float zeros[100000];
+    CHECK_ERROR(safetensors_create(&writer, "/nonexistent/x.safetensors", &e), &e, ERR_WRITE,
+                "/nonexistent/x.safetensors");
+    const char *full = "full.safetensors: write failed: File too large", *path = scratch("full.safetensors");
+    limit_files(100000);
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
+    CHECK_OK(safetensors_write(writer, zeros, sizeof zeros, &e), &e); // fills less than a stage
+    CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_WRITE, full);
+
+    const uint64_t long_shape[1] = {100 * shape[0]};
+    int code = 0;
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add(writer, "x", SAFETENSORS_F32, 1, long_shape);
+    for (int i = 0; !code && i < 100; i++) code = safetensors_write(writer, zeros, sizeof zeros, &e);
+    CHECK_ERROR(code, &e, ERR_WRITE, full);
+    safetensors_abandon(writer);
+    limit_files(RLIM_INFINITY);
+
+    path = scratch("short.safetensors"); // data is missing
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
+    CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
+    CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_INTERNAL, "4 bytes of 400000");
+
+    CHECK(!file_exists(path), "finish left the unfinished file");
+
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
+    CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
+    safetensors_abandon(writer);
+    CHECK(!file_exists(path), "abandon left the file");
+
+    SafetensorsReader reader; // what is not UTF-8 becomes U+FFFD
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    safetensors_add_metadata(writer, "latin-1", "\xe9");
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+    CHECK_OK(safetensors_open(&reader, path, &e), &e);
+    CHECK(strcmp(metadata_of(&reader, "latin-1"), "\xef\xbf\xbd") == 0, "not U+FFFD");
+    safetensors_close(&reader);
+}
+
+// A file without tensors is valid.
+static void test_no_tensors(void) {
+    SafetensorsWriter *writer;
+    SafetensorsReader reader;
+    Error e = {0};
+    const char *path = scratch("none.safetensors");
+    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+    CHECK_OK(safetensors_open(&reader, path, &e), &e);
+    CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !metadata_of(&reader, "x"), "not empty");
+    safetensors_close(&reader);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bad files
+
+// Writes a file with this header and `data` bytes of data.
+static void file_of(const char *path, uint64_t length, const char *header, size_t bytes, size_t data) {
+    FILE *f = fopen(path, "wb");
+    fwrite(&length, 8, 1, f);
+    fwrite(header, 1, bytes, f);
+    for (size_t i = 0; i < data; i++) fputc((int)i & 0xff, f);
+    fclose(f);
+}
+
+#define TENSOR(name, type, shape, offsets)                                                                             \
+    "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+
+static void test_bad_headers(void) {
+    static const struct {
+        const char *header, *mention;
+        size_t data;
+    } cases[] = {
+        {"", "is not JSON", 0},
+        {"[]", "is not JSON", 0},
+        {" {}", "is not JSON", 0},
+        {"{", "malformed JSON at byte", 0},
+        {"{}x", "malformed JSON at byte 10", 0},
+        {"{\"a\":}", "malformed JSON", 0},
+        {"{\"\xff\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"\xc0\x80\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"\xed\xa0\x80\":1}", "not UTF-8 at byte 10", 0},
+        {"{\"a\":1}", "tensor a: not exactly dtype, shape and data_offsets at byte 9", 0},
+        {"{\"a\":{}}", "tensor a: not exactly dtype, shape and data_offsets at byte 9", 0},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "tensor a: not exactly dtype, shape and data_offsets at byte 9",
+         4},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}",
+         "tensor a: not exactly dtype, shape and data_offsets at byte 9", 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+         "tensor a: not exactly dtype, shape and data_offsets at byte 9", 4},
+        {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: unknown dtype (not a string) at byte 14",
+         4},
+        {"{" TENSOR("a", "F31", "[1]", "[0,4]") "}", "a: unknown dtype F31 at byte 14", 4},
+        {"{" TENSOR("a", "F32", "1", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[1,1.5]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[1e400]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[1e16]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", "a: its shape at byte 28 is not a list of", 4},
+        {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", "a: its shape at byte 28 is not a list of", 0},
+        {"{" TENSOR("a", "F32", "[2147483648,2147483648]", "[0,0]") "}", "a: its shape at byte 28 is not a list of", 0},
+        {"{" TENSOR("a", "F32", "[1]", "4") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[0,null]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[null,4]") "}", "a: its data_offsets at byte", 4},
+        {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}",
+         "a: its data_offsets at byte 40, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
+        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}",
+         "a begins at byte 4 of the data, the one before it ends at 0: a hole", 8},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}",
+         "b begins at byte 4 of the data, the one before it ends at 8: an overlap", 8},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}",
+         "b begins at byte 8 of the data, the one before it ends at 4: a hole", 12},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "the tensors end at byte 8 of the data, the file holds 7", 7},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "the tensors end at byte 8 of the data, the file holds 9", 9},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}",
+         "a exists twice, at byte 62 too", 8},
+    };
+    SafetensorsReader reader;
+    const char *path = scratch("bad.safetensors");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error e = {0};
+        size_t bytes = strlen(cases[i].header);
+        file_of(path, bytes, cases[i].header, bytes, cases[i].data);
+        CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
+        CHECK(strstr(e.what, path) && e.hint[0], "case %d names no file or remedy: %s", (int)i, e.what);
+        CHECK(test_says_byte(e.what), "case %d names no byte: %s", (int)i, e.what);
+        CHECK(reader.fd == -1 && !reader.entries && !reader.header, "case %d left something open", (int)i);
+    }
+}
+
+static void test_bad_files(void) {
+    SafetensorsReader reader;
+    Error e = {0};
+    CHECK_ERROR(safetensors_open(&reader, scratch("absent"), &e), &e, ERR_INPUT, "cannot open");
+    CHECK_ERROR(safetensors_open(&reader, directory, &e), &e, ERR_INPUT, "not a regular file");
+    const char *path = scratch("fifo");
+    CHECK(mkfifo(path, 0600) == 0, "mkfifo");
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "not a regular file");
+    path = scratch("bad.safetensors");
+    fclose(fopen(path, "wb"));
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "read failed at byte 0: the file ends there");
+    file_of(path, 3, "{}", 2, 0);
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT,
+                "bytes 0 to 8 give the header 3 bytes; the file has 10");
+    file_of(path, UINT64_MAX, "{}", 2, 0);
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "the format allows 100000000");
+    file_of(path, 4, "{}\0 ", 4, 0);
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "not UTF-8 at byte 10");
+}
+
+// Tensors may stand in the header in another order than in the data; spaces may follow the header.
+static void test_unusual_but_right(void) {
+    static const char header[] =
+        "{" TENSOR("late", "F32", "[1]", "[4,8]") "," TENSOR("z", "U8", "[0]", "[4,4]") "," TENSOR(
+            "early", "F32", "[1]", "[0,4]") "," TENSOR("a", "U8", "[9,0]", "[4,4]") "} \n\t ";
+    SafetensorsReader reader;
+    Error e = {0};
+    const char *path = scratch("unusual.safetensors");
+    file_of(path, strlen(header), header, strlen(header), 8);
+    CHECK_OK(safetensors_open(&reader, path, &e), &e);
+    static const char *const order[] = {"early", "a", "z", "late"};
+    for (int i = 0; i < 4; i++) CHECK(strcmp(reader.entries[i].name, order[i]) == 0, "%s", reader.entries[i].name);
+    const SafetensorsEntry *late = safetensors_find(&reader, "late");
+    unsigned char bytes[4] = {0};
+    CHECK_OK(safetensors_read(&reader, late, 0, 1, bytes, &e), &e);
+    CHECK(bytes[0] == 4 && bytes[3] == 7, "read from the wrong place");
+    CHECK(truncate(path, (off_t)(8 + strlen(header) + 6)) == 0, "truncate");
+    CHECK_ERROR(safetensors_read(&reader, late, 0, 1, bytes, &e), &e, ERR_INPUT, "the file ends there");
+    safetensors_close(&reader);
+}
+
+static const char *python_file; // of --read
+static void test_python_file(void) { sample_check(python_file); }
+
+int main(int argc, char **argv) {
+    Error e = {0};
+    if (argc == 3 && strcmp(argv[1], "--write") == 0) {
+        if (sample_write(argv[2], 1 << 20, &e)) error_print(&e, 0, 1);
+        return e.code;
+    }
+    if (argc == 3 && strcmp(argv[1], "--read") == 0) {
+        python_file = argv[2];
+        RUN(test_python_file);
+        return test_summary();
+    }
+    if (!mkdtemp(directory)) return ERR_WRITE;
+    RUN(test_half_every_value);
+    RUN(test_half_rounding);
+    RUN(test_half_of_tests);
+    RUN(test_write_and_read);
+    RUN(test_no_tensors);
+    RUN(test_write_errors);
+    RUN(test_bad_headers);
+    RUN(test_bad_files);
+    RUN(test_unusual_but_right);
+    static const char *const left[] = {"first.safetensors",
+                                       "second.safetensors",
+                                       "short.safetensors",
+                                       "none.safetensors",
+                                       "bad.safetensors",
+                                       "unusual.safetensors",
+                                       "fifo"};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) unlink(scratch(left[i]));
+    rmdir(directory);
+    return test_summary();
+}

@@ -1,0 +1,181 @@
+// test_attention: forward and backward against plain double references on random shapes, the reference's own gradient
+// against finite differences, poison, guards and threads.
+#define _POSIX_C_SOURCE 200809L
+#include "arrays.h"
+#include "cpu/attention.h"
+
+typedef struct {
+    size_t B, T, NH, D;
+} Shape;
+
+static Attention attention_create(int threads, size_t T, size_t D) {
+    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float))};
+}
+
+static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, size_t which, size_t h) {
+    return qkv + ((b * s.T + t) * 3 + which) * s.NH * s.D + h * s.D;
+}
+
+// Row t of head (b, h): p (t + 1) = softmax of the scaled scores. Returns their log-sum-exp.
+static double reference_row(double *p, const float *qkv, Shape s, size_t b, size_t h, size_t t) {
+    const float *q = vector_of(qkv, s, b, t, 0, h);
+    double max = -INFINITY, sum = 0;
+    for (size_t j = 0; j <= t; j++) {
+        const float *k = vector_of(qkv, s, b, j, 1, h);
+        p[j] = 0;
+        for (size_t d = 0; d < s.D; d++) p[j] += (double)q[d] * k[d] / sqrt((double)s.D);
+        max = fmax(max, p[j]);
+    }
+    for (size_t j = 0; j <= t; j++) sum += exp(p[j] - max);
+    double lse = max + log(sum);
+    for (size_t j = 0; j <= t; j++) p[j] = exp(p[j] - lse);
+    return lse;
+}
+
+static void reference_forward(double *out, double *lse, const float *qkv, Shape s) {
+    double *p = malloc(s.T * sizeof *p);
+    for (size_t row = 0; row < s.B * s.NH * s.T; row++) {
+        size_t b = row / s.T / s.NH, h = row / s.T % s.NH, t = row % s.T;
+        double *o = out + (b * s.T + t) * s.NH * s.D + h * s.D;
+        lse[row] = reference_row(p, qkv, s, b, h, t);
+        for (size_t d = 0; d < s.D; d++) {
+            o[d] = 0;
+            for (size_t j = 0; j <= t; j++) o[d] += p[j] * vector_of(qkv, s, b, j, 2, h)[d];
+        }
+    }
+    free(p);
+}
+
+static void reference_backward(double *dqkv, const float *dout, const float *qkv, Shape s) {
+    double *p = malloc(s.T * sizeof *p), *dp = malloc(s.T * sizeof *dp);
+    memset(dqkv, 0, s.B * s.T * 3 * s.NH * s.D * sizeof *dqkv);
+    for (size_t row = 0; row < s.B * s.NH * s.T; row++) {
+        size_t b = row / s.T / s.NH, h = row / s.T % s.NH, t = row % s.T;
+        const float *go = dout + (b * s.T + t) * s.NH * s.D + h * s.D, *q = vector_of(qkv, s, b, t, 0, h);
+        double *dq = dqkv + (q - qkv), mean = 0;
+        reference_row(p, qkv, s, b, h, t);
+        for (size_t j = 0; j <= t; j++) {
+            const float *v = vector_of(qkv, s, b, j, 2, h);
+            dp[j] = 0;
+            for (size_t d = 0; d < s.D; d++) dp[j] += (double)go[d] * v[d];
+            mean += p[j] * dp[j];
+        }
+        for (size_t j = 0; j <= t; j++) {
+            const float *k = vector_of(qkv, s, b, j, 1, h);
+            double *dk = dqkv + (k - qkv), *dv = dk + s.NH * s.D, ds = p[j] * (dp[j] - mean) / sqrt((double)s.D);
+            for (size_t d = 0; d < s.D; d++) dq[d] += ds * k[d], dk[d] += ds * q[d], dv[d] += p[j] * go[d];
+        }
+    }
+    free(p), free(dp);
+}
+
+static void check_near(const char *what, Shape s, const float *got, const double *want, size_t n, double tolerance) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        double error = fabs(got[i] - want[i]) / fmax(1, fabs(want[i]));
+        if (!(error <= worst)) worst = isnan(error) ? 1e9 : error;
+    }
+    CHECK(worst <= tolerance, "%s B %zu T %zu NH %zu D %zu: error %g, tolerance %g", what, s.B, s.T, s.NH, s.D, worst,
+          tolerance);
+}
+
+static void check_shape(Shape s, float size) {
+    Attention one = attention_create(1, s.T, s.D);
+    Attention two = attention_create(2, s.T + 37, s.D + 5); // for larger shapes than it gets
+    size_t C = s.NH * s.D, n = s.B * s.T * C, rows = s.B * s.NH * s.T;
+    float *qkv = random_array(3 * n, size), *dout = random_array(n, 1);
+    float *out[2], *lse[2], *dqkv[2];
+    double *want_out = malloc(n * sizeof(double)), *want_lse = malloc(rows * sizeof(double));
+    double *want_dqkv = malloc(3 * n * sizeof(double));
+    for (int i = 0; i < 2; i++) {
+        out[i] = guarded_array(n), lse[i] = guarded_array(rows), dqkv[i] = guarded_array(3 * n);
+        attention_forward(i ? &two : &one, out[i], lse[i], qkv, s.B, s.T, 0, s.NH, s.D);
+        attention_backward(i ? &two : &one, dqkv[i], dout, qkv, out[i], lse[i], s.B, s.T, s.NH, s.D);
+        CHECK(guards_intact(out[i], n) && guards_intact(lse[i], rows) && guards_intact(dqkv[i], 3 * n),
+              "B %zu T %zu NH %zu D %zu wrote beyond", s.B, s.T, s.NH, s.D);
+    }
+    reference_forward(want_out, want_lse, qkv, s);
+    reference_backward(want_dqkv, dout, qkv, s);
+    double scores = 1 + size * size * sqrt((double)s.D); // the size of a score: its rounding error is in every p
+    check_near("out", s, out[0], want_out, n, 1e-6 * scores);
+    check_near("lse", s, lse[0], want_lse, rows, 5e-7 * scores);
+    check_near("dqkv", s, dqkv[0], want_dqkv, 3 * n, 1e-6 * scores * scores);
+    CHECK(!memcmp(out[0], out[1], n * 4) && !memcmp(lse[0], lse[1], rows * 4) && !memcmp(dqkv[0], dqkv[1], 12 * n),
+          "B %zu T %zu NH %zu D %zu: threads differ", s.B, s.T, s.NH, s.D);
+    for (int i = 0; i < 2; i++) guarded_free(out[i]), guarded_free(lse[i]), guarded_free(dqkv[i]);
+    free(qkv), free(dout), free(want_out), free(want_lse), free(want_dqkv);
+    free(one.scratch), free(two.scratch);
+}
+
+static void test_every_length(void) {
+    for (size_t T = 1; T <= 80; T++) check_shape((Shape){1 + T % 2, T, 1 + T % 3, 1 + T * 7 % 40}, 1);
+}
+
+static void test_model_shapes(void) {
+    check_shape((Shape){3, 64, 4, 32}, 1);
+    check_shape((Shape){1, 64, 2, 64}, 1);
+    check_shape((Shape){1, 33, 1, 128}, 1);
+    check_shape((Shape){1, 100, 2, 80}, 1);
+    check_shape((Shape){1, 17, 1, 150}, 1);
+}
+
+static void test_long_sequences(void) { // several blocks of keys, with and without a remainder
+    check_shape((Shape){1, 257, 1, 16}, 1);
+    check_shape((Shape){1, 512, 1, 8}, 1);
+    check_shape((Shape){1, 601, 2, 20}, 1);
+    check_shape((Shape){1, 1024, 1, 64}, 1);
+}
+
+static void test_large_scores(void) { // near one-hot softmax: exp must neither overflow nor lose the maximum
+    check_shape((Shape){2, 40, 2, 16}, 6);
+    check_shape((Shape){1, 70, 1, 64}, 12);
+}
+
+// d(sum of dout . out)/d(qkv), by central differences of the double reference.
+static void test_finite_differences(void) {
+    const Shape s = {2, 5, 2, 3};
+    enum { N = 2 * 5 * 2 * 3 };
+    Attention at = attention_create(1, s.T, s.D);
+    float *qkv = random_array(3 * N, 1), *dout = random_array(N, 1), out[N], lse[N], dqkv[3 * N];
+    double want[N], want_lse[N];
+    attention_forward(&at, out, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+    attention_backward(&at, dqkv, dout, qkv, out, lse, s.B, s.T, s.NH, s.D);
+    for (size_t i = 0; i < 3 * N; i++) {
+        float middle = qkv[i], ends[2] = {middle + 0x1p-10f, middle - 0x1p-10f};
+        double objective[2] = {0};
+        for (int side = 0; side < 2; side++) {
+            qkv[i] = ends[side];
+            reference_forward(want, want_lse, qkv, s);
+            for (size_t j = 0; j < N; j++) objective[side] += want[j] * dout[j];
+        }
+        qkv[i] = middle;
+        CHECK_CLOSE(dqkv[i], (objective[0] - objective[1]) / ((double)ends[0] - ends[1]), 3e-6, 1);
+    }
+    free(qkv), free(dout);
+    free(at.scratch);
+}
+
+static void test_the_future_is_not_seen(void) { // changing token t changes no output before t
+    const Shape s = {1, 70, 1, 24};
+    enum { N = 70 * 24 };
+    Attention at = attention_create(1, s.T, s.D);
+    float *qkv = random_array(3 * N, 1), *before = guarded_array(N), *after = guarded_array(N), lse[70];
+    attention_forward(&at, before, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+    for (size_t t = 69; t > 0; t -= 3) {
+        for (size_t i = 0; i < 3 * s.D; i++) qkv[t * 3 * s.D + i] = 100 * random_float();
+        attention_forward(&at, after, lse, qkv, s.B, s.T, 0, s.NH, s.D);
+        CHECK(!memcmp(before, after, t * s.D * 4), "an output before token %zu changed", t);
+    }
+    free(qkv), guarded_free(before), guarded_free(after);
+    free(at.scratch);
+}
+
+int main(void) {
+    RUN(test_every_length);
+    RUN(test_model_shapes);
+    RUN(test_long_sequences);
+    RUN(test_large_scores);
+    RUN(test_finite_differences);
+    RUN(test_the_future_is_not_seen);
+    return test_summary();
+}

@@ -1,0 +1,128 @@
+// The engine's gradient against central differences of its own loss: needs no Python, and no formula of a gradient.
+//
+// For a tensor's gradient g and a direction d in that tensor, the slope of the loss along d must be <g, d>. The engine
+// is fp32: a loss near 4 is known to about 1e-7 (the mean over all positions is taken in double), so the slope must be
+// large for the difference to say anything. A random direction is almost orthogonal to g. So d has two halves: g itself
+// on a random half of its elements, which gives a slope near |g| / 2 whatever the tensor's size, and shows what is
+// wrong in that half; and noise on all elements, which shows gradients where the engine has none. The step makes the
+// loss change by about 1e-2 (at that size rounding and curvature matter least), and the four-point formula
+//     f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h + O(h^4)
+// (Abramowitz and Stegun 1964, 25.3.6) takes the curvature out.
+#define _POSIX_C_SOURCE 200809L
+#include "../small_model.h"
+#include "../test.h"
+
+enum { DIRECTIONS = 4, MAX_ROWS = 8 };
+static const double loss_change = 1e-2;  // nats, what a step aims at
+static const double longest_step = 5e-2; // |h d| at most, where the slope is small
+static const double tolerance = 2e-4;    // of |g| |d|; 4e-5 is the worst seen
+
+typedef struct {
+    Model model;
+    Engine *engine;
+    int seq_len, rows;
+    uint16_t tokens[MAX_ROWS * 64];
+    float *params, *moved, *grad, *direction, *token_loss;
+} Setup;
+
+static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
+
+static int setup_create(Setup *s, ModelConfig shape, int seq_len, int rows, uint64_t seed, Error *e) {
+    *s = (Setup){.seq_len = seq_len, .rows = rows};
+    TRY(model_create(&s->model, &shape, e));
+    float **arrays[] = {&s->params, &s->moved, &s->grad, &s->direction};
+    for (size_t i = 0; i < 4; i++)
+        TRY(memory_alloc((void **)arrays[i], s->model.flat_count * sizeof(float), "parameters", e));
+    TRY(memory_alloc((void **)&s->token_loss, (size_t)(rows * seq_len) * sizeof(float), "losses", e));
+    small_tokens(shape.vocab, seed, (size_t)(rows * (seq_len + 1)), s->tokens);
+    small_params(&s->model, seed, s->params);
+    memcpy(s->moved, s->params, s->model.flat_count * sizeof(float));
+    for (size_t i = 0; i < s->model.flat_count; i++) s->grad[i] = NAN;
+    EngineConfig config = {.model = &s->model, .micro_batch = rows, .seq_len = seq_len, .threads = 1};
+    TRY(engine_create(&cpu_engine, &s->engine, &config, e));
+    TRY(engine_load(s->engine, STATE_PARAM, all_of(&s->model), s->params, e));
+    TRY(small_batch(s->engine, s->tokens, rows, seq_len, rows, GNS_OFF, e));
+    return engine_store(s->engine, STATE_GRAD, all_of(&s->model), s->grad, e);
+}
+
+static void setup_destroy(Setup *s) {
+    engine_destroy(s->engine);
+    model_destroy(&s->model);
+    float *arrays[] = {s->params, s->moved, s->grad, s->direction, s->token_loss};
+    for (size_t i = 0; i < 5; i++) memory_free(arrays[i]);
+}
+
+// The sum over the rows of L_b, whose gradient the engine holds, with a tensor moved by h along the direction.
+static double loss_at(Setup *s, const Tensor *t, double h) {
+    Error e = {0};
+    int T = s->seq_len, rows = s->rows;
+    Range range = {t->offset, t->offset + t->count};
+    for (size_t i = range.begin; i < range.end; i++) s->moved[i] = (float)(s->params[i] + h * s->direction[i]);
+    int code = engine_load(s->engine, STATE_PARAM, range, s->moved + range.begin, &e);
+    for (int i = 0; i < rows * T; i++) s->token_loss[i] = NAN;
+    if (!code) code = engine_eval(s->engine, s->tokens, rows, T, s->token_loss, &e);
+    CHECK(code == 0, "%s", e.what);
+    double sum = 0;
+    for (int i = 0; i < rows * T; i++) sum += (double)s->token_loss[i] / T;
+    return sum;
+}
+
+static double dot(const float *a, const float *b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    return sum;
+}
+
+// direction = half of g, by chance, to length 1, plus noise of length 1.
+static void direction_draw(Setup *s, const Tensor *t, uint64_t stream) {
+    float *d = s->direction + t->offset;
+    const float *g = s->grad + t->offset;
+    double half = 0, noise = 0;
+    for (int pass = 0; pass < 2; pass++) // lengths first
+        for (size_t i = 0; i < t->count; i++) {
+            double a = rng_u32(1, stream, i) & 1 ? (double)g[i] : 0, b = rng_normal(1, stream + 1, i);
+            if (pass == 0) half += a * a, noise += b * b;
+            else d[i] = (float)(a / sqrt(half + 1e-30) + b / sqrt(noise));
+        }
+}
+
+// Error of one direction, relative to |g| |d|.
+static double direction_error(Setup *s, const Tensor *t, uint64_t stream) {
+    direction_draw(s, t, stream);
+    const float *g = s->grad + t->offset, *d = s->direction + t->offset;
+    double slope = dot(g, d, t->count), length = sqrt(dot(d, d, t->count)), norm = sqrt(dot(g, g, t->count));
+    double h = fmin(loss_change / fabs(slope), longest_step / length);
+    double near = loss_at(s, t, h) - loss_at(s, t, -h), far = loss_at(s, t, 2 * h) - loss_at(s, t, -2 * h);
+    loss_at(s, t, 0); // puts the tensor back
+    return fabs((8 * near - far) / (12 * h) - slope) / (norm * length);
+}
+
+static void check_model(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
+    Setup s;
+    Error e = {0};
+    int code = setup_create(&s, shape, seq_len, rows, seed, &e);
+    CHECK(code == 0, "%s", e.what);
+    double worst = 0;
+    const char *where = "";
+    for (int k = 0; !code && k < s.model.tensor_count; k++) {
+        const Tensor *t = &s.model.tensors[k];
+        for (uint64_t i = 0; i < DIRECTIONS; i++) {
+            double error = direction_error(&s, t, SMALL_DIRECTIONS + 2 * (DIRECTIONS * (uint64_t)k + i));
+            CHECK(error <= tolerance, "%s: slope off by %.3g of |g| |d|", t->name, error);
+            if (error > worst) worst = error, where = t->name;
+        }
+    }
+    printf("  worst of %d directions: %.2g of |g| |d| (%s)\n", DIRECTIONS * s.model.tensor_count, worst, where);
+    setup_destroy(&s);
+}
+
+static void test_two_layers(void) { check_model((ModelConfig){2, 2, 32, 61, 13}, 13, 3, 1); }
+static void test_one_head(void) { check_model((ModelConfig){1, 1, 24, 37, 16}, 7, 5, 2); }
+static void test_few_words(void) { check_model((ModelConfig){2, 4, 32, 5, 40}, 33, 2, 3); }
+
+int main(void) {
+    RUN(test_two_layers);
+    RUN(test_one_head);
+    RUN(test_few_words);
+    return test_summary();
+}

@@ -1,0 +1,203 @@
+// engine_test: what the tests of the CUDA engine share: both engines, small models with all their numbers, and the results
+// of a step over a batch. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
+//
+// Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` for a few
+// cases and steps that run every kernel all the same, for tools that slow everything down.
+#ifndef GNS_ENGINE_TEST_CUH
+#define GNS_ENGINE_TEST_CUH
+
+#include "../test.h"
+
+#include "base/common.h"
+#include "model/engine.h"
+#include "../small_model.h"
+
+#include <time.h>
+
+#ifdef GNS_FP32
+enum { FP32 = 1 };
+#else
+enum { FP32 = 0 };
+#endif
+
+typedef EngineApi Api;
+static const Api &gpu = cuda_engine, &cpu = cpu_engine;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cases
+
+enum { STEPS = 20 };
+
+static uint64_t seed;
+static int steps = STEPS; // that are trained
+
+typedef struct {
+    const char *name;
+    ModelConfig config; // layers, heads, channels, vocab, context
+    int seq_len, batch, micro_batch;
+} Case;
+
+static const Case cases[] = {
+    {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"no multiple of anything", {2, 3, 27, 31, 35}, 33, 4, 3},
+    {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
+    {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},        {"even", {3, 4, 64, 256, 32}, 32, 4, 4},
+    {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},      {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},
+    {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
+};
+enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first of them take every path
+
+static bool small;
+static int case_count = CASES;
+
+// Of a step: one micro-step will do for the tools.
+static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
+
+typedef struct {
+    const Case *c;
+    Model model;
+    float *param;     // flat
+    uint16_t *tokens; // (steps, batch, T + 1)
+} World;
+
+static Range all_of(const Model *model) { return Range{0, model->flat_count}; }
+
+static inline float round_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest, ties to even
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+template <typename X> static X *take(size_t n) {
+    X *p = (X *)malloc(n * sizeof(X));
+    if (!p) abort();
+    memset(p, 0xff, n * sizeof(X)); // NaN, for whoever does not write it
+    return p;
+}
+
+static inline void world_open(World *w, const Case *c, int steps) {
+    Error e = {};
+    *w = {};
+    w->c = c;
+    CHECK_OK(model_create(&w->model, &c->config, &e), &e);
+    w->param = take<float>(w->model.flat_count);
+    small_params(&w->model, seed, w->param);
+    // bf16's errors are judged nearer to GPT-2's own values, of which rounding takes a smaller share of the gradient
+    for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
+        float *p = w->param + t->offset;
+        for (size_t i = 0; i < t->count; i++) p[i] = round_bf16(mean + share * (p[i] - mean));
+    }
+    size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
+    w->tokens = take<uint16_t>(count);
+    small_tokens(c->config.vocab, seed, count, w->tokens);
+}
+
+static inline void world_close(World *w) {
+    free(w->param);
+    free(w->tokens);
+    model_destroy(&w->model);
+}
+
+static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
+    Error e = {};
+    Engine *engine = NULL;
+    EngineConfig config = {};
+    config.model = &w->model;
+    config.micro_batch = micro_batch;
+    config.seq_len = w->c->seq_len;
+    config.gns = GNS_EXACT;
+    config.recompute = recompute;
+    CHECK_OK(engine_create(api, &engine, &config, &e), &e);
+    if (engine) CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    return engine;
+}
+
+// What one step over a batch leaves behind.
+typedef struct {
+    double loss;
+    float *grad; // flat
+    double *grad_sq, *example_sq;
+} Outcome;
+
+static inline void outcome_free(Outcome *o) {
+    free(o->grad);
+    free(o->grad_sq);
+    free(o->example_sq);
+}
+
+// `rows` of the batch, from cleared gradients, micro_batch at a time.
+static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
+                       int micro_batch, GnsMode mode) {
+    Error e = {};
+    Outcome o = {NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
+                 take<double>(w->model.tensor_count)};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL};
+    CHECK_OK(api->begin_step(engine, &e), &e);
+    for (int b = 0; b < rows; b += micro_batch) {
+        int n = rows - b < micro_batch ? rows - b : micro_batch;
+        CHECK_OK(api->micro_step(engine, tokens + (size_t)b * (size_t)(w->c->seq_len + 1), n, mode, &e), &e);
+    }
+    CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
+    CHECK_OK(api->result(engine, &r, &e), &e);
+    CHECK_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e), &e);
+    o.loss = r.loss_sum;
+    return o;
+}
+
+static inline UpdateConfig update_config(const Case *c, int step) {
+    UpdateConfig u = {};
+    u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
+    u.grad_clip = 1.0;
+    u.step = step;
+    u.batch = rows_of(c);
+    return u;
+}
+
+static inline void train(const Api *api, Engine *engine, const World *w, double *losses) {
+    Error e = {};
+    size_t step_tokens = (size_t)rows_of(w->c) * (size_t)(w->c->seq_len + 1);
+    for (int step = 1; step <= steps; step++) {
+        UpdateConfig update = update_config(w->c, step);
+        Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, rows_of(w->c),
+                            w->c->micro_batch, GNS_LN);
+        losses[step - 1] = o.loss / rows_of(w->c);
+        CHECK_OK(api->update(engine, all_of(&w->model), &update, &e), &e);
+        outcome_free(&o);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// To be called first by main, which ends with this where it is not 0.
+static inline int engine_test_begin(const char *name, int argc, char **argv) {
+    Error e = {};
+    World w;
+    Engine *engine = NULL;
+    EngineConfig config = {};
+    char line[256];
+    small = argc > 2 && strcmp(argv[2], "small") == 0;
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
+    if (!seed) seed = (uint64_t)time(NULL);
+    if (small) case_count = SMALL_CASES, steps = 1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    printf("%s %s, seed %llu\n", name, FP32 ? "fp32" : "bf16", (unsigned long long)seed);
+    if (model_create(&w.model, &cases[1].config, &e)) return 1;
+    config.model = &w.model;
+    config.micro_batch = 1;
+    config.seq_len = cases[1].seq_len;
+    int code = engine_create(&cuda_engine, &engine, &config, &e);
+    if (code) error_print(&e, 0, 1);
+    if (code == ERR_NO_GPU) return ERR_SKIPPED;
+    if (engine) {
+        engine_describe(engine, line, sizeof line);
+        puts(line);
+    }
+    engine_destroy(engine);
+    model_destroy(&w.model);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# The commands of README.md and dev/docs that need a GPU and no network, as they stand there, on a small text:
+# dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs are asked to
+# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh; with SMALL=1 a CPU can try it.
+#
+#     OUT     logs ($OUT/NAME.log); a temporary directory
+#     PYTHON  with numpy, scipy and matplotlib; for reading checkpoints with torch and transformers (python3)
+#
+# Three tracks run side by side on one GPU, since most of their time is start-up.
+set -u
+cd "$(dirname "$0")/../../.." || exit 70
+root=$PWD
+trainer=$(realpath "$1") tokenize=$(realpath "$2") data=$(realpath "$3")
+PYTHON=${PYTHON:-python3}
+small=${SMALL:-}
+work=$(mktemp -d)
+OUT=${OUT:-$work/logs}
+mkdir -p "$OUT"
+trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Verdicts and runs
+
+tell() { # NAME CODE WHY: PASS where the code is 0
+    if [ "$2" = 0 ]; then echo "PASS gpu_pages/$1"; else echo "FAIL gpu_pages/$1: $3"; fi | tee -a "$work/verdicts"
+}
+
+last_words() { grep -hE '^error|Error' "$OUT/$1.log" | tail -n 1 | grep . || tail -n 1 "$OUT/$1.log"; }
+
+page() { # NAME COMMAND...
+    local name=$1 code
+    shift
+    "$@" > "$OUT/$name.log" 2>&1
+    code=$?
+    tell "$name" $code "exit code $code: $(last_words "$name")"
+    return $code
+}
+
+says() { # NAME PATTERN: the log of a page
+    grep -qE "$2" "$OUT/$1.log"
+    tell "$1-says" $? "nothing like '$2' in its log; $(last_words "$1")"
+}
+
+# `some` fails where there are none: a program that was meant to write and did not.
+some() { compgen -G "$1" | sort | tail -n 1 | grep .; }
+steps() { grep -c '"loss"' "$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; }
+
+# Starts a command in the background that trains into a directory; after STEPS steps sends it the signal to stop.
+page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
+    local name=$1 directory=$2 count=$3 signal=$4 job code end=$((SECONDS + 60))
+    shift 4
+    "$@" > "$OUT/$name.log" 2>&1 &
+    job=$!
+    while kill -0 $job 2> /dev/null && [ "$(steps "$directory")" -lt "$count" ] && [ $SECONDS -lt $end ]; do sleep 0.05; done
+    kill -"$signal" $job 2> /dev/null
+    wait $job
+    code=$?
+    [ $code = 75 ] && some "$directory/step_????????" > /dev/null
+    tell "$name" $? "exit code $code, not 75 with a checkpoint: $(last_words "$name")"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Track 1: GPT-2 124M from nothing, stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
+
+gpt2=$work/gpt2-124M
+recipe() { # LAUNCHER OUT OPTIONS...
+    TRAIN="$work/text_train_*.bin" VAL="$work/text_val_*.bin" TOKENIZER=$data/gpt2 PROGRAM=$program OUT=$2 RANKS=1 \
+        exec "scripts/$1" "${@:3}"
+}
+
+track_124M() {
+    local model
+    page_stopped run_gpt2_124M "$gpt2" 3 TERM recipe run_gpt2_124M.sh "$gpt2"
+    page_stopped run_gpt2_124M-again "$gpt2" $(($(steps "$gpt2") + 2)) USR1 recipe run_gpt2_124M.sh "$gpt2"
+    says run_gpt2_124M-again '^resuming from'
+    model=$(some "$gpt2/step_????????") || return
+    page check "$program" --check "$model"
+    page eval-only "$program" --eval-only --model "$model" --val "$work/text_val_*.bin" --tokenizer "$data/gpt2" \
+        --hellaswag "$work/hellaswag.jsonl" && says eval-only '[Pp]erplexity'
+    page sample-only "$program" --sample-only --model "$model" --tokenizer "$data/gpt2" \
+        --prompt 'Once upon a time' --temperature 0.8 --top-k 50 && says sample-only 'Once upon a time'
+    page hf-tuned "$program" --model "$model" --train "$work/text_train_*.bin" --val "$work/text_val_*.bin" \
+        --seq-len 256 --batch-tokens 4096 --steps 100 --lr 5e-5 --sample-every 50 --out "$work/tuned" || return
+    if ! "$PYTHON" -c 'import torch, transformers' 2> /dev/null; then
+        echo "SKIP gpu_pages/transformers: no torch and transformers here" | tee -a "$work/verdicts"
+        return
+    fi
+    page transformers "$PYTHON" - "$(some "$work/tuned/step_????????")" << 'PYTHON'
+import sys
+from transformers import AutoTokenizer, GPT2LMHeadModel
+model = GPT2LMHeadModel.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+print(tokenizer.decode(model.generate(**tokenizer("Once upon a time", return_tensors="pt"), max_new_tokens=50)[0]))
+PYTHON
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Track 2: a ramp and what is made of it (gns.md), the reports (gpt2-124M.md), the study at a hundredth of its length
+
+track_gns() {
+    local run=$work/ramp
+    page gns-ramp "$program" --train "$work/bytes_train_*.bin" --val "$work/bytes_val_*.bin" --vocab-size 256 \
+        --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 1e6 --lr 2e-3 --warmup-tokens 150000 \
+        --batch-tokens 512 --ramp gns --batch-min 8 --batch-max 128 --gns-exact-every 8 --out "$run" || return
+    page ramp-replay "$program" --train "$work/bytes_train_*.bin" --vocab-size 256 --layers 3 --heads 4 \
+        --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 3e5 --val-every 0 --batch-tokens 512 \
+        --ramp "replay:$run/metrics.jsonl" --out "$work/replay"
+    page report "$PYTHON" scripts/report.py "$run" "$work/replay" -o "$work/report.html"
+    page gain "$PYTHON" scripts/critical_batch.py gain "$run"
+    page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
+    page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
+    [ -n "$small" ] || # test_study.sh has one for processors
+        page ramp_study env LRS=1e-3 BATCHES="32 128" TOKENS=1000000 TRAINER="$program" OUT="$work/study" \
+            TRAIN="$work/bytes_train_*.bin" VAL="$work/bytes_val_*.bin" dev/bench/ramp_study.sh
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Track 3: llm.c's flags (coming-from.md), the plan and the run on a GPU (README.md), the ramp's recipe, and --tune
+
+tuned() { # OUT OPTIONS...
+    "$program" --train "$work/text_train_*.bin" --model d6 --seq-len 1024 --micro-batch 8 --batch-tokens 8192 \
+        --steps 20 --val-every 0 --checkpoint-every 10 --keep 0 --out "$@"
+}
+weights() { cksum < "$(some "$1/step_????????")/model.safetensors"; }
+
+# A resume keeps the stored choices, with --tune or without, and ends with the bits of the run that chose.
+pages_tune() {
+    local a=$work/tune b name
+    page tune tuned "$a" --tune || return
+    grep -qE '"tuning": ".{20,}"' "$a/run.json" || [ -n "$small" ]
+    tell tune-stored $? "no choices in run.json"
+    for name in tune-again tune-not-again; do
+        b=$work/$name
+        cp -r "$a" "$b" && rm -r "$(some "$b/step_????????")"
+        if [ $name = tune-again ]; then page $name tuned "$b" --tune; else page $name tuned "$b"; fi || return
+        says $name '^resuming from'
+        [ "$(weights "$a")" = "$(weights "$b")" ]
+        tell $name-same-bits $? "other weights"
+    done
+}
+
+track_flags() {
+    page version "$program" --version
+    page dry-run "$program" --dry-run --model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9 \
+        --price 3 && says dry-run '^run .*cost'
+    page llm.c-flags "$program" -i "$work/text_train_*.bin" -j "$work/text_val_*.bin" -o "$work/log124M" -e d12 \
+        -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -v 250 -h 1 -y 1 -x 3 \
+        --tokenizer "$data/gpt2" --hellaswag "$work/hellaswag.jsonl"
+    page_stopped readme-gpu "$work/readme" 1 INT "$program" --train "$work/text_train_*.bin" \
+        --val "$work/text_val_*.bin" --model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9 --lr 6e-4 \
+        --warmup-tokens 367e6 --out "$work/readme"
+    page_stopped run_gpt2_124M_gns "$work/gns" 20 USR1 recipe run_gpt2_124M_gns.sh "$work/gns" --tokenizer "$data/gpt2" \
+        --hellaswag "$work/hellaswag.jsonl" --hellaswag-every 250 --sample-every 1000 --prompt Once
+    pages_tune
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+# For SMALL a program that takes a size of GPT-2 for one small layer, long rows and large batches for small ones, and does
+# not tune.
+small_trainer() {
+    cat << END
+#!/usr/bin/env bash
+words=() length=(--seq-len 64) before=
+for word; do
+    case \$word in
+    --seq-len | -t | --sample-only | --eval-only | --check) length=() ;;
+    --tune) continue ;;
+    gpt2-124M | d12 | d6) word=d1 ;;
+    524288) word=512 ;; 8192 | 4096) word=128 ;; 64 | 8) word=4 ;; 2048) word=8 ;; 1024) word=64 ;; 1e6 | 3e5) word=50000 ;;
+    256) [ "\$before" != --seq-len ] || word=64 ;;
+    esac
+    before=\$word
+    words+=("\$word")
+done
+exec "$trainer" --threads 1 "\${length[@]}" "\${words[@]}"
+END
+}
+
+if [ -n "$small" ]; then
+    program=$work/train_gpt2
+    small_trainer > "$program"
+    chmod +x "$program"
+else
+    program=$work/train_gpt2cu
+    ln -s "$trainer" "$program"
+fi
+
+for kind in text bytes; do
+    vocabulary=$data/gpt2
+    [ $kind = text ] || vocabulary=bytes
+    page "tokenize-$kind" "$tokenize" --tokenizer "$vocabulary" --out "$work/$kind" --val-fraction 0.1 "$data/tinyshakespeare.txt"
+done
+for question in 1 2 3; do
+    echo '{"ctx": "'$question' people sit at a table. They", "endings": ["eat.", "table of.", "is blue.", "quickly the."], "label": 0}'
+done > "$work/hellaswag.jsonl"
+
+cd "$root" || exit 70
+tracks=()
+for track in 124M gns flags; do
+    "track_$track" &
+    tracks+=($!)
+done
+wait "${tracks[@]}"
+! grep -q '^FAIL' "$work/verdicts"

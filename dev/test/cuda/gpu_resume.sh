@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# A run that is killed, and one that is asked to stop, resume to the same bits as an undisturbed run; and
+# transformers reads what it saved: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by dev/test/gpu_check.sh (the CPU
+# trainer has closer tests, dev/test/run/test_resume.c and test_crash.c, and passes this one too).
+set -u
+. "$(dirname "$0")/../../../scripts/common.sh"
+trainer=$1 tokenize=$2 text=$3
+work=$(mktemp -d)
+trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
+failed=0
+
+verdict() { # NAME CONDITION'S EXIT CODE WHY
+    if [ "$2" = 0 ]; then echo "PASS gpu_resume/$1"; else echo "FAIL gpu_resume/$1: $3" && failed=1; fi
+}
+
+"$tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.05 "$text" > "$work/tokenize.log" 2>&1 || cat "$work/tokenize.log"
+
+train() { # RUN
+    exec "$trainer" --train "$work/text_train_*.bin" --val "$work/text_val_*.bin" --out "$work/$1" --vocab-size 256 \
+        --layers 3 --heads 3 --channels 192 --seq-len 128 --micro-batch 8 --lr 1e-3 --train-tokens 300000 \
+        --ramp linear --batch-min 8 --batch-max 40 --batch-tokens 2048 --gns exact --gns-exact-every 3 \
+        --checkpoint-every 7 --keep 2 --val-every 40 >> "$work/$1.log" 2>&1
+}
+
+steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # before there is a file, too
+
+# Starts a run, sends it the signal after STEPS logged steps, and prints its exit code.
+stop_after() { # RUN STEPS SIGNAL
+    (train "$1") &
+    local pid=$!
+    while kill -0 $pid 2> /dev/null && [ "$(steps "$1")" -lt "$2" ]; do sleep 0.02; done
+    kill -"$3" $pid
+    wait $pid 2> /dev/null
+    echo $?
+}
+
+without_clock() { sed -E 's/"(tok_per_s|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
+
+(train whole)
+verdict whole $? "$(tail -n 1 "$work/whole.log")"
+code=$(stop_after parts 20 KILL)
+verdict killed $((code != 137)) "exit code $code"
+code=$(stop_after parts 60 TERM)
+verdict stopped $((code != 75)) "exit code $code: $(tail -n 1 "$work/parts.log")"
+(train parts)
+verdict finished $? "$(tail -n 1 "$work/parts.log")"
+[ "$(grep -c '^resuming' "$work/parts.log")" = 2 ]
+verdict resumed_twice $? "$(grep -c '^resuming' "$work/parts.log") times"
+
+last=$(basename "$(newest_checkpoint "$work/whole")")
+for file in "$work/whole/$last"/*.safetensors; do
+    cmp -s "$file" "$work/parts/$last/$(basename "$file")"
+    verdict "same_bits/$(basename "$file")" $? "$last differs"
+done
+diff <(without_clock whole) <(without_clock parts) > "$work/diff"
+verdict same_metrics $? "$(head -n 3 "$work/diff")"
+"$trainer" --check "$work/parts/$last" > "$work/check.log" 2>&1
+verdict check $? "$(tail -n 1 "$work/check.log")"
+
+# The validation loss once more, by transformers in fp32, on the first windows of the set.
+if python3 -c 'import torch, transformers' 2> /dev/null; then
+    "$trainer" --train "$work/text_train_*.bin" --val "$work/text_val_*.bin" --out "$work/once" --model "$work/parts/$last" \
+        --seq-len 128 --micro-batch 8 --steps 1 --lr 0 --val-every 1 --val-tokens 1e9 --checkpoint-every 0 > "$work/once.log" 2>&1
+    python3 - "$work/parts/$last" "$work" > "$work/hf.log" 2>&1 << 'PYTHON'
+import glob, json, sys
+import numpy as np, torch
+from transformers import GPT2LMHeadModel
+directory, work = sys.argv[1:]
+T = 128
+model = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).eval()
+tokens = np.fromfile(glob.glob(f"{work}/text_val_*.bin")[0], np.uint16)[512:].astype(np.int64)
+rows = torch.from_numpy(np.stack([tokens[w * T : w * T + T + 1] for w in range((len(tokens) - 1) // T)]))
+with torch.no_grad():
+    logits = torch.cat([model(r[:, :-1]).logits for r in rows.split(64)])
+theirs = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), rows[:, 1:].flatten()).item()
+ours = [json.loads(line)["val_loss"] for line in open(f"{work}/once/metrics.jsonl") if "val_loss" in line][-1]
+print(f"validation loss {ours:.5f} here, {theirs:.5f} in transformers")
+sys.exit(not abs(ours - theirs) < 5e-3)  # bf16 weights and activations here, fp32 there
+PYTHON
+    verdict transformers $? "$(tail -n 1 "$work/hf.log")"
+    tail -n 1 "$work/hf.log"
+else
+    echo "SKIP gpu_resume/transformers: no torch and transformers here"
+fi
+exit $failed

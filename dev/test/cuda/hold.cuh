@@ -1,0 +1,54 @@
+// hold: keeps some of a GPU's multiprocessors to itself for a while, as NCCL does beside the engine.
+#ifndef GNS_TEST_HOLD_CUH
+#define GNS_TEST_HOLD_CUH
+
+#include "cuda/cuda_common.cuh"
+
+typedef struct {
+    cudaStream_t stream;
+    int *begun; // blocks, in pinned memory
+    int shared_bytes;
+} Hold;
+
+__device__ static long long hold_nanoseconds() {
+    long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+// Ends by the clock: polling the host's memory to be let go would slow the whole GPU down, by half.
+__global__ static void hold_kernel(int *begun, long long duration) {
+    long long start = hold_nanoseconds();
+    atomicAdd_system(begun, 1);
+    while (hold_nanoseconds() - start < duration) continue;
+}
+
+static inline int hold_create(Hold *h, Error *e) {
+    int device;
+    CUDA_TRY(cudaGetDevice(&device), e);
+    CUDA_TRY(cudaDeviceGetAttribute(&h->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), e);
+    CUDA_TRY(cudaFuncSetAttribute(hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, h->shared_bytes), e);
+    CUDA_TRY(cudaStreamCreateWithFlags(&h->stream, cudaStreamNonBlocking), e);
+    return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
+}
+
+// Returns once `blocks` multiprocessors are held: all of their shared memory is taken, for so long from then on.
+static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
+    *h->begun = 0;
+    hold_kernel<<<blocks, 1, h->shared_bytes, h->stream>>>(h->begun, (long long)(ms * 1e6));
+    TRY(CUDA_LAUNCHED(e));
+    while (*(volatile int *)h->begun < blocks) continue;
+    return 0;
+}
+
+static inline int hold_end(Hold *h, Error *e) {
+    return CUDA_CALL(cudaStreamSynchronize(h->stream), e);
+}
+
+static inline void hold_destroy(Hold *h) {
+    if (h->begun) cudaFreeHost(h->begun);
+    if (h->stream) cudaStreamDestroy(h->stream);
+    *h = {};
+}
+
+#endif

@@ -1,0 +1,252 @@
+// kernel_test: what the tests of single CUDA kernels share. Fresh random inputs each run (the seed is printed), outputs
+// poisoned with NaN, guard zones around every buffer, every call made twice for equal bits, and comparison with plain
+// float64 references on the same (rounded) inputs.
+//
+// Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` to leave out
+// the large shapes, for tools that slow everything down.
+#ifndef GNS_KERNEL_TEST_CUH
+#define GNS_KERNEL_TEST_CUH
+
+#include "../test.h"
+
+#include "cuda/reduce.cuh"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Random numbers
+
+static uint64_t random_state = 1;
+
+static uint64_t random_u64(void) { // splitmix64
+    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static double random_uniform(void) { return (double)(random_u64() >> 11) / 9007199254740992.0; }
+static int random_int(int low, int high) { return low + (int)(random_uniform() * (high - low + 1)); }
+static double random_normal(void) {
+    return sqrt(-2.0 * log(1.0 - random_uniform())) * cos(6.283185307179586 * random_uniform());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Buffers on the device
+
+#define CUDA_OK(call)                                                                                                  \
+    do {                                                                                                               \
+        cudaError_t ok_ = (call);                                                                                      \
+        CHECK(ok_ == cudaSuccess, "%s", cudaGetErrorString(ok_));                                                      \
+    } while (0)
+
+enum { GUARD_BYTES = 1024 };
+static const int GUARD_FILL = 0xa5, POISON = 0xff; // all ones is a NaN in bf16, fp32 and fp64
+
+typedef struct {
+    char *base;
+    size_t bytes;
+} Allocation;
+static std::vector<Allocation> allocations; // of the case under way
+
+template <typename X> static X *device_new(size_t n) {
+    Allocation a = {NULL, n * sizeof(X)};
+    CUDA_OK(cudaMalloc(&a.base, a.bytes + 2 * GUARD_BYTES));
+    CUDA_OK(cudaMemset(a.base, GUARD_FILL, a.bytes + 2 * GUARD_BYTES));
+    CUDA_OK(cudaMemset(a.base + GUARD_BYTES, POISON, a.bytes));
+    allocations.push_back(a);
+    return (X *)(a.base + GUARD_BYTES);
+}
+
+template <typename X> static void device_set(X *p, const std::vector<X> &v) {
+    CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(X), cudaMemcpyHostToDevice));
+}
+
+template <typename X> static X *device_from(const std::vector<X> &v) {
+    X *p = device_new<X>(v.size());
+    device_set(p, v);
+    return p;
+}
+
+template <typename X> static std::vector<X> host_from(const X *p, size_t n) {
+    std::vector<X> v(n);
+    CUDA_OK(cudaMemcpy(v.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
+    return v;
+}
+
+// Ends a case: guards intact, memory freed.
+static void case_end(void) {
+    CUDA_OK(cudaDeviceSynchronize());
+    for (const Allocation &a : allocations) {
+        std::vector<char> all(a.bytes + 2 * GUARD_BYTES);
+        CUDA_OK(cudaMemcpy(all.data(), a.base, all.size(), cudaMemcpyDeviceToHost));
+        size_t touched = 0;
+        for (size_t i = 0; i < GUARD_BYTES; i++)
+            touched += all[i] != (char)GUARD_FILL || all[GUARD_BYTES + a.bytes + i] != (char)GUARD_FILL;
+        CHECK(touched == 0, "%zu guard bytes of a buffer of %zu were written", touched, a.bytes);
+        CUDA_OK(cudaFree(a.base));
+    }
+    allocations.clear();
+}
+
+static inline double value(double x) { return x; }
+template <typename X> static inline double value(X x) { return (float)x; }
+
+template <typename X> static std::vector<double> as_doubles(const std::vector<X> &v) {
+    std::vector<double> out;
+    for (X x : v) out.push_back(value(x));
+    return out;
+}
+
+template <typename X> static std::vector<X> random_vector(size_t n, double mean = 0.0, double deviation = 1.0) {
+    std::vector<X> v(n);
+    for (X &x : v) x = (X)(float)(mean + deviation * random_normal());
+    return v;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Comparing
+
+// |got - want| <= tolerance, element by element. NaN fails.
+template <typename X>
+static void check_within(const char *name, const std::vector<X> &got, const std::vector<double> &want,
+                         const std::vector<double> &tolerance) {
+    double worst = 0.0;
+    size_t at = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        double error = fabs(value(got[i]) - want[i]), ratio = error == 0 ? 0 : error / tolerance[i];
+        if (!(ratio <= worst)) worst = isnan(ratio) ? INFINITY : ratio, at = i;
+    }
+    CHECK(got.size() == want.size() && worst <= 1.0, "%s[%zu of %zu] = %.9g, want %.9g (%.3f of the tolerance)", name,
+          at, want.size(), value(got[at]), want[at], worst);
+}
+
+// The same, |got - want| <= relative |want| + absolute rms(want).
+template <typename X>
+static void check_close(const char *name, const std::vector<X> &got, const std::vector<double> &want, double relative,
+                        double absolute) {
+    const double floor = 1e-30;
+    double rms = 0.0;
+    for (double w : want) rms += w * w / want.size();
+    std::vector<double> tolerance;
+    for (double w : want) tolerance.push_back(relative * fabs(w) + absolute * sqrt(rms) + floor);
+    check_within(name, got, want, tolerance);
+}
+
+// bf16 has 8 significant bits, so a number that is rounded to it moves by at most 2^-8 / (1 + 2^-8) of itself. The little
+// that is left up to 2^-8, and the absolute part, are for the fp32 arithmetic before; the fp32 build has that only.
+static const double ROUNDING = sizeof(real) == 2 ? 1.0 / 256 : 0.0;
+static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING : 2e-5,
+                    REAL_ABSOLUTE = sizeof(real) == 2 ? 2e-5 : 1e-5;
+static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
+
+static inline void *workspace_new(size_t bytes) { return device_new<char>(bytes); }
+
+// Runs `reset` and `call` twice and compares what the buffers hold, to the bit.
+typedef struct {
+    const void *p;
+    size_t bytes;
+} Output;
+static void run_twice(const char *name, const std::function<void()> &reset, const std::function<void()> &call,
+                      const std::vector<Output> &outputs) {
+    std::vector<std::vector<char>> first;
+    for (int run = 0; run < 2; run++) {
+        reset();
+        call();
+        CUDA_OK(cudaDeviceSynchronize());
+        for (size_t i = 0; i < outputs.size(); i++) {
+            std::vector<char> bytes(outputs[i].bytes);
+            CUDA_OK(cudaMemcpy(bytes.data(), outputs[i].p, bytes.size(), cudaMemcpyDeviceToHost));
+            if (run == 0) first.push_back(bytes);
+            else CHECK(bytes == first[i], "%s: output %zu differs between two runs", name, i);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shapes
+
+static bool small_shapes_only;
+
+typedef struct {
+    int B, T, C;
+} Shape;
+
+static inline std::vector<Shape> random_shapes(void) {
+    std::vector<Shape> s = {{1, 1, 1},    {1, 1, 8},    {2, 3, 7},    {3, 5, 48},   {1, 67, 768}, {5, 33, 64},
+                            {2, 130, 33}, {3, 17, 264}, {2, 9, 1600}, {2, 5, 2056}, {1, 4, 4104}, {70, 6, 40}};
+    for (int i = 0; i < 6; i++)
+        s.push_back({random_int(1, 6), random_int(1, 80), i % 2 ? 8 * random_int(1, 160) : random_int(1, 700)});
+    if (small_shapes_only) return s;
+    s.push_back({4, 1024, 32}); // many blocks in an example
+    s.push_back({1, 2600, 16});
+    return s;
+}
+
+// Zipf-like, so that there are long runs, short ones and absent tokens. (B, T + 1)
+static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
+    std::vector<uint16_t> tokens((size_t)B * (T + 1));
+    for (uint16_t &t : tokens) t = (uint16_t)std::min(V - 1, (int)(pow((double)V + 1, random_uniform()) - 1.0));
+    return tokens;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Column gradients on the device, and what they should hold
+
+typedef struct {
+    ColumnGradient device;
+    std::vector<float> before; // what is there already: NaN where the sum is the first
+    int B, C;
+} Columns;
+
+static const double SQUARES_BEFORE = 2.5;
+
+static inline Columns columns_new(int B, int C) {
+    bool first = random_uniform() < 0.5;
+    Columns c = {{device_new<float>(C), device_new<double>(1), first}, random_vector<float>(C), B, C};
+    if (first) std::fill(c.before.begin(), c.before.end(), NAN);
+    return c;
+}
+static inline void columns_reset(const Columns &c) {
+    device_set(c.device.sum, c.before);
+    device_set(c.device.squares, std::vector<double>(1, SQUARES_BEFORE));
+}
+static inline void columns_outputs(std::vector<Output> &r, const Columns &c) {
+    r.push_back({c.device.sum, c.C * sizeof(float)});
+    r.push_back({c.device.squares, sizeof(double)});
+}
+// rows (B T, C): what the columns sum over.
+static inline void columns_check(const char *name, const Columns &c, const std::vector<double> &rows, int T) {
+    std::vector<double> sum(c.C, 0.0);
+    if (!c.device.first) sum.assign(c.before.begin(), c.before.end());
+    double squares = 0.0;
+    for (int b = 0; b < c.B; b++) {
+        std::vector<double> g(c.C, 0.0);
+        for (int t = 0; t < T; t++)
+            for (int i = 0; i < c.C; i++) g[i] += rows[((size_t)b * T + t) * c.C + i];
+        for (int i = 0; i < c.C; i++) sum[i] += g[i], squares += g[i] * g[i];
+    }
+    check_close(name, host_from(c.device.sum, c.C), sum, SUM_RELATIVE, 1e-4);
+    CHECK_CLOSE(host_from(c.device.squares, 1)[0] - SQUARES_BEFORE, squares, 1e-4, 1e-6);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// To be called first by main, which ends with this where it is not 0.
+static inline int kernel_test_begin(const char *name, int argc, char **argv) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("SKIP %s: no GPU here\n", name);
+        return ERR_SKIPPED;
+    }
+    random_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
+    if (!random_state) random_state = (uint64_t)(clock_seconds() * 1e6);
+    small_shapes_only = argc > 2 && strcmp(argv[2], "small") == 0;
+    printf("%s %s, seed %llu%s\n", name, sizeof(real) == 2 ? "bf16" : "fp32", (unsigned long long)random_state,
+           small_shapes_only ? ", small shapes" : "");
+    return 0;
+}
+
+#endif

@@ -1,0 +1,171 @@
+// Which GPU a rank takes, and what is said where it cannot have it. The CUDA runtime is played by fakes (the Makefile
+// wraps its functions), and so is the talk between two ranks: this test needs no GPU.
+#include "../test.h"
+
+#include "cuda/device.cuh"
+#include "ranks/transport.h"
+
+enum { RANKS = 2, SENT_BYTES = 256 };
+
+// The machine, and what the runtime answers.
+static struct {
+    int count;           // GPUs
+    const char *bus;     // where the one is that this rank takes
+    bool asked;          // for their number
+    int current;         // the one taken
+    int major;           // their compute capability
+    cudaError_t counted; // what counting them returns,
+    cudaError_t taken;   // taking one,
+    cudaError_t opened;  // and the first call that needs a context
+} gpu;
+
+static struct {
+    char sent[RANKS][SENT_BYTES]; // what the ranks gather: that of earlier calls
+    bool settled;
+} talk;
+
+static cudaError_t properties(cudaDeviceProp *p) {
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "Fake 1");
+    p->major = gpu.major;
+    return cudaSuccess;
+}
+
+extern "C" {
+cudaError_t __wrap_cudaGetDeviceCount(int *count) {
+    gpu.asked = true;
+    *count = gpu.count;
+    return gpu.counted;
+}
+cudaError_t __wrap_cudaSetDevice(int device) {
+    gpu.current = device;
+    return gpu.taken;
+}
+cudaError_t __wrap_cudaGetDevice(int *device) {
+    *device = gpu.current;
+    return cudaSuccess;
+}
+cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int bytes, int) {
+    snprintf(id, (size_t)bytes, "%s", gpu.bus);
+    return cudaSuccess;
+}
+cudaError_t __wrap_cudaGetDeviceProperties(cudaDeviceProp *p, int) { return properties(p); }
+cudaError_t __wrap_cudaGetDeviceProperties_v2(cudaDeviceProp *p, int) { return properties(p); } // its name in CUDA 12
+cudaError_t __wrap_cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return gpu.opened; }
+
+int __wrap_comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *) {
+    CHECK(bytes <= SENT_BYTES && comm->ranks == RANKS, "%zu bytes", bytes);
+    memcpy(talk.sent[comm->rank], mine, bytes);
+    for (int r = 0; r < RANKS; r++) memcpy((char *)all + (size_t)r * bytes, talk.sent[r], bytes);
+    return 0;
+}
+int __wrap_comm_agree(Comm *, int code, Error *) {
+    talk.settled = talk.settled || code;
+    return code;
+}
+}
+
+static void gpus_are(int count) {
+    memset(&gpu, 0, sizeof gpu);
+    memset(&talk, 0, sizeof talk);
+    gpu.count = count;
+    gpu.major = 9;
+    gpu.bus = "0000:1B:00.0";
+}
+
+// Rank `rank` of two on one machine chooses; its GPU is at `bus`.
+static int take(int rank, const char *bus, Error *e) {
+    Comm comm = {};
+    comm.rank = comm.local_rank = rank;
+    comm.ranks = comm.local_ranks = RANKS;
+    gpu.bus = bus;
+    return transport_device(&comm, e);
+}
+
+static void test_every_rank_has_its_own(void) {
+    Error e = {};
+    gpus_are(2);
+    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
+    CHECK_OK(take(1, "0000:2A:00.0", &e), &e);
+    CHECK(gpu.current == 1, "rank 1 took GPU %d", gpu.current);
+    gpus_are(1); // a batch system shows each rank one
+    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
+    CHECK_OK(take(1, "0000:2A:00.0", &e), &e);
+}
+
+static void test_two_ranks_on_one(void) {
+    Error e = {};
+    gpus_are(1);
+    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
+    CHECK_ERROR(take(1, "0000:1B:00.0", &e), &e, ERR_NO_GPU, "ranks 1 and 0 have the same GPU (0000:1B:00.0 of ");
+    CHECK(talk.settled, "the other rank does not know");
+}
+
+static void test_more_ranks_than_gpus(void) {
+    Error e = {};
+    gpus_are(3);
+    Comm comm = {};
+    comm.rank = 3, comm.ranks = 4, comm.local_rank = 3, comm.local_ranks = 4;
+    CHECK_ERROR(transport_device(&comm, &e), &e, ERR_NO_GPU, "4 ranks on this machine, and 3 GPUs");
+    CHECK(talk.settled, "the other ranks do not know");
+}
+
+static void test_no_gpu(void) {
+    Error e = {};
+    Device device;
+    gpus_are(0);
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "no NVIDIA GPU");
+    CHECK_ERROR(take(0, "", &e), &e, ERR_NO_GPU, "no NVIDIA GPU");
+    CHECK(talk.settled, "the other rank does not know");
+    gpu.counted = cudaErrorInsufficientDriver;
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "driver");
+    CHECK_ERROR(take(0, "", &e), &e, ERR_NO_GPU, "driver");
+}
+
+// What is there but not for us; room is what a context takes.
+static void test_busy(void) {
+    const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
+                                cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};
+    Error e = {};
+    Device device;
+    for (cudaError_t status : busy) {
+        gpus_are(2);
+        gpu.opened = gpu.taken = status;
+        CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "GPU 0 (Fake 1) cannot be used: ");
+        CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_NO_GPU, "GPU 1 (Fake 1) cannot be used: ");
+        CHECK(strstr(e.what, cudaGetErrorString(status)) && strstr(e.hint, "CUDA_VISIBLE_DEVICES"), "%s", e.what);
+        CHECK(talk.settled, "the other rank does not know");
+    }
+    gpus_are(2);
+    gpu.opened = gpu.taken = cudaErrorMemoryAllocation;
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_MEMORY, "out of GPU memory: GPU 0 (Fake 1)");
+    CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_MEMORY, "out of GPU memory: GPU 1 (Fake 1)");
+    CHECK(strstr(e.hint, "nvidia-smi"), "%s", e.hint);
+}
+
+static void test_wrong_kind(void) {
+    Error e = {};
+    Device device;
+    gpus_are(1);
+    CHECK_OK(device_open(&device, &e), &e);
+    CHECK(strcmp(device.properties.name, "Fake 1") == 0 && device.ordinal == 0, "%s",
+          device.properties.name);
+    gpu.opened = cudaErrorNoKernelImageForDevice;
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "without code for the Fake 1");
+    gpu.major = 7;
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "too old");
+}
+
+int main(void) {
+    Error e;
+    gpus_are(0);
+    take(0, "", &e);
+    if (!gpu.asked) return printf("SKIP test_device_cuda: built without NCCL, for one process\n"), ERR_SKIPPED;
+    RUN(test_every_rank_has_its_own);
+    RUN(test_two_ranks_on_one);
+    RUN(test_more_ranks_than_gpus);
+    RUN(test_no_gpu);
+    RUN(test_busy);
+    RUN(test_wrong_kind);
+    return test_summary();
+}

@@ -1,0 +1,189 @@
+// Embedding: forward, sort, backward, per-example norms (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+#include "cuda/embedding.cuh"
+#include "model/model.h"
+
+#include <cub/device/device_radix_sort.cuh>
+
+typedef struct {
+    int B, T, C, V;
+    std::vector<uint16_t> tokens; // (B, T + 1)
+    std::vector<real> dx;         // (B, T, C)
+    uint16_t *d_tokens;           // the same on the device
+    real *d_dx;
+    EmbeddingOrder order, by_example;
+
+    int rows() const { return B * T; }
+    size_t count() const { return (size_t)rows() * C; } // of x
+    uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
+} Case;
+
+static void check_forward(const Case &k) {
+    Error e = {};
+    const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
+    real *out = device_new<real>(k.count());
+    CHECK_OK(embedding_forward(out, k.d_tokens, device_from(wte), device_from(wpe), k.B, k.T, k.C, 0, &e), &e);
+    std::vector<double> want(k.count());
+    for (size_t i = 0; i < want.size(); i++) {
+        const size_t row = i / k.C, c = i % k.C;
+        const double sum = value(wte[k.token(row) * (size_t)k.C + c]) + value(wpe[row % k.T * k.C + c]);
+        want[i] = value((real)(float)sum);
+    }
+    check_close("embedding", host_from(out, want.size()), want, 0.0, 0.0);
+}
+
+// Leaves both orders in k.
+static void check_sort(Case *k) {
+    Error e = {};
+    const int N = k->rows();
+    const size_t bytes = embedding_sort_workspace_bytes(k->B, k->T);
+    CHECK_OK(embedding_sort(&k->order, k->d_tokens, false, k->B, k->T, workspace_new(bytes), 0, &e), &e);
+    CHECK_OK(embedding_sort(&k->by_example, k->d_tokens, true, k->B, k->T, workspace_new(bytes), 0, &e), &e);
+    std::vector<uint32_t> rows(N), keys;
+    std::iota(rows.begin(), rows.end(), 0);
+    std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return k->token(a) < k->token(b); });
+    for (uint32_t row : rows) keys.push_back(k->token(row));
+    CHECK(rows == host_from(k->order.row, N), "the sort by token is wrong");
+    CHECK(keys == host_from(k->order.key, N), "the sorted keys are wrong");
+    std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return a / k->T < b / k->T; });
+    CHECK(rows == host_from(k->by_example.row, N), "the sort by example and token is wrong");
+}
+
+static void check_backward(const Case &k) {
+    Error e = {};
+    const size_t C = k.C;
+    const std::vector<float> dwte = random_vector<float>(k.V * C), dwpe = random_vector<float>(k.T * C);
+    float *d_dwte = device_new<float>(dwte.size()), *d_dwpe = device_new<float>(dwpe.size());
+    void *workspace = workspace_new(embedding_backward_workspace_bytes(k.B, k.T, k.C));
+    run_twice(
+        "embedding backward", [&] { device_set(d_dwte, dwte), device_set(d_dwpe, dwpe); },
+        [&] { CHECK_OK(embedding_backward(d_dwte, d_dwpe, k.d_dx, k.order, k.B, k.T, k.C, workspace, 0, &e), &e); },
+        {{d_dwte, dwte.size() * sizeof(float)}, {d_dwpe, dwpe.size() * sizeof(float)}});
+    std::vector<double> want_wte(dwte.begin(), dwte.end()), want_wpe(dwpe.begin(), dwpe.end());
+    for (size_t i = 0; i < k.count(); i++) {
+        want_wte[k.token(i / C) * C + i % C] += value(k.dx[i]);
+        want_wpe[i / C % k.T * C + i % C] += value(k.dx[i]);
+    }
+    check_close("dwte", host_from(d_dwte, dwte.size()), want_wte, SUM_RELATIVE, SUM_ABSOLUTE);
+    check_close("dwpe", host_from(d_dwpe, dwpe.size()), want_wpe, SUM_RELATIVE, SUM_ABSOLUTE);
+}
+
+// |E_b|^2, <E_b, U_b> and |dwpe_b|^2 of one example; U_b (V, C). Returns sum |E U|, on which rounding of <E, U> depends.
+static double squares_reference(double squares[3], const Case &k, int b, const float *U) {
+    std::vector<double> E((size_t)k.V * k.C, 0.0);
+    double magnitude = 0.0;
+    for (int i = 0; i < 3; i++) squares[i] = 0.0;
+    for (int t = 0; t < k.T; t++)
+        for (int c = 0; c < k.C; c++) {
+            const double d = value(k.dx[((size_t)b * k.T + t) * k.C + c]);
+            E[(size_t)k.token(b * k.T + t) * k.C + c] += d;
+            squares[2] += d * d;
+        }
+    for (size_t i = 0; i < E.size(); i++) {
+        squares[0] += E[i] * E[i];
+        squares[1] += E[i] * U[i];
+        magnitude += fabs(E[i] * U[i]);
+    }
+    return magnitude;
+}
+
+// The head's rows are gathered two examples at a time.
+static float *gathered(const Case &k, const float *U) {
+    Error e = {};
+    const size_t VC = (size_t)k.V * k.C, TC = (size_t)k.T * k.C;
+    float *UG = device_new<float>(k.count());
+    for (int b = 0; b < k.B; b += 2)
+        CHECK_OK(embedding_gather(UG + b * TC, U + b * VC, k.d_tokens + (size_t)b * (k.T + 1), std::min(2, k.B - b),
+                                  k.T, k.V, k.C, 0, &e),
+                 &e);
+    return UG;
+}
+
+static void check_example_squares(const Case &k) {
+    Error e = {};
+    const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
+    float *UG = gathered(k, device_from(U));
+    double *sums = device_new<double>(3), magnitude = 0.0;
+    void *workspace = workspace_new(embedding_example_squares_workspace_bytes(k.B, k.C));
+    run_twice(
+        "embedding squares", [&] { device_set(sums, std::vector<double>(3, SQUARES_BEFORE)); },
+        [&] {
+            CHECK_OK(embedding_example_squares(sums, sums + 1, sums + 2, k.d_dx, UG, k.by_example, k.B, k.T, k.C,
+                                               workspace, 0, &e),
+                     &e);
+        },
+        {{sums, 3 * sizeof(double)}});
+    std::vector<double> want(3, 0.0);
+    for (int b = 0; b < k.B; b++) {
+        double squares[3];
+        magnitude += squares_reference(squares, k, b, U.data() + (size_t)b * k.V * k.C);
+        for (int i = 0; i < 3; i++) want[i] += squares[i];
+    }
+    const std::vector<double> got = host_from(sums, 3);
+    for (int i = 0; i < 3; i++) CHECK_CLOSE(got[i] - SQUARES_BEFORE, want[i], 1e-5, i == 1 ? magnitude : 0.0);
+}
+
+static void embedding_case(Shape s, int V) {
+    Case k = {s.B, s.T, s.C, V, random_tokens(s.B, s.T, V), {}, NULL, NULL, {}, {}};
+    k.dx = random_vector<real>(k.count());
+    k.d_tokens = device_from(k.tokens);
+    k.d_dx = device_from(k.dx);
+    check_forward(k);
+    check_sort(&k);
+    check_backward(k);
+    check_example_squares(k);
+    case_end();
+}
+
+static void test_embedding(void) {
+    for (Shape s : random_shapes()) embedding_case(s, random_int(1, 90));
+    embedding_case({3, 500, 24}, 5000);
+    embedding_case({2, 700, 9}, 1); // one run through everything
+    embedding_case({2, 40, 3}, 65536);
+    if (!small_shapes_only) embedding_case({MICRO_BATCH_MAX, 1, 3}, 5);
+}
+
+// An element's number need not fit into an int: the first row, the one with element 2^31, and the last.
+static void test_many_elements(void) {
+    Error e = {};
+    const int B = 257, T = 128, C = 65535, V = 2, N = B * T;
+    if (small_shapes_only) return;
+    const std::vector<uint16_t> tokens = random_tokens(B, T, V);
+    const std::vector<real> wte = random_vector<real>((size_t)V * C), wpe = random_vector<real>((size_t)T * C);
+    real *out = device_new<real>((size_t)N * C);
+    CHECK_OK(embedding_forward(out, device_from(tokens), device_from(wte), device_from(wpe), B, T, C, 0, &e), &e);
+    for (int row : {0, (int)(((size_t)1 << 31) / C), N - 1}) {
+        const size_t token = tokens[(size_t)(row / T) * (T + 1) + row % T];
+        std::vector<double> want;
+        for (int c = 0; c < C; c++)
+            want.push_back(value((real)(float)(value(wte[token * C + c]) + value(wpe[(size_t)(row % T) * C + c]))));
+        check_close("embedding", host_from(out + (size_t)row * C, C), want, 0.0, 0.0);
+    }
+    case_end();
+}
+
+// What plans count for the sort, on any machine, is what cub takes on this one, or little more.
+static void test_sort_bytes(void) {
+    for (int N : {1, 100, 4864, 4865, 8064, 8065, 8833, 100000, 1 << 20, 1 << 25, random_int(1, 1 << 25)}) {
+        const size_t planned = embedding_sort_workspace_bytes(1, N), ours = 4 * round_up(N * sizeof(uint32_t), 256);
+        for (int bits : {16, 17, 24, 32}) {
+            const uint32_t *in = NULL;
+            uint32_t *out = NULL;
+            size_t taken = 0;
+            CUDA_OK(cub::DeviceRadixSort::SortPairs(NULL, taken, in, out, in, out, N, 0, bits));
+            CHECK(taken > 0 && planned >= ours + taken, "%d keys of %d bits take %zu bytes, %zu are planned", N, bits,
+                  ours + taken, planned);
+        }
+        CHECK(planned <= 1.1 * 6 * sizeof(uint32_t) * N + (16 << 10), "%d keys: %zu bytes planned", N, planned);
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_embedding_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_embedding);
+    RUN(test_many_elements);
+    RUN(test_sort_bytes);
+    return test_summary();
+}

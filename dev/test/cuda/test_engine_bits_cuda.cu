@@ -1,0 +1,473 @@
+// What the CUDA engine promises about itself: the same bits whatever is recomputed, kept, left in its memory, tuned or
+// run twice; ranges that make up the whole; nothing moved by what is not a number. dev/test/cuda/engine_test.cuh says how it
+// is called.
+#include "engine_test.cuh"
+
+#include "cuda/engine.cuh"
+#include "cuda/optimizer.cuh"
+#include "base/hash.h"
+
+#include <atomic>
+#include <vector>
+
+// Two trained engines must have the same bits everywhere.
+static void check_same_bits(const World *w, Engine *a, Engine *b, const char *what) {
+    Error e = {};
+    size_t bytes = w->model.flat_count * sizeof(float);
+    float *x = take<float>(w->model.flat_count), *y = take<float>(w->model.flat_count);
+    for (int kind = STATE_PARAM; kind <= STATE_MOMENT2; kind++) {
+        CHECK_OK(gpu.store(a, (StateKind)kind, all_of(&w->model), x, &e), &e);
+        CHECK_OK(gpu.store(b, (StateKind)kind, all_of(&w->model), y, &e), &e);
+        CHECK(memcmp(x, y, bytes) == 0, "%s: %s, array %d differs", w->c->name, what, kind);
+    }
+    free(x);
+    free(y);
+}
+
+static void compare_with(const World *w, Recompute recompute, const char *what) {
+    double losses[2][STEPS];
+    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, w, w->c->micro_batch, recompute);
+    if (a && b) {
+        train(&gpu, a, w, losses[0]);
+        train(&gpu, b, w, losses[1]);
+        CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", w->c->name, what);
+        check_same_bits(w, a, b, what);
+    }
+    gpu.destroy(a);
+    gpu.destroy(b);
+}
+
+static void test_same_bits(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        world_open(&w, &cases[i], steps);
+        if (!small) compare_with(&w, RECOMPUTE_NONE, "two runs");
+        compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
+        compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
+        world_close(&w);
+    }
+}
+
+// Memory that is read before it is written would show here: an engine whose whole memory was filled with a byte when it
+// was created, except for the tables that are written then and the state that is loaded.
+static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
+    Error e = {};
+    const size_t n = w->model.flat_count;
+    std::vector<uint8_t> decay(n / DECAY_GRANULE);
+    std::vector<ReduceSegment> segment(w->model.tensor_count);
+    std::vector<float> zero(n);
+    MemoryPlan plan;
+    Engine *engine = engine_of(&gpu, w, w->c->micro_batch, recompute);
+    if (!engine) return NULL;
+    cuda_engine.plan_memory(&engine->config, &plan);
+    cudaMemcpy(decay.data(), engine->decay, decay.size(), cudaMemcpyDeviceToHost);
+    cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(ReduceSegment), cudaMemcpyDeviceToHost);
+    cudaMemset(engine->memory, byte, plan.total);
+    cudaMemcpy(engine->decay, decay.data(), decay.size(), cudaMemcpyHostToDevice);
+    cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(ReduceSegment), cudaMemcpyHostToDevice);
+    cudaError_t status = cudaDeviceSynchronize();
+    CHECK(status == cudaSuccess, "%s", cudaGetErrorString(status));
+    CHECK_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    CHECK_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e), &e);
+    CHECK_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e), &e);
+    for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
+        Range gap = {t->offset + t->count,
+                     t < last ? t[1].offset : n}; // its gradient is 0 from the beginning, for good
+        CHECK_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e), &e);
+    }
+    return engine;
+}
+
+static void check_same_outcome(const World *w, const Outcome *a, const Outcome *b, const char *what) {
+    size_t tensors = (size_t)w->model.tensor_count;
+    CHECK(isfinite(a->loss) && a->loss == b->loss, "%s, %s: loss %.9g and %.9g", w->c->name, what, a->loss, b->loss);
+    for (size_t i = 0; i < w->model.flat_count; i++)
+        CHECK(isfinite(a->grad[i]) && a->grad[i] == b->grad[i], "%s, %s: gradient %zu: %g and %g", w->c->name, what, i,
+              a->grad[i], b->grad[i]);
+    for (size_t k = 0; k < tensors; k++)
+        CHECK(isfinite(a->grad_sq[k]), "%s, %s: |g|^2 of tensor %zu", w->c->name, what, k);
+    CHECK(memcmp(a->grad_sq, b->grad_sq, tensors * sizeof(double)) == 0, "%s, %s: |g|^2 differ", w->c->name, what);
+    CHECK(memcmp(a->example_sq, b->example_sq, tensors * sizeof(double)) == 0, "%s, %s: |g_b|^2 differ", w->c->name,
+          what);
+}
+
+static void check_same_inference(const World *w, Engine *a, Engine *b, const char *what) {
+    Error e = {};
+    size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch * T;
+    size_t most = size_max(V, n);
+    float *x = take<float>(most), *y = take<float>(most);
+    CHECK_OK(gpu.eval(a, w->tokens, w->c->micro_batch, (int)T, x, &e), &e);
+    CHECK_OK(gpu.eval(b, w->tokens, w->c->micro_batch, (int)T, y, &e), &e);
+    for (size_t i = 0; i < n; i++)
+        CHECK(isfinite(x[i]) && x[i] == y[i], "%s, %s: loss of token %zu: %g and %g", w->c->name, what, i, x[i], y[i]);
+    CHECK_OK(gpu.logits(a, w->tokens, (int)(T + 1) / 2, x, &e), &e);
+    CHECK_OK(gpu.logits(b, w->tokens, (int)(T + 1) / 2, y, &e), &e);
+    for (size_t v = 0; v < V; v++)
+        CHECK(isfinite(x[v]) && x[v] == y[v], "%s, %s: logit %zu: %g and %g", w->c->name, what, v, x[v], y[v]);
+    free(x);
+    free(y);
+}
+
+// An engine without gradients and moments, where one block's memory serves all, reads the same weights to the same ends.
+static void test_inference(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        Error e = {};
+        MemoryPlan training, plan;
+        world_open(&w, &cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE), *b = NULL;
+        EngineConfig config = {};
+        config.model = &w.model;
+        config.micro_batch = w.c->micro_batch;
+        config.seq_len = w.c->seq_len;
+        config.inference = true;
+        CHECK_OK(engine_create(&gpu, &b, &config, &e), &e);
+        if (a && b) {
+            CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+            check_same_inference(&w, a, b, "inference");
+            cuda_engine.plan_memory(&a->config, &training);
+            cuda_engine.plan_memory(&config, &plan);
+            CHECK(plan.total < training.total, "%s: takes %zu bytes, training %zu", w.c->name, plan.total,
+                  training.total);
+        }
+        gpu.destroy(a);
+        gpu.destroy(b);
+        world_close(&w);
+    }
+}
+
+// The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every way through a step. For
+// what compute-sanitizer's initcheck cannot say: it does not see the bulk stores of cuBLASLt's kernels.
+static void compare_filled(const World *w, Recompute recompute, const char *what) {
+    Error e = {};
+    Engine *a = engine_filled(w, 0xff, recompute), *b = engine_filled(w, 0, recompute);
+    if (a && b) {
+        check_same_inference(w, a, b, what);
+        for (GnsMode mode : {GNS_EXACT, GNS_LN, GNS_OFF}) {
+            UpdateConfig update = update_config(w->c, mode == GNS_EXACT ? 1 : mode == GNS_LN ? 2 : 3);
+            Outcome x = measure(&gpu, a, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+            Outcome y = measure(&gpu, b, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+            check_same_outcome(w, &x, &y, what);
+            CHECK_OK(gpu.update(a, all_of(&w->model), &update, &e), &e);
+            CHECK_OK(gpu.update(b, all_of(&w->model), &update, &e), &e);
+            outcome_free(&x);
+            outcome_free(&y);
+        }
+        check_same_bits(w, a, b, what);
+    }
+    gpu.destroy(a);
+    gpu.destroy(b);
+}
+
+static void test_filled_memory(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        world_open(&w, &cases[i], 1);
+        compare_filled(&w, RECOMPUTE_NONE, "memory filled");
+        compare_filled(&w, RECOMPUTE_BLOCK, "memory filled, recompute block");
+        world_close(&w);
+    }
+}
+
+// The batch's gradient in one micro-step and in parts.
+static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
+    const double tolerance = FP32 ? 1e-5 : 1e-2;
+    Outcome whole = measure(&gpu, engine, w, w->tokens, w->c->batch, w->c->batch, mode);
+    Outcome parts = measure(&gpu, engine, w, w->tokens, w->c->batch, micro_batch, mode);
+    CHECK_CLOSE(parts.loss, whole.loss, tolerance, 0);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        double difference = 0;
+        for (size_t i = t->offset; i < t->offset + t->count; i++)
+            difference += pow((double)parts.grad[i] - whole.grad[i], 2);
+        CHECK(sqrt(difference) <= tolerance * sqrt(whole.grad_sq[k]), "%s, %d rows at a time: %s is %g off of %g",
+              w->c->name, micro_batch, t->name, sqrt(difference), sqrt(whole.grad_sq[k]));
+        CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
+        if (mode == GNS_EXACT) CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
+    }
+    outcome_free(&whole);
+    outcome_free(&parts);
+}
+
+// 8 rows at once, one at a time, and in pieces that differ; and so many that the head takes them in chunks.
+static void test_accumulation(void) {
+    static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 9, 9};
+    for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
+        World w;
+        world_open(&w, c, 1);
+        Engine *engine = engine_of(&gpu, &w, c->batch, RECOMPUTE_NONE);
+        if (engine) {
+            CHECK((engine_head_examples(&engine->config) < c->batch) == (c == &in_chunks), "%s: the head's chunks",
+                  c->name);
+            for (GnsMode mode : {GNS_OFF, GNS_EXACT})
+                for (int micro = 1; micro < 8; micro += 2) compare_parts(&w, engine, micro, mode);
+        }
+        gpu.destroy(engine);
+        world_close(&w);
+    }
+}
+
+// What was tuned on one engine and taken over by another gives the same bits there; and what was tuned elsewhere is
+// refused, and leaves an engine as it was. Tuning itself trains nothing.
+static void test_tuning(void) {
+    World w;
+    Error e = {};
+    double losses[3][STEPS];
+    char elsewhere[TUNING_BYTES];
+    world_open(&w, &cases[CASES - 1], steps);
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    CHECK(engine_tuning(a)[0] == 0, "tuned unasked: %s", engine_tuning(a));
+    CHECK_OK(engine_tune(a, &e), &e);
+    printf("  %.400s...\n", engine_tuning(a));
+    CHECK(strlen(engine_tuning(a)) > 100, "'%s'", engine_tuning(a));
+    CHECK_OK(engine_set_tuning(b, engine_tuning(a), &e), &e);
+    CHECK(strcmp(engine_tuning(a), engine_tuning(b)) == 0, "'%s'", engine_tuning(b));
+    train(&gpu, a, &w, losses[0]);
+    train(&gpu, b, &w, losses[1]);
+    CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "losses differ");
+    check_same_bits(&w, a, b, "tuned, and a tuning taken over");
+    snprintf(elsewhere, sizeof elsewhere, "x%s", engine_tuning(a));
+    CHECK_ERROR(engine_set_tuning(b, elsewhere, &e), &e, ERR_INPUT, "tuned for x");
+    CHECK(engine_tuning(b)[0] == 0, "'%s' is left", engine_tuning(b));
+    gpu.destroy(a);
+    a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+    Outcome untuned = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    Outcome refused = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    CHECK(!memcmp(untuned.grad, refused.grad, w.model.flat_count * sizeof(float)),
+          "a refused tuning changed something");
+    outcome_free(&untuned);
+    outcome_free(&refused);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
+// Norms add up over ranges, and an update in pieces is the update.
+static void test_ranges(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    size_t cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
+    Outcome whole = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    Outcome other = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    for (int i = 0; i < 3; i++) CHECK_OK(gpu.update(b, Range{cut[i], cut[i + 1]}, &update, &e), &e);
+    check_same_bits(&w, a, b, "update in pieces");
+    double *sum = take<double>(w.model.tensor_count);
+    for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
+    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL};
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e), &e);
+        CHECK_OK(gpu.result(b, &r, &e), &e);
+        for (int k = 0; k < w.model.tensor_count; k++) { // tensors outside keep what they had
+            const Tensor *t = &w.model.tensors[k];
+            if (t->offset < cut[i + 1] && t->offset + t->count > cut[i]) sum[k] += r.grad_sq[k];
+        }
+    }
+    for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
+    free(sum);
+    outcome_free(&whole);
+    outcome_free(&other);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
+// The hash that replicas compare, against a loop over the weights as they are stored: the working weights, and the fp32
+// masters behind them where they are not the same.
+static uint64_t hash_of(const float *param, size_t all, Range range) {
+    uint64_t sum = 0;
+    for (size_t i = range.begin; i < range.end; i++) {
+        uint32_t bits, rounded;
+        float working = FP32 ? param[i] : round_bf16(param[i]);
+        memcpy(&bits, &param[i], sizeof bits);
+        memcpy(&rounded, &working, sizeof rounded);
+        sum += hash_element(i, FP32 ? rounded : rounded >> 16);
+        if (!FP32) sum += hash_element(all + i, bits);
+    }
+    return sum;
+}
+
+static void test_hash(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    size_t n = w.model.flat_count;
+    Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    float *param = take<float>(n);
+    uint64_t hash, again;
+    CHECK_OK(gpu.store(engine, STATE_PARAM, all_of(&w.model), param, &e), &e);
+    for (size_t cut = 0; cut < n; cut = 3 * cut + 1) {
+        Range range = {cut, n - cut / 2 > cut ? n - cut / 2 : n};
+        CHECK_OK(engine_hash(engine, range, &hash, &e), &e);
+        CHECK(hash == hash_of(param, n, range), "from %zu to %zu", range.begin, range.end);
+    }
+    CHECK_OK(engine_hash(engine, all_of(&w.model), &hash, &e), &e);
+    for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, which bf16 does not see
+        uint32_t bits;
+        memcpy(&bits, &param[i], sizeof bits);
+        bits ^= 1;
+        memcpy(&param[i], &bits, sizeof bits);
+        CHECK_OK(gpu.load(engine, STATE_PARAM, Range{i, i + 1}, &param[i], &e), &e);
+        CHECK_OK(engine_hash(engine, all_of(&w.model), &again, &e), &e);
+        CHECK(again != hash && again == hash_of(param, n, all_of(&w.model)), "element %zu", i);
+        hash = again;
+    }
+    free(param);
+    gpu.destroy(engine);
+    world_close(&w);
+}
+
+// Keeps the engine's stream from going on for a while.
+typedef struct {
+    double seconds;
+    std::atomic<bool> ended;
+} Hold;
+
+static void hold_stream(void *context) {
+    Hold *hold = (Hold *)context;
+    for (double start = clock_seconds(); clock_seconds() - start < hold->seconds;) continue;
+    hold->ended = true;
+}
+
+static void hold_engine(Engine *engine, Hold *hold) {
+    hold->seconds = 1;
+    hold->ended = false;
+    CHECK(cudaLaunchHostFunc((cudaStream_t)engine_stream(engine), hold_stream, hold) == cudaSuccess, "not held");
+}
+
+// got: (flat_count), pinned, as a checkpoint's copy is.
+static void check_stored(Engine *engine, const World *w, StateKind kind, float *got, const float *want) {
+    Error e = {};
+    size_t bytes = w->model.flat_count * sizeof(float);
+    memset(got, 0xff, bytes);
+    CHECK_OK(gpu.store(engine, kind, all_of(&w->model), got, &e), &e);
+    CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
+}
+
+// Weights and moments are copied when the update that made them is over, whatever is queued behind it, so that a
+// snapshot is taken while the next step is under way; gradients are what all that is queued makes of them.
+static void test_store_beside_step(void) {
+    static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
+    World w;
+    Error e = {};
+    world_open(&w, &cases[3], 1);
+    Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    float *want[4], *got; // by StateKind: what b keeps, which nobody holds up
+    Hold hold;
+    CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
+    for (Engine *engine : {b, a}) {
+        Outcome o = measure(&gpu, engine, &w, w.tokens, w.c->batch, w.c->batch, GNS_LN);
+        outcome_free(&o);
+        if (engine == a) hold_engine(a, &hold);
+        CHECK_OK(gpu.update(engine, all_of(&w.model), &update, &e), &e);
+    }
+    CHECK_OK(gpu.begin_step(b, &e), &e);
+    CHECK_OK(gpu.micro_step(b, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    for (StateKind kind : kinds) {
+        want[kind] = take<float>(w.model.flat_count);
+        CHECK_OK(gpu.store(b, kind, all_of(&w.model), want[kind], &e), &e);
+    }
+    check_stored(a, &w, STATE_MOMENT1, got, want[STATE_MOMENT1]);
+    CHECK(hold.ended, "copied before the update");
+    hold_engine(a, &hold);
+    CHECK_OK(gpu.begin_step(a, &e), &e);
+    CHECK_OK(gpu.micro_step(a, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    for (StateKind kind : kinds) {
+        if (kind == STATE_GRAD) CHECK(!hold.ended, "the copies waited for the next step");
+        check_stored(a, &w, kind, got, want[kind]);
+        free(want[kind]);
+    }
+    CHECK(hold.ended, "gradients were copied before the step that makes them");
+    cudaFreeHost(got);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
+// A gradient that is not a number moves nothing.
+static void test_nonfinite(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    const Tensor *gamma = model_tensor(&w.model, LN2_W, 1);
+    w.param[gamma->offset + 5] = NAN;
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    Outcome o = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_LN);
+    double square = 0;
+    for (int k = 0; k < w.model.tensor_count; k++) square += o.grad_sq[k];
+    CHECK(!isfinite(square) && !isfinite(o.loss), "norm %g, loss %g", square, o.loss);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    float *after = take<float>(w.model.flat_count);
+    CHECK_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e), &e);
+    CHECK(memcmp(after, w.param, w.model.flat_count * sizeof(float)) == 0, "parameters moved");
+    CHECK_OK(gpu.store(a, STATE_MOMENT2, all_of(&w.model), after, &e), &e);
+    for (size_t i = 0; i < w.model.flat_count; i++) CHECK(after[i] == 0, "second moment %g", after[i]);
+    free(after);
+    outcome_free(&o);
+    gpu.destroy(a);
+    world_close(&w);
+}
+
+static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
+    MemoryPlan plan;
+    EngineConfig config = {};
+    config.model = model;
+    config.micro_batch = micro_batch;
+    config.seq_len = 1024;
+    config.recompute = recompute;
+    cuda_engine.plan_memory(&config, &plan);
+    size_t sum = 0;
+    for (int i = 0; i < plan.count; i++) sum += plan.item[i].bytes;
+    CHECK(sum == plan.total, "parts %zu, total %zu", sum, plan.total);
+    return plan.total;
+}
+
+static void test_memory(void) {
+    Error e = {};
+    Model model;
+    ModelConfig config = {0, 0, 0, 50257, 1024};
+    CHECK(model_preset(&config, "gpt2-124M"), "preset");
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    size_t none = planned(&model, 64, RECOMPUTE_NONE), gelu = planned(&model, 64, RECOMPUTE_GELU);
+    size_t block = planned(&model, 64, RECOMPUTE_BLOCK);
+    const double gib = 1 << 30;
+    printf("  124M, micro-batch 64 x 1024: %.1f GiB; recompute gelu %.1f, block %.1f\n", (double)none / gib,
+           (double)gelu / gib, (double)block / gib);
+    CHECK(none > gelu && gelu > block, "recomputing must save memory");
+    if (!FP32) CHECK((double)none <= 25 * gib, "%.1f GiB", (double)none / gib);
+    Engine *engine = NULL;
+    EngineConfig huge = {};
+    huge.model = &model;
+    huge.micro_batch = 4096;
+    huge.seq_len = 1024;
+    CHECK_ERROR(engine_create(&cuda_engine, &engine, &huge, &e), &e, ERR_MEMORY, "--micro-batch 4096");
+    CHECK(engine == NULL, "no engine");
+    CHECK(strstr(e.hint, "--micro-batch ") && strstr(e.hint, "would fit"), "hint: %s", e.hint);
+    printf("  %s. %s\n", e.what, e.hint);
+    model_destroy(&model);
+}
+
+int main(int argc, char **argv) {
+    int code = engine_test_begin("test_engine_bits_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_same_bits);
+    RUN(test_inference);
+    if (!small) RUN(test_filled_memory); // the tools see for themselves
+    if (!small) RUN(test_accumulation);
+    if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
+    RUN(test_ranges);
+    RUN(test_hash);
+    if (!small) RUN(test_store_beside_step); // the tools wait for every kernel
+    RUN(test_nonfinite);
+    if (!small) RUN(test_memory); // asks for more than there is
+    return test_summary();
+}

@@ -1,0 +1,155 @@
+// The CUDA engine against the CPU engine, through engine.h, on the same weights and tokens: up to rounding in fp32; in
+// bf16 the CPU computes in fp32 on the same bf16-rounded weights. dev/test/cuda/engine_test.cuh says how it is called.
+#include "engine_test.cuh"
+
+#ifdef GNS_FP32
+static const double LOSS = 1e-5, GRADIENT = 1e-4, NORM = 1e-4, COSINE = 0.999999, TRAINED = 1e-4, LOGIT = 1e-4;
+#else
+static const double LOSS = 5e-3, GRADIENT = 2e-2, NORM = 4e-2, COSINE = 0.999, TRAINED = 2e-2, LOGIT = 3e-2;
+#endif
+
+static double worst_seen[3]; // gradient error, norm error, 1 - cosine: of the test under way
+
+static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        const float *a = got->grad + t->offset, *b = want->grad + t->offset;
+        double diff = 0, aa = 0, bb = 0, ab = 0;
+        for (size_t i = 0; i < t->count; i++) {
+            diff += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+            aa += (double)a[i] * a[i];
+            bb += (double)b[i] * b[i];
+            ab += (double)a[i] * b[i];
+        }
+        double error = sqrt(diff / bb), cosine = ab / sqrt(aa * bb);
+        CHECK(error <= GRADIENT, "%s, %s: relative error %.2e", w->c->name, t->name, error);
+        CHECK(cosine >= COSINE, "%s, %s: cosine %.7f", w->c->name, t->name, cosine);
+        worst_seen[0] = fmax(worst_seen[0], error);
+        worst_seen[2] = fmax(worst_seen[2], 1 - cosine);
+        size_t end = k + 1 < w->model.tensor_count ? w->model.tensors[k + 1].offset : w->model.flat_count;
+        for (size_t i = t->offset + t->count; i < end; i++)
+            CHECK(got->grad[i] == 0, "%s: gradient %g in the padding behind %s", w->c->name, got->grad[i], t->name);
+    }
+}
+
+static void check_norms(const World *w, const double *got, const double *want, const char *what) {
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        double error = fabs(got[k] - want[k]) / want[k];
+        CHECK(error <= NORM, "%s, %s of %s: %.9g, want %.9g", w->c->name, what, w->model.tensors[k].name, got[k],
+              want[k]);
+        worst_seen[1] = fmax(worst_seen[1], error);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Against the CPU
+
+static void compare_batch(const World *w, Engine *a, Engine *b) {
+    int batch = rows_of(w->c), micro = w->c->micro_batch;
+    Outcome got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_EXACT);
+    Outcome want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_EXACT);
+    CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
+    check_gradients(w, &got, &want);
+    check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
+    check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
+    outcome_free(&got);
+    outcome_free(&want);
+    // the same without the exact norms takes other paths to the same gradient
+    got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
+    want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
+    check_gradients(w, &got, &want);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const char *name = w->model.tensors[k].name;
+        if (w->model.tensors[k].group != GROUP_LN)
+            CHECK(isnan(got.example_sq[k]), "%s: %s was not measured", w->c->name, name);
+        else CHECK_CLOSE(got.example_sq[k], want.example_sq[k], NORM, 0);
+    }
+    outcome_free(&got);
+    outcome_free(&want);
+}
+
+static void compare_rows(const World *w, Engine *a, Engine *b) {
+    for (int row = 0; row < w->c->batch; row++) {
+        const uint16_t *tokens = w->tokens + (size_t)row * (size_t)(w->c->seq_len + 1);
+        Outcome got = measure(&gpu, a, w, tokens, 1, 1, GNS_EXACT);
+        Outcome want = measure(&cpu, b, w, tokens, 1, 1, GNS_EXACT);
+        CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
+        check_norms(w, got.example_sq, want.example_sq, "|g_b|^2");
+        outcome_free(&got);
+        outcome_free(&want);
+    }
+}
+
+static void compare_inference(const World *w, Engine *a, Engine *b) {
+    Error e = {};
+    size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch;
+    float *got = take<float>(size_max(V, n * T)), *want = take<float>(size_max(V, n * T));
+    for (size_t length = T; length > 0; length = small ? length / 8 : length * 2 / 3) { // and rows shorter than T
+        for (size_t i = 0; i < n * length; i++) got[i] = want[i] = NAN;
+        CHECK_OK(gpu.eval(a, w->tokens, (int)n, (int)length, got, &e), &e);
+        CHECK_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e), &e);
+        for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
+    }
+    for (int length = 1; length <= (int)T; length += (int)T / 3 + 1) {
+        CHECK_OK(gpu.logits(a, w->tokens, length, got, &e), &e);
+        CHECK_OK(cpu.logits(b, w->tokens, length, want, &e), &e);
+        double diff = 0, square = 0;
+        for (size_t v = 0; v < V; v++) {
+            diff += ((double)got[v] - want[v]) * ((double)got[v] - want[v]);
+            square += (double)want[v] * want[v];
+        }
+        CHECK(sqrt(diff / square) <= LOGIT, "%s: logits of %d tokens off by %.2e", w->c->name, length,
+              sqrt(diff / square));
+    }
+    free(got);
+    free(want);
+}
+
+static void test_against_cpu(void) {
+    memset(worst_seen, 0, sizeof worst_seen);
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        world_open(&w, &cases[i], 1);
+        printf("  %s\n", w.c->name);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        if (a && b) {
+            compare_batch(&w, a, b);
+            if (!small) compare_rows(&w, a, b);
+            compare_inference(&w, a, b);
+        }
+        gpu.destroy(a);
+        cpu.destroy(b);
+        world_close(&w);
+    }
+    printf("  largest relative error of a gradient %.1e, of a norm %.1e; 1 - cosine %.1e\n", worst_seen[0],
+           worst_seen[1], worst_seen[2]);
+}
+
+static void test_training_against_cpu(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        double got[STEPS], want[STEPS];
+        world_open(&w, &cases[i], steps);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        if (a && b) {
+            train(&gpu, a, &w, got);
+            train(&cpu, b, &w, want);
+            for (int s = 0; s < steps; s++)
+                CHECK(fabs(got[s] - want[s]) <= TRAINED * fabs(want[s]), "%s, step %d: loss %.7f, want %.7f", w.c->name,
+                      s + 1, got[s], want[s]);
+        }
+        gpu.destroy(a);
+        cpu.destroy(b);
+        world_close(&w);
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = engine_test_begin("test_engine_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_against_cpu);
+    if (!small) RUN(test_training_against_cpu);
+    return test_summary();
+}

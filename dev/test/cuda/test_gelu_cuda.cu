@@ -1,0 +1,86 @@
+// GELU and the gradients of biases (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+#include "cuda/gelu.cuh"
+
+static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double gelu_slope(double x) { // by a central difference: independent of the derivative's formula
+    const double h = 1e-5;
+    return (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2.0 * h);
+}
+
+static void test_gelu(void) {
+    Error e = {};
+    for (size_t n : {(size_t)1, (size_t)7, (size_t)8, (size_t)5003, (size_t)random_int(1, 100000)}) {
+        std::vector<real> x = random_vector<real>(n, 0.0, 2.0), dy = random_vector<real>(n);
+        const float extremes[] = {0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f};
+        for (size_t i = 0; i < n && i < 7; i++) x[i] = (real)extremes[i];
+        real *d_x = device_from(x), *d_dy = device_new<real>(n), *y = device_new<real>(n);
+        const ColumnGradient dbias = {device_new<float>(n), NULL, false};
+        void *workspace = workspace_new(bias_backward_workspace_bytes(1, 1, (int)n));
+        run_twice(
+            "gelu", [&] { device_set(d_dy, dy); },
+            [&] {
+                CHECK_OK(gelu_forward(y, d_x, n, 0, &e), &e);
+                CHECK_OK(bias_backward(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, workspace, 0, &e), &e); // in place
+            },
+            {{y, n * sizeof(real)}, {d_dy, n * sizeof(real)}});
+        std::vector<double> want(n), want_dx(n);
+        for (size_t i = 0; i < n; i++) {
+            want[i] = gelu_tanh(value(x[i]));
+            want_dx[i] = value(dy[i]) * (fabs(value(x[i])) > 50 ? value(x[i]) > 0 : gelu_slope(value(x[i])));
+        }
+        std::vector<real> got = host_from(y, n);
+        std::vector<double> scaled(n);
+        for (size_t i = 0; i < n; i++) { // large values would raise the rms, and the tolerance of all others with it
+            const double scale = fabs(value(x[i])) > 50 ? 1e-4 : 1.0;
+            scaled[i] = scale * value(got[i]);
+            want[i] *= scale;
+        }
+        check_close("gelu", scaled, want, REAL_RELATIVE, REAL_ABSOLUTE);
+        check_close("dgelu", host_from(d_dy, n), want_dx, REAL_RELATIVE, REAL_ABSOLUTE);
+        case_end();
+    }
+}
+
+static void bias_case(Shape s, bool gelu) {
+    Error e = {};
+    const int B = s.B, T = s.T, C = s.C;
+    const size_t n = (size_t)B * T * C;
+    const std::vector<real> dy = random_vector<real>(n), x = random_vector<real>(n, 0.0, 1.5);
+    real *d_dy = device_from(dy), *d_x = device_from(x), *dx = device_new<real>(n);
+    Columns dbias = columns_new(B, C);
+    void *workspace = workspace_new(bias_backward_workspace_bytes(B, T, C));
+    std::vector<Output> outputs;
+    columns_outputs(outputs, dbias);
+    run_twice(
+        "bias", [&] { columns_reset(dbias); },
+        [&] {
+            CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, workspace, 0, &e), &e);
+        },
+        outputs);
+    std::vector<double> rows(n);
+    for (size_t i = 0; i < n; i++) rows[i] = value(dy[i]) * (gelu ? gelu_slope(value(x[i])) : 1.0);
+    if (gelu) {
+        const std::vector<real> written = host_from(dx, n);
+        check_close("dx", written, rows, REAL_RELATIVE, REAL_ABSOLUTE);
+        for (size_t i = 0; i < n; i++) rows[i] = value(written[i]);
+    }
+    columns_check("dbias", dbias, rows, T);
+    case_end();
+}
+
+static void test_bias_backward(void) {
+    for (Shape s : random_shapes()) {
+        bias_case(s, false);
+        bias_case(s, true);
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_gelu_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_gelu);
+    RUN(test_bias_backward);
+    return test_summary();
+}

@@ -1,0 +1,177 @@
+// LayerNorm, forward and backward, with the per-example norms that fall out of it (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+#include "cuda/layernorm.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+typedef struct {
+    std::vector<double> out, mean, rstd;
+} Normalised;
+
+static Normalised layernorm_reference(const std::vector<real> &x, const std::vector<real> &gamma,
+                                      const std::vector<real> &beta, int N, int C) {
+    Normalised r;
+    for (int n = 0; n < N; n++) {
+        double mean = 0.0, variance = 0.0;
+        for (int c = 0; c < C; c++) mean += value(x[(size_t)n * C + c]) / C;
+        for (int c = 0; c < C; c++) variance += pow(value(x[(size_t)n * C + c]) - mean, 2) / C;
+        const double rstd = 1.0 / sqrt(variance + 1e-5);
+        for (int c = 0; c < C; c++)
+            r.out.push_back((value(x[(size_t)n * C + c]) - mean) * rstd * value(gamma[c]) + value(beta[c]));
+        r.mean.push_back(mean);
+        r.rstd.push_back(rstd);
+    }
+    return r;
+}
+
+static void layernorm_forward_case(Shape s, bool residual) {
+    Error e = {};
+    const int N = s.B * s.T, C = s.C;
+    const size_t n = (size_t)N * C;
+    const std::vector<real> a = random_vector<real>(n, 0.3), b = random_vector<real>(n);
+    const std::vector<real> gamma = random_vector<real>(C, 1.0, 0.3), beta = random_vector<real>(C);
+    real *d_a = device_from(a), *d_b = device_from(b), *d_gamma = device_from(gamma), *d_beta = device_from(beta);
+    real *out = device_new<real>(n), *sum = device_new<real>(n);
+    float *mean = device_new<float>(N), *rstd = device_new<float>(N);
+    run_twice(
+        "layernorm forward",
+        [&] {
+            CUDA_OK(cudaMemset(out, POISON, n * sizeof(real)));
+            CUDA_OK(cudaMemset(sum, POISON, n * sizeof(real)));
+        },
+        [&] {
+            const real *second = residual ? d_b : NULL;
+            CHECK_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, N, C, 0, &e), &e);
+        },
+        {{out, n * sizeof(real)}, {mean, N * sizeof(float)}, {rstd, N * sizeof(float)}});
+    std::vector<real> x = a;
+    if (residual) {
+        std::vector<double> want(n);
+        for (size_t i = 0; i < n; i++) want[i] = value((real)(float)(value(a[i]) + value(b[i])));
+        x = host_from(sum, n);
+        check_close("sum", x, want, 0.0, 0.0);
+    }
+    const Normalised want = layernorm_reference(x, gamma, beta, N, C);
+    check_close("out", host_from(out, n), want.out, REAL_RELATIVE, C == 1 ? 1e-3 : REAL_ABSOLUTE);
+    check_close("mean", host_from(mean, N), want.mean, 1e-5, 1e-5);
+    check_close("rstd", host_from(rstd, N), want.rstd, 1e-5, 1e-5);
+    case_end();
+}
+
+static void test_layernorm_forward(void) {
+    for (Shape s : random_shapes()) {
+        layernorm_forward_case(s, false);
+        layernorm_forward_case(s, true);
+    }
+    for (int packs = 1; packs <= 9; packs++) layernorm_forward_case({1, 9, 256 * packs - 8 * random_int(0, 20)}, true);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+typedef struct {
+    int N, C;
+    std::vector<real> x, dy, gamma;
+    std::vector<float> mean, rstd;
+    std::vector<real> before; // what dresidual held, where it is added to; else empty
+} BackwardInputs;
+
+static BackwardInputs backward_inputs(int N, int C, bool accumulate) {
+    const size_t n = (size_t)N * C;
+    BackwardInputs in = {N, C, random_vector<real>(n, 0.5, 1.5), random_vector<real>(n), {}, {}, {}, {}};
+    in.gamma = random_vector<real>(C, 1.0, 0.3);
+    if (accumulate) in.before = random_vector<real>(n);
+    const Normalised statistics = layernorm_reference(in.x, in.gamma, in.gamma, N, C);
+    in.mean.assign(statistics.mean.begin(), statistics.mean.end());
+    in.rstd.assign(statistics.rstd.begin(), statistics.rstd.end());
+    return in;
+}
+
+typedef struct {
+    std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); the rows are what the columns sum over
+    double cancellation; // root mean square of dx's terms, which cancel where C is small, over that of dresidual
+} BackwardReference;
+
+// Row i: dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma.
+static void backward_reference_row(BackwardReference *r, const BackwardInputs &in, int i, double *terms) {
+    const size_t start = (size_t)i * in.C;
+    const double rstd = in.rstd[i];
+    double m1 = 0.0, m2 = 0.0;
+    auto xhat = [&](int c) { return (value(in.x[start + c]) - in.mean[i]) * rstd; };
+    auto g = [&](int c) { return value(in.dy[start + c]) * value(in.gamma[c]); };
+    for (int c = 0; c < in.C; c++) m1 += g(c) / in.C, m2 += g(c) * xhat(c) / in.C;
+    for (int c = 0; c < in.C; c++) {
+        const double before = in.before.empty() ? 0.0 : value(in.before[start + c]);
+        r->dresidual.push_back(before + rstd * (g(c) - m1 - xhat(c) * m2));
+        r->dgamma_rows.push_back(value(in.dy[start + c]) * xhat(c));
+        r->dbeta_rows.push_back(value(in.dy[start + c]));
+        *terms += pow(rstd * (fabs(g(c)) + fabs(m1) + fabs(xhat(c) * m2)), 2);
+    }
+}
+
+static BackwardReference backward_reference(const BackwardInputs &in) {
+    BackwardReference r;
+    double terms = 0.0, square = 0.0;
+    for (int i = 0; i < in.N; i++) backward_reference_row(&r, in, i, &terms);
+    for (double d : r.dresidual) square += d * d;
+    r.cancellation = sqrt(fmax(terms / square, 1.0));
+    return r;
+}
+
+// in_place: dresidual is dy's buffer (without accumulate).
+static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place) {
+    Error e = {};
+    const int B = s.B, T = s.T, C = s.C;
+    const BackwardInputs in = backward_inputs(B * T, C, accumulate);
+    const size_t n = in.x.size();
+    real *d_dy = device_from(in.dy), *d_x = device_from(in.x), *d_gamma = device_from(in.gamma);
+    real *dr = device_new<real>(n);
+    float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
+    Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
+    void *workspace = workspace_new(layernorm_backward_workspace_bytes(B, T, C));
+    const ColumnGradient none = {};
+    std::vector<Output> outputs = {{dr, n * sizeof(real)}};
+    columns_outputs(outputs, dgamma);
+    columns_outputs(outputs, dbeta);
+    if (bias) columns_outputs(outputs, dbias);
+    run_twice(
+        "layernorm backward",
+        [&] {
+            if (accumulate) device_set(dr, in.before);
+            else if (in_place) device_set(dr, in.dy);
+            else CUDA_OK(cudaMemset(dr, POISON, n * sizeof(real)));
+            columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
+        },
+        [&] {
+            CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
+                                        in_place ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B, T, C, workspace, 0, &e),
+                     &e);
+        },
+        outputs);
+    const BackwardReference want = backward_reference(in);
+    const std::vector<real> written = host_from(dr, n);
+    check_close("dresidual", written, want.dresidual, REAL_RELATIVE, REAL_ABSOLUTE * want.cancellation);
+    columns_check("dgamma", dgamma, want.dgamma_rows, T);
+    columns_check("dbeta", dbeta, want.dbeta_rows, T);
+    if (bias) columns_check("dbias", dbias, as_doubles(written), T); // of what was written, rounding and all
+    case_end();
+}
+
+static void test_layernorm_backward(void) {
+    for (Shape s : random_shapes()) {
+        if (s.C == 1) s.C = 2; // one column has no gradient at all
+        layernorm_backward_case(s, true, true, false);
+        layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), false);
+        layernorm_backward_case(s, false, random_int(0, 1), true);
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_layernorm_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_layernorm_forward);
+    RUN(test_layernorm_backward);
+    return test_summary();
+}

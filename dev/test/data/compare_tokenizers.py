@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""data/tokenize against the packages tiktoken and tokenizers: token for token; against tiktoken: MB/s.
+
+    compare_tokenizers.py PATH_OF_TOKENIZE [--speed MEGABYTES [DIRECTORY...]]
+
+--speed takes its text, source code for the most part, from GNS_TEST_DATA, /usr/include, Python's own packages and the
+directories named.
+With GNS_LONG=1 the package tokenizers has its say on everything, without it on the texts alone (it is slow).
+Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy, which
+the build does not. Exits 77 without them.
+"""
+import glob, json, os, random, resource, subprocess, sys, sysconfig, tempfile, time, unicodedata
+
+try:
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no copies of what was read in earlier runs
+    import numpy as np, tiktoken, tokenizers
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    DATA = os.environ["GNS_TEST_DATA"]
+    GPT2 = os.path.join(DATA, "gpt2")
+    assert os.path.exists(os.path.join(GPT2, "encoder.json"))
+except (ImportError, KeyError, AssertionError) as missing:
+    print(f"SKIP compare_tokenizers 0.00s: missing: {missing!r}")
+    sys.exit(77)
+
+TOKENIZE = os.path.abspath(sys.argv[1])
+SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
+rng = random.Random(SEED)
+EOT = 50256
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+
+
+def openai():
+    ranks = data_gym_to_mergeable_bpe_ranks(os.path.join(GPT2, "vocab.bpe"), os.path.join(GPT2, "encoder.json"))
+    return tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": EOT})
+
+
+def hugging_face():
+    t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(os.path.join(GPT2, "encoder.json"),
+                                                             os.path.join(GPT2, "vocab.bpe")))
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return t
+
+
+def shard_tokens(path):
+    return np.fromfile(path, dtype=np.uint16, offset=1024)
+
+
+def ours(texts, threads=2, vocabulary=GPT2):
+    """The tokens of each text, through a jsonl file and a shard."""
+    with tempfile.TemporaryDirectory() as d:
+        with open(f"{d}/a.jsonl", "w") as f:
+            for text in texts:
+                f.write(json.dumps({"text": text}) + "\n")
+        subprocess.run([TOKENIZE, "--tokenizer", vocabulary, "--out", f"{d}/out", "--threads", str(threads), f"{d}/a.jsonl"],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        tokens = np.concatenate([shard_tokens(p) for p in sorted(glob.glob(f"{d}/out_*.bin"))])
+    starts = np.flatnonzero(tokens == EOT)
+    parts = [part[1:].tolist() for part in np.split(tokens, starts[1:])]
+    filled = iter(parts)
+    return [next(filled) if text else [] for text in texts]
+
+
+def compare(name, texts, reference, other=None):
+    start, wrong = time.monotonic(), 0
+    got = ours(texts)
+    want = [reference.encode_ordinary(t) for t in texts]
+    if other:
+        second = [e.ids for e in other.encode_batch(texts)]
+    for i, text in enumerate(texts):
+        if got[i] != want[i] or (other and got[i] != second[i]):
+            wrong += 1
+            if wrong <= 3:
+                print(f"  {text[:60]!r}\n    ours {got[i][:20]}\n    want {want[i][:20]}")
+                if other:
+                    print(f"    HF   {second[i][:20]}")
+    count = sum(map(len, want))
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/{name} {time.monotonic() - start:.2f}s: {len(texts)} texts, "
+          f"{count} tokens, {wrong} differ", flush=True)
+    return wrong
+
+
+def random_texts(count):
+    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    common = list(" \n\t'.,!?abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789") + ["'s", "'ll", "'re", " the", "  ", "\n\n"]
+    texts = []
+    for _ in range(count):
+        p = rng.random()
+        texts.append("".join(rng.choice(assigned) if rng.random() < p else rng.choice(common)
+                             for _ in range(rng.randrange(1, 60))))
+    return texts
+
+
+def code_points():
+    """Every code point assigned in Unicode 14, in a context that shows its class."""
+    assert unicodedata.unidata_version >= "14"
+    cs = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    return [f"a{c}1{c} {c}  {c}!{c}" for c in cs]
+
+
+def files():
+    texts = []
+    for path in [*glob.glob(os.path.join(DATA, "*.txt")), *glob.glob("llmc/*/*.[ch]"), "/usr/include/stdio.h"]:
+        texts.append(open(path, encoding="utf-8", errors="replace").read())
+    return texts
+
+
+def long_words():
+    return [c * n for c in ("a", " ", "\n", "ab", "!", "0", "é", "=-", "the") for n in (63, 64, 65, 100, 1000, 5000)]
+
+
+def added():
+    """A tokenizer.json with tokens added after the vocabulary, of both passes, one with spaces in it, and one of the vocabulary."""
+    start, t = time.monotonic(), hugging_face()
+    token = tokenizers.AddedToken
+    t.add_special_tokens([token("<|endoftext|>", special=True), "<|user|>", "<|assistant|>"])
+    t.add_tokens([token("<|user|>!", normalized=True), token("two  words", normalized=True), token("<<", normalized=False), "user"])
+    pieces = ["<|user|>", "<|assistant|>", "<|", "user", "!", "two", "  ", " ", "words", "<", "KING", "\n", "é", "'s"]
+    texts = ["<|user|>KING"] + ["".join(rng.choices(pieces, k=rng.randrange(1, 40))) for _ in range(3000)]
+    with tempfile.TemporaryDirectory() as d:
+        t.save(f"{d}/tokenizer.json")
+        got = ours(texts, vocabulary=d)
+    want = [encoding.ids for encoding in t.encode_batch(texts)]
+    wrong = sum(a != b for a, b in zip(got, want)) + (want[0] != [50257, 37286])
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/added {time.monotonic() - start:.2f}s: {len(texts)} texts, {wrong} differ")
+    return wrong
+
+
+def train():
+    """scripts/train_bpe.py: the merges are those of one pass over the whole text, and its files are a tokenizer."""
+    start, size, wrong = time.monotonic(), 1500, 0
+    text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
+    t = tokenizers.Tokenizer(tokenizers.models.BPE())
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    t.train_from_iterator([text], tokenizers.trainers.BpeTrainer(
+        vocab_size=size - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False))
+    want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
+
+    def learn(*args, code=0):
+        done = subprocess.run([sys.executable, "scripts/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
+        one_line = done.stderr == "" if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        if done.returncode != code or not one_line:
+            print(f"  train_bpe.py {args}: exit code {done.returncode}, want {code}: {done.stderr}")
+        return done.returncode != code or not one_line
+
+    with tempfile.TemporaryDirectory() as d:
+        source, lines = f"{d}/source.txt", text.splitlines(keepends=True)
+        open(source, "w", newline="").write(text)
+        open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
+        open(f"{d}/b.jsonl", "w").write(json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
+        open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
+        open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
+        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
+        for out in ("whole", "parts"):
+            merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
+            vocabulary = json.load(open(f"{d}/{out}/vocab.json"))
+            wrong += merges != want or sorted(vocabulary.values()) != [*range(size)] or vocabulary["<|endoftext|>"] != size - 1
+        subprocess.run([TOKENIZE, "--tokenizer", f"{d}/whole", "--out", f"{d}/out", source], check=True, capture_output=True)
+        wrong += shard_tokens(f"{d}/out_train_000000.bin")[1:].tolist() != t.encode(text).ids
+        wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
+        for bad in ("bad.txt", "bad.jsonl", "absent.txt"):
+            wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
+        wrong += learn("--out", f"{d}/bad.txt/x", source, code=74) + learn("--vocab-size", "256", "--out", f"{d}/x", source, code=64)
+        open(f"{d}/tokenizers.py", "w").write('raise ImportError("hidden")')
+        os.environ.update(PYTHONPATH=d, GNS_IN_VENV="1")
+        wrong += learn("--out", f"{d}/x", source, code=65) + os.path.exists(f"{d}/x")
+        del os.environ["PYTHONPATH"], os.environ["GNS_IN_VENV"]
+    print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/train {time.monotonic() - start:.2f}s: {len(want)} merges")
+    return wrong
+
+
+def corpus(megabytes, directories):
+    """Texts of this size together, from files drawn at random, no text twice."""
+    suffixes = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".pl", ".pm", ".py", ".pyi", ".rst", ".txt")
+    paths = [os.path.join(where, name) for directory in directories for where, _, names in os.walk(directory)
+             for name in names if name.endswith(suffixes)]
+    paths = sorted({os.path.realpath(path) for path in paths})
+    rng.shuffle(paths)
+    texts, seen, size = [], set(), 0
+    for path in paths:
+        try:
+            data = open(path, "rb").read()
+            text = data.decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if not data or data in seen:
+            continue
+        seen.add(data)
+        texts.append(text)
+        size += len(data)
+        if size >= 1e6 * megabytes:
+            return texts, size / 1e6
+    sys.exit(f"error: {size / 1e6:.0f} MB of text in {' '.join(directories)}, {megabytes} wanted. Name more directories")
+
+
+def speed(megabytes, directories, reference):
+    """The same text, the same run, best of three. Ours reads a file and writes a shard; tiktoken stays in memory."""
+    packages = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]]
+    texts, size = corpus(megabytes, [DATA, "/usr/include", *packages, *directories])
+    pieces = [t[i:i + 20000] for t in texts for i in range(0, len(t), 20000)]
+    print(f"speed on {size:.1f} MB in {len(texts)} files, best of 3, MB/s of time and of processors' time")
+    with tempfile.TemporaryDirectory() as d:
+        with open(f"{d}/a.txt", "w", newline="") as f:
+            f.writelines(texts)
+        for threads in (1, 2):
+            command = [TOKENIZE, "--tokenizer", GPT2, "--out", f"{d}/out", "--force", "--threads", str(threads), f"{d}/a.txt"]
+            runs = {"ours": [], "tiktoken": []}
+            for _ in range(3):
+                runs["ours"].append(timed(resource.RUSAGE_CHILDREN, lambda: subprocess.run(
+                    command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
+                runs["tiktoken"].append(timed(resource.RUSAGE_SELF, lambda: reference.encode_ordinary_batch(
+                    pieces, num_threads=threads)))
+            rate = {name: [size / min(column) for column in zip(*trials)] for name, trials in runs.items()}
+            print(f"  {threads} thread{'s' * (threads > 1)}: " +
+                  ", ".join(f"{name} {time:.1f} ({cpu:.1f})" for name, (time, cpu) in rate.items()) +
+                  "; ours / tiktoken {:.1f} ({:.1f})".format(*(a / b for a, b in zip(rate["ours"], rate["tiktoken"]))),
+                  flush=True)
+
+
+def timed(who, work):
+    """Seconds that it takes, and seconds of processors."""
+    before, start = resource.getrusage(who), time.monotonic()
+    work()
+    seconds, after = time.monotonic() - start, resource.getrusage(who)
+    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def main():
+    print(f"  seed {SEED}")
+    reference, other = openai(), hugging_face()
+    if "--speed" in sys.argv:
+        arguments = sys.argv[sys.argv.index("--speed") + 1:]
+        if not arguments or not arguments[0].isdigit():
+            sys.exit("error: --speed wants a number of megabytes, and then directories")
+        speed(int(arguments[0]), arguments[1:], reference)
+        return 0
+    wrong = compare("files", files(), reference, other)
+    if "GNS_LONG" not in os.environ:
+        other = None
+    wrong += compare("code_points", code_points(), reference, other)
+    wrong += compare("random_texts", random_texts(100000), reference, other)
+    wrong += compare("long_words", long_words(), reference, other)
+    wrong += added() + train()
+    return 1 if wrong else 0
+
+
+sys.exit(main())

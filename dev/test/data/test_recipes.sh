@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# The recipes in data/, end to end on local files of the formats that they download, and without a network.
+# GNS_BUILD names the build directory. What needs pyarrow is skipped where build/venv has none.
+set -u
+. "$(dirname "$0")/../checks.sh" test_recipes
+export TOKENIZE=$tokenize DOWNLOADS=$work/download
+# The text of byte shards: the lower byte of every token, after the header.
+text_of() { for shard in "$@"; do tail -c +1025 "$shard" | tr -d '\000'; done; }
+
+mkdir "$work/in"
+seq 1 5000 | sed 's/^/To be or not to be, line /' > "$work/in/input.txt"
+begin
+returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s"
+check "train and val are not the text" cmp <(text_of "$work"/s/shakespeare_{train,val}_000000.bin) "$work/in/input.txt"
+returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s"
+check "a second run is not content with what is there" says "$work/log" "shards already"
+# Interrupted between two renames: the validation has no name yet.
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/file_fault.c -ldl
+cat > "$work/broken" << END
+#!/bin/sh
+LD_PRELOAD=$work/fault.so FAULT_NAME=val_000000.bin FAULT_AT=1 ASAN_OPTIONS=verify_asan_link_order=0 exec "$tokenize" "\$@"
+END
+chmod +x "$work/broken"
+TOKENIZE=$work/broken returns 74 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
+check "training shards are not there" [ -e "$work/s2/shakespeare_train_000000.bin" ]
+returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s2"
+check "the same command does not finish it" diff -r "$work/s" "$work/s2"
+end shakespeare
+
+# Named paths are relative to the caller, defaults to the root, here that of a copy.
+begin
+mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
+cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
+cp "$tokenize" "$work/elsewhere/my_tokenize" && cp "$tokenize" "$work/copy/data/tokenize"
+cp "$work/in/input.txt" "$work/elsewhere/mine"
+cd "$work/elsewhere" || exit 70
+TOKENIZE=./my_tokenize returns 0 ../copy/data/shakespeare.sh --tokenizer bytes --from mine --out here
+check "--out is not where the caller is" [ -f here/shakespeare_train_000000.bin ]
+rm my_tokenize
+(unset TOKENIZE && returns 0 ../copy/data/shakespeare.sh --tokenizer bytes --from mine && exit $wrong) || wrong=1
+check "the default is not below the root" [ -f "$work/copy/data/shakespeare/shakespeare_train_000000.bin" ]
+returns 0 ../copy/data/fineweb.sh --help
+check "--help from elsewhere" says "$work/log" "--from DIR"
+cd "$root" || exit 70
+end from_elsewhere
+
+begin
+printf 'One day\nthere was.\n<|endoftext|>\nAnother day.\n' > "$work/in/TinyStoriesV2-GPT4-train.txt"
+printf 'A third day.\n<|endoftext|>\n' > "$work/in/TinyStoriesV2-GPT4-valid.txt"
+returns 0 data/tinystories.sh --tokenizer bytes --from "$work/in" --out "$work/t"
+check "train" [ "$(text_of "$work"/t/tinystories_train_*.bin)" = "$(printf 'One day\nthere was.\nAnother day.\n')" ]
+check "val" [ "$(text_of "$work"/t/tinystories_val_*.bin)" = "A third day." ]
+end tinystories
+
+# After an interruption another command, or the same: never two vocabularies, never half the validation.
+if ! learn_vocabulary 280 "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1; then
+    echo "SKIP test_recipes/tinystories_interrupted: $(cat "$work/log")"
+else
+begin
+cat > "$work/small" << END
+#!/bin/sh
+exec "\${BREAKS:-$tokenize}" --shard-tokens 5 "\$@"
+END
+cat > "$work/breaks" << END
+#!/bin/sh
+LD_PRELOAD=$work/fault.so FAULT_AT=1 FAULT_ACTION=kill ASAN_OPTIONS=verify_asan_link_order=0 exec "$tokenize" "\$@"
+END
+chmod +x "$work/small" "$work/breaks"
+export TOKENIZE=$work/small
+stories() { data/tinystories.sh --tokenizer "$1" --from "$work/in" --out "$work/$2" "${@:3}"; } # TOKENIZER OUT ...
+breaks() { BREAKS=$work/breaks FAULT_NAME=$1 returns 137 stories "${@:2}"; }                    # AT TOKENIZER OUT ...
+same_shards() { diff <(cd "$work/$1" && cksum -- *.bin) <(cd "$work/$2" && cksum -- *.bin); }   # OUT OUT
+nothing_else() { [ -z "$(find "$work/$1" -mindepth 1 ! -name 'tinystories_*.bin')" ]; }         # OUT
+returns 0 stories bytes bytes
+returns 0 stories "$work/bpe" words
+check "not said where the validation is" grep -q "^$work/words/tinystories_val_" "$work/log"
+for split in train val; do check "one $split shard" [ -e "$work/words/tinystories_${split}_000001.bin" ]; done
+for at in tinystories_train_000000.bin val_000000.bin val_000001.bin; do
+    for second in bytes words; do
+        rm -rf "$work/t"
+        breaks $at bytes t
+        returns 0 stories "$([ $second = bytes ] && echo bytes || echo "$work/bpe")" t
+        check "broken off at $at, then $second: other shards than those of $second" same_shards $second t
+        check "broken off at $at, then $second: $(ls "$work/t")" nothing_else t
+    done
+done
+# Interrupted where training shards have their names: they belong to the first vocabulary, and another's are refused.
+rm -rf "$work/t"
+breaks tinystories_train_000001.bin bytes t
+returns 64 stories "$work/bpe" t
+returns 0 stories bytes t
+check "broken off between the names of training shards" same_shards bytes t
+# With --force the old shards stay until the new ones are whole.
+for at in val_000000.bin val_000001.bin /t/tinystories.state; do
+    breaks $at "$work/bpe" t --force
+    check "--force, broken off at $at: changed what there was" same_shards bytes t
+    returns 64 stories "$work/bpe" t
+    check "not said that --force does it" says "$work/log" "--force"
+    check "--force, broken off at $at, then without: changed what there was" same_shards bytes t
+done
+breaks train_000001.bin "$work/bpe" t --force
+returns 0 stories "$work/bpe" t
+check "--force, broken off and done" same_shards words t
+check "--force, broken off and done: $(ls "$work/t")" nothing_else t
+export TOKENIZE=$tokenize
+end tinystories_interrupted
+fi
+
+begin
+question='{"ind": 1, "ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}'
+printf '%s\n%s\n' "$question" "$question" > "$work/in/hellaswag_val.jsonl"
+returns 0 data/hellaswag.sh --from "$work/in" --out "$work/h"
+check "not the file" cmp "$work/in/hellaswag_val.jsonl" "$work/h/hellaswag_val.jsonl"
+printf '%s\n{"ctx": "cut' "$question" > "$work/in/hellaswag_val.jsonl"
+returns 65 data/hellaswag.sh --from "$work/in" --out "$work/h2"
+check "line not named" says "$work/log" "hellaswag_val.jsonl line 2"
+check "something is left" [ ! -e "$work/h2/hellaswag_val.jsonl" ]
+end hellaswag
+
+# A curl without a network; one that breaks off half-way and resumes at the next call.
+begin
+mkdir "$work/none" "$work/slow"
+printf '#!/bin/sh\nexit 6\n' > "$work/none/curl"
+cat > "$work/slow/curl" << 'END'
+#!/usr/bin/env bash
+while [ $# -gt 0 ]; do [ "$1" != -o ] || out=$2; shift; done
+have=$(stat -c %s "$out" 2> /dev/null || echo 0)
+tail -c +$((have + 1)) "$SOURCE" | head -c 60000 >> "$out"
+[ "$(stat -c %s "$out")" = "$(stat -c %s "$SOURCE")" ] || exit 18
+END
+chmod +x "$work"/*/curl
+for recipe in shakespeare tinystories hellaswag; do
+    PATH=$work/none:$PATH returns 65 data/$recipe.sh --tokenizer bytes --out "$work/n"
+    check "$recipe does not say so" says "$work/log" "error: no network"
+done
+fetch() { # in a shell of its own: the recipes' functions end it
+    (NAME=test && PATH=$work/slow:$PATH && . data/recipe.sh && fetch https://example.org/file "$work/file" "$1") > "$work/log" 2>&1
+}
+export SOURCE=$work/in/input.txt
+sum=$(sha256sum "$SOURCE" | cut -d ' ' -f 1)
+fetch "$sum"
+check "a download that broke off counts as whole" [ $? = 65 ]
+check "not said" says "$work/log" "broke off"
+for _ in 1 2 3 4; do fetch "$sum" && break; done
+check "a resumed download is not the file" cmp "$work/file" "$SOURCE"
+rm "$work/file"
+for _ in 1 2 3 4; do fetch "${sum//[0-4]/5}"; done
+check "a wrong checksum is accepted" [ ! -e "$work/file" ]
+end downloads
+
+if python=$(find_python pyarrow.parquet); then
+    begin
+    $python - "$work/in" << 'END'
+import pyarrow as pa, pyarrow.parquet as pq, sys
+for part in range(3):
+    texts = [f'Document {part} {i} with "quotes",\nlines and ünïcode.' for i in range(700)]
+    pq.write_table(pa.table({"text": texts, "id": list(range(700))}), f"{sys.argv[1]}/00{part}_00000.parquet", row_group_size=100)
+END
+    for recipe in fineweb fineweb_edu; do
+        PYTHON=$python returns 0 data/$recipe.sh --tokenizer bytes --from "$work/in" --files 2 --out "$work/f"
+        lines=$(text_of "$work"/f/${recipe}_train_*.bin "$work"/f/${recipe}_val_*.bin | grep -o 'Document [0-9]' | wc -l)
+        check "$recipe: $lines documents" [ "$lines" = 1400 ]
+        check "$recipe: text" says <(text_of "$work"/f/${recipe}_train_*.bin) 'lines and ünïcode.'
+    done
+    head -c 5000 "$work/in/002_00000.parquet" > "$work/in/003_00000.parquet"
+    PYTHON=$python returns 65 data/fineweb.sh --tokenizer bytes --from "$work/in" --out "$work/g"
+    check "the file is not named" says "$work/log" "003_00000.parquet"
+    check "shards of half the text are left" [ -z "$(ls "$work/g")" ]
+    mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/pyarrow.py"
+    PYTHONPATH=$work/hidden returns 65 "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet"
+    check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* build/venv/bin/pip install pyarrow$' "$work/log"
+    check "not one line" one_line "$work/log"
+    end fineweb
+else
+    echo "SKIP test_recipes/fineweb: no Python with pyarrow"
+fi
+PYTHON=/bin/false data/fineweb.sh > "$work/log" 2>&1
+begin
+check "without pyarrow" says "$work/log" "has no pyarrow"
+for flags in "--what" "--files" "--files 0" "--from /no/such/place" "--sample"; do
+    PYTHON=/bin/true data/fineweb.sh $flags > "$work/log" 2>&1
+    code=$?
+    check "fineweb.sh $flags: exit code $code" [ $code = 64 -o $code = 65 ]
+    check "fineweb.sh $flags: no error line" says "$work/log" "error: "
+done
+end options
+exit $failed

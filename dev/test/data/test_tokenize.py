@@ -1,0 +1,841 @@
+#!/usr/bin/env python3
+"""data/tokenize against a plain reimplementation of what it promises, on inputs made here. Standard library only.
+
+    test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
+"""
+import json, os, random, resource, struct, subprocess, sys, tempfile, threading, time
+
+FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "preload", "file_fault.c")
+TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
+SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
+rng = random.Random(SEED)
+MASK = (1 << 64) - 1
+checks = failures = 0
+
+
+def check(condition, message):
+    global checks, failures
+    checks += 1
+    if not condition:
+        failures += 1
+        print("  " + message)
+
+
+def run(*args, stdin=None, program=0, expect=0, limit=None):
+    """The program's stderr; its exit code must be `expect`."""
+    before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
+    done = subprocess.run([TOKENIZE[program], *map(str, args)], input=stdin, capture_output=True, preexec_fn=before)
+    error = done.stderr.decode(errors="replace")
+    check(done.returncode == expect, f"{args}: exit code {done.returncode}, want {expect}: {error.strip()}")
+    check(expect == 0 or len(error.strip().splitlines()) >= 1, f"{args}: failed silently")
+    return error
+
+
+def refuse(text, *args, code=65, **more):
+    error = run(*args, expect=code, **more)
+    last = error.strip().splitlines()[-1] if error.strip() else ""
+    check(text in last and last.startswith("error: ") and ". " in last, f"{args}: want '{text}' and a hint: {last}")
+    check(not shards("out"), f"{args}: left {shards('out')}")
+    check(not leftovers(), f"{args}: left {leftovers()}")
+
+
+def shards(prefix):
+    return sorted(f for f in os.listdir(".") if f.startswith(prefix + "_") and f.endswith(".bin"))
+
+
+def leftovers():
+    return [f for f in os.listdir(".") if f.endswith(".partial") or f.endswith(".state")]
+
+
+def clean():
+    for f in os.listdir("."):
+        if f.endswith((".bin", ".partial", ".state")):
+            os.unlink(f)
+
+
+def read_shard(path):
+    raw = open(path, "rb").read()
+    header = struct.unpack("<256i", raw[:1024])
+    check(header[:2] == (20240520, 1) and not any(header[3:]), f"{path}: header {header[:4]}")
+    check(len(raw) == 1024 + 2 * header[2], f"{path}: {len(raw)} bytes for {header[2]} tokens")
+    return list(struct.unpack(f"<{header[2]}H", raw[1024:]))
+
+
+def read_raw(path):  # the bytes of a byte shard, quickly
+    return open(path, "rb").read()[1024::2]
+
+
+def read_split(prefix, split):
+    return [t for f in shards(f"{prefix}_{split}") for t in read_shard(f)]
+
+
+def read_bytes(prefix, split):
+    return bytes(read_split(prefix, split))
+
+
+# What llmc/base/hash.h says about the hash of bytes, written again.
+def fnv(data, h=0xCBF29CE484222325):
+    for byte in data:
+        h = ((h ^ byte) * 0x100000001B3) & MASK
+    return h
+
+
+def finish(z):
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    return z ^ z >> 31
+
+
+def is_val_document(file, document, fraction):
+    return (finish(fnv(struct.pack("<QQ", file, document))) >> 11) < fraction * 2**53
+
+
+def is_val_file(path, every):
+    return finish(fnv(path.encode())) % every == 0
+
+
+def join(documents):
+    """Documents of bytes, with a newline between two where there is none."""
+    out = b""
+    for d in documents:
+        if d:
+            out += (b"\n" if out and not out.endswith(b"\n") else b"") + d
+    return out
+
+
+def random_text(characters):
+    alphabet = "abcdefghij     \n\n.,'äößЖ中🙂"
+    return "".join(rng.choices(alphabet, k=characters))
+
+
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data if isinstance(data, bytes) else data.encode())
+
+
+BYTES = ("--tokenizer", "bytes", "--out", "out")
+
+
+def test_one_file():
+    text = random_text(50000).encode()
+    write("a.txt", text)
+    run(*BYTES, "a.txt")
+    check(read_bytes("out", "train") == text and shards("out_val") == [], "tokens are not the file's bytes")
+    for fraction in (0.1, 0.5, 0.015625, 0.25):
+        clean()
+        run(*BYTES, "--val-fraction", fraction, "a.txt")
+        train, val = read_bytes("out", "train"), read_bytes("out", "val")
+        check(train + val == text, "train and val are not the file")
+        check(0 <= len(train) - int(len(text) * (1 - fraction)) <= 3, "split in the wrong place")
+        train.decode(), val.decode()  # between two characters
+
+
+def test_split():
+    """Two runs, one for each split, do not touch each other's shards."""
+    write("a.txt", "first")
+    write("b.txt", "second")
+    run(*BYTES, "--split", "val", "b.txt")
+    run(*BYTES, "a.txt", expect=64)
+    run(*BYTES, "--split", "train", "a.txt")
+    for force in ((), ("--force",)):
+        run(*BYTES, "--split", "val", *force, "b.txt", expect=0 if force else 64)
+        check(read_bytes("out", "train") == b"first" and read_bytes("out", "val") == b"second", "--split")
+
+
+def test_directories():
+    """--out creates its directories, as the trainer's does."""
+    write("a.txt", "some text")
+    for out in ("one/two/out", "one/two/more", "./three/out", os.path.abspath("four/out")):
+        run("--tokenizer", "bytes", "--out", out, "a.txt")
+        check(read_raw(out + "_train_000000.bin") == b"some text", out)
+
+
+def test_exact_shards():
+    text = random_text(30000).encode()
+    write("a.txt", text)
+    run(*BYTES, "--shard-tokens", 7001, "a.txt")
+    files = shards("out_train")
+    check(files == [f"out_train_{i:06d}.bin" for i in range(len(files))], f"{files}")
+    check([len(read_shard(f)) for f in files[:-1]] == [7001] * (len(files) - 1), "shards are not full")
+    check(read_bytes("out", "train") == text, "shards together are not the file")
+
+
+def test_threads_and_blocks():
+    """Larger than many blocks; the same bytes for any number of threads, from a file or a pipe."""
+    documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(60)]
+    write("a.jsonl", "".join(json.dumps({"text": d, "n": 1}) + "\n" for d in documents))
+    want = {True: [], False: []}
+    for i, d in enumerate(documents):
+        want[is_val_document(0, i + 1, 0.2)].append(d.encode())
+    for threads in (1, 2, 5):
+        for source in ("file", "pipe"):
+            clean()
+            args = [*BYTES, "--val-fraction", 0.2, "--threads", threads]
+            if source == "file":
+                run(*args, "a.jsonl")
+            else:
+                run(*args, "--format", "jsonl", "-", stdin=open("a.jsonl", "rb").read())
+            check(read_bytes("out", "train") == join(want[False]), f"train, {threads} threads, {source}")
+            check(read_bytes("out", "val") == join(want[True]), f"val, {threads} threads, {source}")
+
+
+def test_separator():
+    for separator in ("<|endoftext|>", "\n\n\n", "=== END ===", "x"):
+        documents = [random_text(rng.choice([0, 5, 500, 90000])).replace(separator, " ") for _ in range(100)]
+        documents = [d.strip("\n") for d in documents]
+        text = ("\n" + separator + "\n").join(documents)
+        write("a.txt", text)
+        whole, mark = text.encode(), separator.encode()
+        expected, at, more = [], 0, True  # plain reading of the rule, without blocks
+        while more:
+            if expected and whole.startswith(b"\n", at):
+                at += 1
+            stop = whole.find(mark, at)
+            more = stop >= 0
+            part = whole[at:stop] if more else whole[at:]
+            expected.append(part[:-1] if more and part.endswith(b"\n") else part)
+            at = stop + len(mark)
+        for threads in (1, 3):
+            clean()
+            run(*BYTES, "--separator", separator, "--threads", threads, "--val-fraction", 0.3, "a.txt")
+            train = join([d for i, d in enumerate(expected) if not is_val_document(0, i, 0.3)])
+            val = join([d for i, d in enumerate(expected) if is_val_document(0, i, 0.3)])
+            check(read_bytes("out", "train") == train, f"train, separator {separator!r}")
+            check(read_bytes("out", "val") == val, f"val, separator {separator!r}")
+
+
+def test_separator_between_blocks():
+    """A separator where a block of 1 MiB would end: before, in and after it, with and without newlines."""
+    separator, block = "=== END ===", 1 << 20
+    for newline in ("\n", ""):
+        for place in range(block - 2 * len(separator) - 4, block + 3, 1):
+            first = random_text(500).replace(separator, "")
+            first = (first * (block // len(first.encode()) + 1)).encode()[:place].decode(errors="ignore")
+            first = first.rstrip("\n").ljust(place - len(newline) - (len(first.encode()) - len(first)), "x")
+            write("a.txt", first + newline + separator + newline + "second")
+            run(*BYTES, "--force", "--separator", separator, "a.txt")
+            check(read_raw("out_train_000000.bin") == join([first.encode(), b"second"]), f"separator at {place}")
+
+
+def test_files():
+    """A directory, a list; one file in K by the hash of its path; --max-bytes."""
+    os.makedirs("tree/b/c", exist_ok=True)
+    contents = {}
+    for name in ["tree/z.txt", "tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt"]:
+        contents[name] = random_text(0 if "empty" in name else 1000).encode()
+        write(name, contents[name])
+    error = run(*BYTES, "tree")
+    check("passed over" not in error, f"nothing was passed over: {error}")
+    clean()
+    for name in ["tree/ignored.bin", "tree/.hidden.txt", "tree/.hidden.bin", "tree/b/c/program.py", "tree/b/README"]:
+        write(name, "no")
+    error = run(*BYTES, "tree", "tree/b/README")
+    check(error.count("passed over") == 1 and "3 files with other endings passed over" in error, f"passed over: {error}")
+    clean()
+    run(*BYTES, "tree")
+    want = join([contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt"]])
+    check(read_bytes("out", "train") == want, "a directory")
+    clean()
+    run(*BYTES, "--val-fraction", 0.25, "tree")
+    parts = [contents[n] for n in ["tree/a.txt", "tree/b/1.md", "tree/b/c/x.txt", "tree/z.txt"]]
+    cuts = [int(len(part) * 0.75) for part in parts]
+    for i, part in enumerate(parts):  # to where a character begins
+        while part[cuts[i]] & 0xC0 == 0x80:
+            cuts[i] += 1
+    check(read_bytes("out", "train") == join([p[:c] for p, c in zip(parts, cuts)]), "train of several files")
+    check(read_bytes("out", "val") == join([p[c:] for p, c in zip(parts, cuts)]), "val of several files")
+    names = []
+    for i in range(200):
+        names.append(f"tree/f{i}.h")
+        contents[names[-1]] = random_text(rng.randrange(2000)).encode()
+        write(names[-1], contents[names[-1]])
+    rng.shuffle(names)
+    write("list", "\n".join(names) + "\n")
+    clean()
+    run(*BYTES, "--files-from", "list", "--val-every-file", 10)
+    for split, val in (("train", False), ("val", True)):
+        want = join([contents[n] for n in names if is_val_file(n, 10) == val])
+        check(read_bytes("out", split) == want, f"{split} of a list")
+    for limit in (10, 1000, 54321, 10**9):
+        clean()
+        run(*BYTES, "--files-from", "list", "--max-bytes", limit)
+        left, want = limit, []
+        for n in names:
+            want.append(contents[n][:left].decode(errors="ignore").encode())
+            left -= len(contents[n][:left])
+        check(read_bytes("out", "train") == join(want), f"--max-bytes {limit}")
+
+
+def test_invalid_utf8():
+    bad = {
+        "overlong": b"\xc0\xaf", "surrogate": b"\xed\xa0\x80", "beyond": b"\xf4\x90\x80\x80", "lone": b"\x80",
+        "cut": b"\xe4\xb8", "latin": b"caf\xe9 ", "five": b"\xf8\x88\x80\x80\x80", "e0": b"\xe0\x9f\xbf",
+        "f0": b"\xf0\x8f\xbf\xbf",
+    }
+    for name, raw in bad.items():
+        for place in (0, 100, 1 << 20, 3000000):
+            clean()
+            line = b"some text and more\n"
+            text = (line * (place // len(line) + 1))[:place] + raw + b"\nend\n"
+            write("a.txt", text)
+            at = place + (3 if name == "latin" else 0)
+            refuse(f"a.txt line {text[:at].count(10) + 1}: byte 0x{text[at]:02x} at offset {at} ", *BYTES, "a.txt")
+            run(*BYTES, "--invalid", "bytes", "a.txt")
+            check(read_bytes("out", "train") == text, f"{name} at {place}: bytes changed")
+    clean()
+    write("a.jsonl", b'{"text": "ok"}\n\n{"text": "caf\xe9"}\n')
+    refuse("a.jsonl line 3", *BYTES, "a.jsonl")
+    write("a.jsonl", b'{"text": "ok"}\n{"text": "half \\ud83d of a pair"}\n')
+    refuse("a.jsonl line 2", *BYTES, "a.jsonl")
+
+
+def test_all_bad_files_at_once():
+    """One run names every file that cannot be taken, each once, at most 20, and writes nothing."""
+    os.makedirs("texts")
+    for i in range(30):
+        write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
+    write("texts/30.jsonl", '{"text": "good"}\n{"n": bad}\n{"n": worse}\n')
+    for args in ((*BYTES,), (*BYTES, "--threads", 1)):
+        error = run(*args, "texts", expect=65)
+        lines = [line for line in error.splitlines() if line.startswith("texts/")]
+        check(len(lines) == 11, f"{len(lines)} files named: {error}")
+        check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
+        check("texts/30.jsonl line 2: is not JSON" in error and "line 3" not in error, error)
+        check("error: 11 of 31 files cannot be taken; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
+        check(not shards("out") and not leftovers(), "something is left")
+    for i in range(40):
+        write(f"texts/{i:02d}.txt", b"\xff")
+    error = run(*BYTES, "texts", expect=65)
+    lines = [line for line in error.splitlines() if line.startswith("texts/")]
+    check(len(lines) == 20 and "21 more" in error and "error: 41 of 41 files" in error, error)
+
+
+def test_bad_input_is_not_waited_for():
+    """A fault is reported at once, before the rest of a pipe or of a long file is read."""
+    def refuse_open(text, names, *args, files=("-",)):
+        p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            p.stdin.write(text)
+            p.stdin.flush()
+        except BrokenPipeError:
+            pass
+        try:
+            p.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            check(False, f"{args} {files}: waits for more of its input")
+        error = p.stderr.read().decode()
+        check(p.returncode == 65 and all(name in error for name in names), f"{args} {files}: {p.returncode} {error}")
+        p.stderr.close()
+        try:
+            p.stdin.close()
+        except BrokenPipeError:
+            pass
+        check(not shards("out") and not leftovers(), f"left {leftovers()}")
+
+    bpe = ("--tokenizer", make_bpe(), "--out", "out")
+    for args in (BYTES, bpe, (*BYTES, "--separator", "||", "--threads", 1)):
+        refuse_open(b"abc\xffdef\n", ["standard input line 1: byte 0xff at offset 3 "], *args)
+    refuse_open(b"not json\n" + b'{"text": "good"}\n' * 200000, ["standard input line 1: is not a JSON object"], *BYTES, "--format", "jsonl")
+    write("bad.txt", b"\xff\n")
+    write("next.txt", b"a\nb\xfe\n")
+    with open("long.txt", "wb") as f:
+        f.write(b"\xfe\n")
+        f.truncate(1 << 40)  # of which the disk keeps nothing
+    for args in (BYTES, (*BYTES, "--threads", 1)):
+        refuse_open(b"", ["bad.txt line 1"], *args, files=("bad.txt", "-"))
+        refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *args, files=("bad.txt", "-", "long.txt", "next.txt"))
+
+
+def summary(*args, **more):
+    done = subprocess.run([TOKENIZE[0], *map(str, args)], capture_output=True, **more)
+    check(done.returncode == 0, f"{args}: {done}")
+    return done.stdout.decode()
+
+
+def test_invalid_skip():
+    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; counted and listed at the end."""
+    os.makedirs("texts")
+    want = b""
+    for i in range(30):
+        good = f"{i} {random_text(100000)}".encode()
+        write(f"texts/{i:02d}.txt", good if i % 7 else good + b"\xff")
+        want += b"" if i % 7 == 0 else (b"\n" if want and not want.endswith(b"\n") else b"") + good
+    write("texts/40.txt", "end of a character ä".encode()[:-1])
+    write("texts/41.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n{"text": "two"}\n{"text": "half \\ud83d"}\n')
+    write("texts/42.txt", b"\x1f\x8b gzip")
+    write("texts/43.jsonl", b"\x1f\x8b gzip")
+    want += (b"" if want.endswith(b"\n") else b"\n") + b"one\ntwo"
+    for i in range(50, 70):  # more than there are blocks
+        write(f"texts/{i}.txt", f"{i}")
+        want += f"\n{i}".encode()
+    for threads in (1, 3):
+        clean()
+        said = summary(*BYTES, "--invalid", "skip", "--threads", threads, "texts")
+        check(read_bytes("out", "train") == want, "the wrong files are left out")
+        check("left out: 8 files that are not UTF-8" in said and "left out: 2 lines of jsonl" in said, said)
+        named = [line.strip() for line in said.splitlines() if line.strip().startswith("texts/")]
+        check(named == [f"texts/{i:02d}.txt" for i in (0, 7, 14, 21, 28, 40, 42)] + ["texts/43.jsonl"], f"{named}")
+    clean()
+    refuse("not known before", *BYTES, "--invalid", "skip", "-", code=64)
+    for i in [*range(1, 30), *range(50, 70)]:
+        if i >= 50 or i % 7:
+            os.unlink(f"texts/{i:02d}.txt")
+    os.unlink("texts/41.jsonl")
+    refuse("not one of 8 files", *BYTES, "--invalid", "skip", "texts")
+
+
+def test_invalid_skip_resumed():
+    """What was left out before an interruption is counted with the rest."""
+    write("bad.txt", b"\xff")
+    lines = b"".join(b'{"text": "caf\xe9"}\n' if i % 1000 == 0 else b'{"text": "some text"}\n' for i in range(100000))
+    args = (*BYTES, "--invalid", "skip", "--format", "jsonl", "-")
+    interrupt(args, lines)
+    check(leftovers() != [], "no state to resume from")
+    said = summary(*args, input=lines)
+    check("left out: 100 lines of jsonl" in said, said)
+    check(read_bytes("out", "train") == b"\n".join([b"some text"] * 99900), "another text")
+
+
+def test_other_kinds():
+    """Errors name gzip, zstd and UTF-16; a byte order mark is text, except in jsonl."""
+    for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat a.txt | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat a.txt | "),
+                            ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
+        for name in ("a.txt", "a.jsonl"):
+            write(name, raw)
+            refuse(f"{name}: is {text}", *BYTES, name)
+            check(hint.replace("a.txt", name) in run(*BYTES, name, expect=65), f"no {hint}")
+    run(*BYTES, "--invalid", "bytes", "a.txt")
+    check(read_bytes("out", "train") == b"\xfe\xff\0a", "--invalid bytes")
+    clean()
+    write("a.txt", b"\xef\xbb\xbftext")
+    write("b.txt", b"\xef\xbb\xbfmore")
+    error = run(*BYTES, "a.txt", "b.txt")
+    check("note: 2 files begin with a byte order mark, which stays in the text; the first is a.txt" in error, error)
+    check(read_bytes("out", "train") == b"\xef\xbb\xbftext\n\xef\xbb\xbfmore", "a mark is lost")
+    clean()
+    write("a.jsonl", b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    check("note" not in run(*BYTES, "a.jsonl"), "a note on jsonl")
+    check(read_bytes("out", "train") == b"one\ntwo", "a mark before jsonl")
+
+
+def test_jsonl():
+    strings = ["plain", "\u0000 nul", '"\\/\b\f\n\r\t', "🙂 ä ж 中", "\ud7ff\ue000\uffff", ""]
+    lines, want = [], []
+    for s in strings:
+        for ascii_only in (True, False):
+            lines.append(json.dumps({"a": [1, -2.5e+10, {"text": "no"}, []], "text": s, "z": None}, ensure_ascii=ascii_only))
+            want.append(s.encode())
+    lines += ['{"text":"first","text":"second"}', ' { "te\\u0078t" : "escaped key" } \r', "", "  \t", '{"x":{},"text":"last"}']
+    want += [b"second", b"escaped key", b"last"]
+    write("a.jsonl", "\n".join(lines))  # no newline at the end
+    run(*BYTES, "a.jsonl", program=len(TOKENIZE) - 1)
+    check(read_bytes("out", "train") == join(want), "jsonl decodes wrongly")
+    clean()
+    write("b.ndjson", '{"body": "other field"}\n')
+    run(*BYTES, "--field", "body", "b.ndjson")
+    check(read_bytes("out", "train") == b"other field", "--field")
+    clean()
+    write("a.jsonl", '{"text": "\\ud83d\\u0041 \\ude42 \\ud83d\\ude42"}')  # halves of pairs, and a whole one
+    run(*BYTES, "--invalid", "bytes", "a.jsonl")
+    check(read_bytes("out", "train") == b"\xed\xa0\xbdA \xed\xb9\x82 \xf0\x9f\x99\x82", "surrogates")
+    clean()
+    bad = ['{"text": "cut', '{"text": "a"', '{"text" "a"}', '{"text": "a"} x', '["text"]', '"text"', "{}", '{"text": 3}',
+           '{"text": "\\x"}', '{"text": "\\u12g4"}', '{"text": "tab\there"}', '{"text": "a",}', '{"n": 01, "text": "a"}',
+           '{"n": 1., "text": "a"}', '{"n": .5, "text": "a"}', '{"n": 1e, "text": "a"}', '{"n": tru, "text": "a"}',
+           '{"n": [1,], "text": "a"}', "{'text': 'a'}", '{"other": "a"}', "[" * 600 + "]" * 600, '{"a":' * 600, "\x00",
+           '{"text": "a"}{"text": "b"}', '{"text": null}', '{"text": "\\u12', "{", '{"']
+    for line in bad:
+        write("a.jsonl", '{"text": "good"}\n\n' + line + "\n")
+        refuse("a.jsonl line 3: ", *BYTES, "a.jsonl", program=len(TOKENIZE) - 1)
+    write("a.jsonl", '{"text": "good"}\n{"text": "truncated file')
+    refuse("a.jsonl line 2: ends in the middle", *BYTES, "a.jsonl")
+    good = b'{"text": "' + "a \\u00e4 \\n b".encode() + b'", "n": [1, 2.5e3, true, {"x": null}]}'
+    for _ in range(30):  # mutations must be refused or accepted, and nothing else, under the sanitizers
+        lines = []
+        for _ in range(200):
+            line = bytearray(good)
+            for _ in range(rng.randrange(3)):
+                line[rng.randrange(len(line))] = rng.randrange(256)
+            lines.append(bytes(line).replace(b"\n", b" "))
+        write("a.jsonl", b"\n".join(lines))
+        code = subprocess.run([TOKENIZE[-1], *BYTES, "--force", "--invalid", "bytes", "a.jsonl"], capture_output=True)
+        check(code.returncode in (0, 65), f"mutated jsonl: {code.returncode} {code.stderr[-500:]}")
+        clean()
+
+
+def test_long_lines():
+    for name, head in (("a.jsonl", b'{"text": "'), ("a.txt", b"")):
+        with open(name, "wb") as f:  # 1 GB, sparse: NUL bytes are neither a space nor JSON
+            f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
+            f.write(head)
+            f.truncate(1 << 30)
+        bpe = make_bpe()  # bytes may be cut anywhere: text needs a vocabulary with words
+        args = ("--tokenizer", bpe, "--out", "out") if name == "a.txt" else BYTES
+        refuse(f"{name} line 2: ", *args, name)
+        os.unlink(name)
+
+
+def make_bpe():
+    """GPT-2's file format with a vocabulary of the 256 bytes, a few merges and <|endoftext|>."""
+    os.makedirs("bpe", exist_ok=True)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters, extra = {}, 0
+    for b in range(256):
+        letters[b] = chr(b) if b in printable else chr(256 + extra)
+        extra += b not in printable
+    vocab = {letters[b]: b for b in range(256)}
+    merges = [("a", "b"), ("ab", "c"), ("\u0120", "a"), ("i", "j"), ("\u0120a", "b")]
+    for a, b in merges:
+        vocab[a + b] = len(vocab)
+    vocab["<|endoftext|>"] = len(vocab)
+    write("bpe/vocab.json", json.dumps(vocab))
+    write("bpe/merges.txt", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    return "bpe"
+
+
+def test_documents_of_bpe():
+    """Every document begins with <|endoftext|>, and the rest decodes to the text; blocks leave no trace."""
+    bpe = make_bpe()
+    vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
+    back = {vocab[b]: b for b in range(256)}
+    documents = [random_text(rng.choice([1, 10, 3000, 200000])) for _ in range(40)]
+    write("a.jsonl", "".join(json.dumps({"text": d}) + "\n" for d in documents))
+    run("--tokenizer", bpe, "--out", "out", "a.jsonl", program=0)
+    tokens, eot = read_split("out", "train"), len(vocab) - 1
+    check(tokens[0] == eot and tokens.count(eot) == 40, "<|endoftext|> is not where it must be")
+    decoded, document = [], bytearray()
+    for t in tokens[1:] + [eot]:
+        if t == eot:
+            decoded.append(bytes(document))
+            document = bytearray()
+        else:
+            document += bytes(back[c] for c in vocab[t])
+    check(decoded == [d.encode() for d in documents], "decoding is not the text")
+    check(any(vocab[t] == "abc" for t in tokens) or max(tokens) > 256, "nothing was merged")
+    clean()
+    text = "".join(d + " " for d in documents)
+    write("a.txt", text)
+    run("--tokenizer", bpe, "--out", "out", "a.txt")
+    write("b.jsonl", json.dumps({"text": text}) + "\n")
+    run("--tokenizer", bpe, "--out", "two", "b.jsonl")
+    check(read_split("out", "train") == read_split("two", "train"), "cutting a text into blocks changes its tokens")
+
+
+def test_bad_input():
+    write("a.txt", "some text\n")
+    write("empty.txt", "")
+    os.makedirs("void", exist_ok=True)
+    refuse("absent.txt: cannot open", *BYTES, "absent.txt")
+    refuse("no text", *BYTES, "empty.txt")
+    refuse("no text in void", *BYTES, "void")
+    write("list", "a.txt\ngone.txt\n")
+    refuse("list line 2: gone.txt", *BYTES, "--files-from", "list")
+    refuse("absent_list: cannot open", *BYTES, "--files-from", "absent_list")
+    refuse("val split", *BYTES, "--val-fraction", 0.001, "--separator", "zz", "a.txt")
+    if os.geteuid() != 0:
+        write("secret.txt", "text")
+        os.chmod("secret.txt", 0)
+        refuse("secret.txt: cannot open", *BYTES, "secret.txt")
+    refuse("a.txt: exists and is not a directory", "--tokenizer", "bytes", "--out", "a.txt/out", "a.txt", code=74)
+    refuse("absent.txt", "--tokenizer", "bytes", "--out", "new/out", "absent.txt")
+    check(not os.path.exists("new"), "a directory for nothing")
+    refuse("nowhere", "--tokenizer", "nowhere", "--out", "out", "a.txt")
+    refuse("void", "--tokenizer", "void", "--out", "out", "a.txt")
+    for out in (".", "void", "void/", "new/", "./void/."):
+        refuse(f"--out {out}: ", "--tokenizer", "bytes", "--out", out, "a.txt", code=64)
+        check(not os.path.exists("new") and not [f for f in os.listdir(".") + os.listdir("void") if f.startswith(("._", "_"))], out)
+    for text, args in (("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
+                       ("no INPUT", BYTES), ("--what: unknown", (*BYTES, "--what", "a.txt")),
+                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("needs a value", (*BYTES, "a.txt", "--field")),
+                       ("--threads 0", (*BYTES, "--threads", "0", "a.txt")), ("--threads x", (*BYTES, "--threads", "x", "a.txt")),
+                       ("--max-bytes -5", (*BYTES, "--max-bytes", "-5", "a.txt")),
+                       ("--shard-tokens 3000000000", (*BYTES, "--shard-tokens", "3000000000", "a.txt")),
+                       ("--val-fraction 1", (*BYTES, "--val-fraction", "1", "a.txt")),
+                       ("--val-fraction nan", (*BYTES, "--val-fraction", "nan", "a.txt")),
+                       ("--format xml", (*BYTES, "--format", "xml", "a.txt")),
+                       ("--split test", (*BYTES, "--split", "test", "a.txt")),
+                       ("contradict", (*BYTES, "--split", "val", "--val-fraction", "0.1", "a.txt")),
+                       ("--invalid maybe", (*BYTES, "--invalid", "maybe", "a.txt")),
+                       ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
+                       ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
+                       ("--separator: empty", (*BYTES, "--separator", "", "a.txt")),
+                       ("twice", (*BYTES, "-", "-")), ("not known", (*BYTES, "--val-fraction", "0.1", "-"))):
+        refuse(text, *args, code=64)
+
+
+def test_existing_output():
+    write("a.txt", "old text " * 100)
+    write("b.txt", "new")
+    run(*BYTES, "--shard-tokens", 100, "--val-fraction", 0.5, "a.txt")
+    before = {f: open(f, "rb").read() for f in shards("out")}
+    error = run(*BYTES, "b.txt", expect=64)
+    check("exists" in error and {f: open(f, "rb").read() for f in shards("out")} == before, "an old shard was touched")
+    run(*BYTES, "--force", "b.txt")
+    check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
+
+
+def test_no_output_through_a_link():
+    """What a link or a FIFO of an output's name leads to stays as it is."""
+    write("a.txt", "a text")
+    write("victim", "precious")
+    for name in ("out_train_000000.bin.partial", "out.state.partial", "out_train_000000.bin"):
+        for put in (lambda: os.symlink("victim", name), lambda: os.mkfifo(name)):
+            clean()
+            put()
+            done = subprocess.run([TOKENIZE[0], *BYTES, "a.txt"], capture_output=True, timeout=60)
+            check(done.returncode in (0, 64, 74), f"{name}: exit code {done.returncode}: {done.stderr}")
+            check(open("victim").read() == "precious", f"{name}: written through a link")
+    os.mkdir("bpe")
+    os.symlink("../victim", "bpe/vocab.json")
+    write("text.txt", random_text(20000))
+    error = run("--train-bpe", 300, "--out", "bpe", "--force", "text.txt", expect=74)
+    check("error: bpe/vocab.json: " in error and open("victim").read() == "precious", f"says {error}")
+
+
+def contents(files):
+    return {f: open(f, "rb").read() for f in files}
+
+
+def interrupt(args, text, fifo=None, into_fifo=b""):
+    """Starts on a pipe, writes part of the text, and sends SIGTERM. With a fifo, stdin gets all of its text, and the fifo
+    breaks off."""
+    p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
+    p.stdin.flush()
+    if fifo:
+        p.stdin.close()
+        fifo = open(fifo, "wb", buffering=0)
+        fifo.write(into_fifo)
+    time.sleep(0.2)
+    p.terminate()
+    try:
+        code = p.wait(10)
+    except subprocess.TimeoutExpired:
+        p.kill()
+        code = "none in 10 s"
+    check(code == 75, f"interrupted: exit code {code}")
+    check(b"run the same command again" in p.stderr.read(), "no hint how to resume")
+    check(not shards("out"), "a shard has its name before all is done")
+    (fifo or p.stdin).close()
+
+
+def test_resume():
+    text = random_text(6000000).encode()
+    args = [*BYTES, "--shard-tokens", 1000003, "--separator", ".,", "--val-fraction", 0.3, "--format", "text", "-"]
+    write("whole.txt", text)
+    run(*args, stdin=text)
+    want = {f: open(f, "rb").read() for f in shards("out")}
+    for parts in (1, 3):
+        clean()
+        for part in range(1, parts + 1):
+            interrupt(args, text[: len(text) * part // (parts + 1)])
+        for split in ("train", "val"):  # what a crash may have written after the last save
+            partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
+            open(partial[-1], "ab").write(b"garbage")
+        error = run(*args, stdin=text)
+        check("resuming after" in error, "began from nothing")
+        check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
+        check(not leftovers(), f"left {leftovers()}")
+    clean()
+    interrupt(args, text[:3000000])
+    error = run(*args, "--field", "other", stdin=text)
+    check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
+
+
+def changed_at(text, place):
+    return text[:place] + bytes([text[place] ^ 1]) + text[place + 1:]
+
+
+def test_other_input():
+    """After an interruption, a pipe with other text is refused, and no file changes."""
+    text = b"".join(b"%d bottles of beer\n" % i for i in range(250000))  # 5.6 MB
+    args = [*BYTES, "--shard-tokens", 1000003, "-"]
+    write("whole.txt", text)
+    run(*args, stdin=text)
+    want = contents(shards("out"))
+    clean()
+    interrupt(args, text[:4000000])
+    before = contents(leftovers())
+    taken = sum(len(raw) - 1024 for f, raw in before.items() if f.endswith(".partial")) // 2
+    check(taken >= 2000000, f"only {taken} bytes were taken")
+    for other in (changed_at(text, 0), changed_at(text, taken // 2), changed_at(text, taken - 1), text[: taken - 1], b""):
+        error = run(*args, stdin=other, expect=65)
+        check("standard input: " in error and "give the same input again" in error, f"says {error}")
+        check(contents(leftovers()) == before and not shards("out"), "another input changed what there is")
+    interrupt(args, text[:100000])  # stopped before it reaches the old place
+    check(contents(leftovers()) == before, "a stop on the way changed what there is")
+    with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
+        done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
+    check(done.returncode == 0 and b"resuming after" in done.stderr, f"the same input: {done.stderr}")
+    check(contents(shards("out")) == want and not leftovers(), "a refused input shows in the output")
+
+
+def test_other_first_pipe():
+    """The first of two pipes was read to its end; now its text is different, longer or shorter."""
+    first, second = random_text(100000).encode(), random_text(2000000).encode()
+    args = [*BYTES, "--format", "text", "-", "fifo"]
+    os.mkfifo("fifo")
+
+    def resume(stdin, expect):
+        def feed():
+            try:
+                with open("fifo", "wb", buffering=0) as fifo:
+                    fifo.write(second)
+            except BrokenPipeError:
+                pass
+        threading.Thread(target=feed, daemon=True).start()
+        return run(*args, stdin=stdin, expect=expect)
+
+    interrupt(args, first, "fifo", second[:1900000])
+    before = contents(leftovers())
+    for other in (changed_at(first, 5), first + b"x", first[:-1], b""):
+        error = resume(other, 65)
+        check("give the same input again" in error and contents(leftovers()) == before, f"says {error}")
+    resume(first, 0)
+    check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
+
+
+def test_unfit_state():
+    """A state that is damaged, or that another command left, is not used: the run starts over and says why."""
+    compile_fault()
+    text = random_text(3500).encode()
+    write("a.txt", text)
+    args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
+    run_with_fault(args, name="out_train_000000.bin", at=1)
+    whole = open("out.state", "rb").read()
+    check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
+    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
+                       (changed_at(whole, 0), "is of another command or other inputs")):
+        clean()
+        write("out.state", state)
+        check(f"out.state {why}" in run(*args), f"{len(state)} bytes: not said that it {why}")
+        check(read_bytes("out", "train") == text and not leftovers(), f"{len(state)} bytes: not the text")
+    for other in (("--field", "body"), ("--separator", "x"), ("--shard-tokens", 999), ("--val-fraction", 0.5), ("--max-bytes", 3400),
+                  ("--invalid", "skip"), ("--split", "train"), ("--tokenizer", make_bpe()), ("--format", "text")):
+        changed = {**dict(zip(args[:-1:2], args[1::2])), other[0]: other[1]}
+        changed = [*[word for option in changed.items() for word in option], "a.txt"]
+        clean()
+        run(*changed)
+        want = contents(shards("out"))
+        clean()
+        run_with_fault(args, name="out_train_000000.bin", at=1)
+        check("out.state is of another command" in run(*changed), f"{other}: not said")
+        check(contents(shards("out")) == want and not leftovers(), f"{other}: the state of another command was used")
+
+
+def compile_fault():
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
+
+
+def run_with_fault(args, stdin=None, **fault):
+    environment = dict(os.environ, LD_PRELOAD=os.path.abspath("fault.so"), ASAN_OPTIONS="verify_asan_link_order=0")
+    environment.update({f"FAULT_{name.upper()}": str(value) for name, value in fault.items()})
+    return subprocess.run([TOKENIZE[0], *map(str, args)], input=stdin, capture_output=True, env=environment)
+
+
+def test_unfinished_publishing():
+    """Not all renames succeed: the same command does the rest, and refuses another input."""
+    compile_fault()
+    text = random_text(30000).encode()
+    args = [*BYTES, "--shard-tokens", 2001, "--val-fraction", 0.3, "--separator", ".,", "--format", "text", "-"]
+    say = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True).stdout
+    want = contents(shards("out"))
+    check(len(shards("out_train")) >= 2 and len(shards("out_val")) >= 2, f"{shards('out')} are too few")
+    for action, code in (("fail", 74), ("kill", -9)):
+        clean()
+        done = run_with_fault(args, text, name="out_val_000001.bin", at=1, action=action)
+        error = done.stderr.decode().strip()
+        check(done.returncode == code, f"{action}: exit code {done.returncode}: {error}")
+        check(action == "kill" or ("out_val_000001.bin" in error and "same command" in error), f"says {error}")
+        before = contents(leftovers() + shards("out"))
+        for other in (changed_at(text, 7), text + b"more", text[:-1]):
+            error = run(*args, stdin=other, expect=65)
+            check("standard input: " in error and "same input" in error, f"says {error}")
+            check(contents(leftovers() + shards("out")) == before, "another input changed what there is")
+        done = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True)
+        check(done.returncode == 0 and done.stdout == say, f"the same command: {done}")
+        check(contents(shards("out")) == want and not leftovers(), f"{action}: {shards('out')}, {leftovers()}")
+    clean()
+    run_with_fault(args, text, name="out_val_000001.bin", at=1)
+    os.unlink("out_train_000000.bin")
+    error = run(*args, stdin=text, expect=65)
+    check("out_train_000000.bin: is gone" in error and "--force" in error, f"says {error}")
+    run(*args, "--force", stdin=text)
+    check(contents(shards("out")) == want and not leftovers(), "--force does not start over")
+
+
+def test_fault_at_every_call():
+    """Killed at, or EIO from, any rename, unlink or fsync: the same command then gives the same bytes."""
+    compile_fault()
+    write("a.txt", random_text(3000))
+    old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]
+    most = 0  # calls of a run
+    for force, action in (((), "kill"), ((), "fail"), (("--force",), "kill")):
+        args = [*BYTES, "--shard-tokens", 1000, "--val-fraction", 0.4, *force, "a.txt"]
+        clean()
+        run(*args)
+        want = contents(shards("out"))
+        for at in range(1, 1000):
+            clean()
+            for f in old if force else ():
+                write(f, b"old")
+            code = run_with_fault(args, at=at, action=action).returncode
+            if code or leftovers():
+                check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
+                again = run_with_fault(args)
+                check(again.returncode == 0, f"{action} at {at}: then {again}")
+            check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
+            most = at if code == -9 else most
+            if at > most:  # there was no such call
+                break
+        check(most > 15, f"{most} calls")
+
+
+def test_full_disk():
+    text = random_text(3000000).encode()
+    write("a.txt", text)
+    refuse("cannot write", *BYTES, "a.txt", code=74, limit=1000000)
+    run(*BYTES, "a.txt")
+    check(read_bytes("out", "train") == text and not leftovers(), "after a full disk")
+
+
+def test_memory():
+    """Streaming: 200 MB of text in little memory."""
+    with open("big.txt", "wb") as f:
+        piece = random_text(1000000).encode()
+        for _ in range(200000000 // len(piece)):
+            f.write(piece)
+    p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "big.txt"], stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)
+    peak = 0
+    while p.poll() is None:  # its own high-water mark; getrusage would count what it inherits from us
+        lines = open(f"/proc/{p.pid}/status").read().splitlines()
+        peak = max([peak] + [int(line.split()[1]) for line in lines if line.startswith("VmHWM")])
+        time.sleep(0.01)
+    check(p.returncode == 0 and 1000 < peak < 40000, f"exit code {p.returncode}, {peak} KiB")
+    os.unlink("big.txt")
+
+
+def main():
+    global checks, failures
+    total = 0
+    only = os.environ.get("ONLY")
+    print(f"  seed {SEED}")
+    for name, test in list(globals().items()):
+        if not name.startswith("test_") or (only and only != name):
+            continue
+        checks = failures = 0
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)
+            test()
+            os.chdir("/")
+        seconds = time.monotonic() - start
+        word = "FAIL" if failures or not checks else "PASS"
+        print(f"{word} test_tokenize/{name} {seconds:.2f}s" + (f": {failures} of {checks} checks" if failures else ""), flush=True)
+        total += word == "FAIL"
+    return 1 if total else 0
+
+
+sys.exit(main())

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# data/tokenize: what it writes against a reimplementation (Python, standard library only), and its tokens against the
+# packages tiktoken and tokenizers, where build/venv has them. GNS_BUILD names the build directory.
+set -u
+. "$(dirname "$0")/../checks.sh" test_tokenize
+python=$(find_python) || skip_suite "no python3"
+sanitized=$build-san/data/tokenize # make test builds it too
+[ -x "$sanitized" ] || sanitized=
+"$python" dev/test/data/test_tokenize.py "$tokenize" $sanitized
+code=$?
+"$python" dev/test/data/compare_tokenizers.py "$tokenize"
+compared=$?
+[ $compared = 77 ] || [ $code != 0 ] || code=$compared
+exit $code

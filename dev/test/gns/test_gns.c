@@ -1,0 +1,629 @@
+// The gradient noise scale against synthetic per-example gradients whose |G|^2 and tr(Sigma) are known.
+#include "../test.h"
+
+#include "model/engine.h"
+#include "gns/gns.h"
+#include "gns/noise.h"
+#include "math/rng.h"
+
+// Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2. Isotropic: all directions alike.
+// Spiked: one direction carries 90% of the noise, which is as far from a smooth sum as noise gets.
+enum { D = 20, MAX_B = 32 };
+
+typedef struct {
+    double mean[D], deviation[D]; // of one example's gradient, by direction
+    uint64_t stream, drawn;
+    double spare; // half of a Box-Muller pair; NaN: none
+} Source;
+
+typedef struct {
+    double n, q;
+} Norms;
+
+// The same stream goes on with another |G|^2 and tr(Sigma).
+static void source_scale(Source *s, double g2, double trace, bool spiked) {
+    for (int d = 0; d < D; d++) {
+        s->mean[d] = sqrt(g2 / D);
+        double share = spiked ? (d == 0 ? 0.9 : 0.1 / (D - 1)) : 1.0 / D;
+        s->deviation[d] = sqrt(trace * share);
+    }
+}
+
+static Source source_make(double g2, double trace, bool spiked, uint64_t stream) {
+    Source s = {.stream = stream, .spare = NAN};
+    source_scale(&s, g2, trace, spiked);
+    return s;
+}
+
+// Two normals a Philox block: this file draws some ten million.
+static double source_normal(Source *s) {
+    if (!isnan(s->spare)) {
+        double z = s->spare;
+        s->spare = NAN;
+        return z;
+    }
+    double u = 1 - rng_uniform(77, s->stream, 2 * s->drawn), v = rng_uniform(77, s->stream, 2 * s->drawn + 1);
+    s->drawn++;
+    double r = sqrt(-2 * log(u)), a = 2 * acos(-1) * v;
+    s->spare = r * sin(a);
+    return r * cos(a);
+}
+
+static void source_draw(Source *s, int B, double g[MAX_B][D]) {
+    for (int b = 0; b < B; b++)
+        for (int d = 0; d < D; d++) g[b][d] = s->mean[d] + s->deviation[d] * source_normal(s);
+}
+
+static Norms norms_of(int B, double g[MAX_B][D]) {
+    Norms r = {0, 0};
+    for (int d = 0; d < D; d++) {
+        double sum = 0;
+        for (int b = 0; b < B; b++) {
+            sum += g[b][d];
+            r.n += g[b][d] * g[b][d] / B;
+        }
+        r.q += sum * sum / B / B;
+    }
+    return r;
+}
+
+static Norms source_norms(Source *s, int B) {
+    double g[MAX_B][D];
+    source_draw(s, B, g);
+    return norms_of(B, g);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the estimators
+
+typedef struct {
+    double mean_s, mean_g2, se_s, se_g2, ratio, se_ratio;
+} Moments;
+
+// Means over `draws` batches, and their standard errors from the plain sample covariance; the ratio's is that of
+// S - R G2 at the true R, which is exact however small G2 is.
+static Moments sample(Source *source, int B, int draws, double true_ratio) {
+    double s1 = 0, g1 = 0, ss = 0, gg = 0, rr = 0;
+    for (int i = 0; i < draws; i++) {
+        Norms r = source_norms(source, B);
+        double s = gns_s(B, r.n, r.q), g = gns_g2(B, r.n, r.q), rest = s - true_ratio * g;
+        s1 += s / draws, g1 += g / draws;
+        ss += s * s / draws, gg += g * g / draws, rr += rest * rest / draws;
+    }
+    double rest = s1 - true_ratio * g1;
+    ss -= s1 * s1, gg -= g1 * g1, rr -= rest * rest;
+    return (Moments){s1, g1, sqrt(ss / draws), sqrt(gg / draws), s1 / g1, sqrt(rr / draws) / fabs(g1)};
+}
+
+static void test_unbiased(void) {
+    static const struct {
+        int B;
+        double g2, trace;
+    } cases[] = {{2, 1, 1}, {2, 0.1, 10}, {8, 1, 30}, {16, 0.25, 50}, {16, 4, 1}, {32, 4, 2}};
+    int tight = 0; // ratios known to better than 0.25%
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int spiked = 0; spiked < 2; spiked++) {
+            Source source = source_make(cases[i].g2, cases[i].trace, spiked, 2 * i + (uint64_t)spiked);
+            double true_ratio = cases[i].trace / cases[i].g2;
+            Moments m = sample(&source, cases[i].B, 10000, true_ratio);
+            double z_s = (m.mean_s - cases[i].trace) / m.se_s, z_g2 = (m.mean_g2 - cases[i].g2) / m.se_g2;
+            CHECK(fabs(z_s) < 4, "case %zu spiked %d: S %g, z = %g", i, spiked, m.mean_s, z_s);
+            CHECK(fabs(z_g2) < 4, "case %zu spiked %d: G2 %g, z = %g", i, spiked, m.mean_g2, z_g2);
+            CHECK(fabs(m.ratio - true_ratio) < 4 * m.se_ratio, "case %zu spiked %d: ratio %g, want %g +- %g", i, spiked,
+                  m.ratio, true_ratio, m.se_ratio);
+            if (m.se_ratio > 0.0025 * true_ratio) continue;
+            tight++;
+            CHECK_CLOSE(m.ratio, true_ratio, 0.01, 0);
+        }
+    CHECK(tight >= 2, "only %d ratios known well enough to test for 1%%", tight);
+}
+
+// The same example B times over has no noise.
+static void test_duplicates(void) {
+    Source source = source_make(3, 5, false, 100);
+    for (int trial = 0; trial < 100; trial++) {
+        double g[MAX_B][D];
+        source_draw(&source, 1, g);
+        for (int b = 1; b < MAX_B; b++) memcpy(g[b], g[0], sizeof g[0]);
+        Norms r = norms_of(MAX_B, g);
+        CHECK(fabs(gns_s(MAX_B, r.n, r.q)) < 1e-13 * r.n, "S = %g of %g", gns_s(MAX_B, r.n, r.q), r.n);
+        CHECK_CLOSE(gns_g2(MAX_B, r.n, r.q), r.n, 1e-13, 0);
+        GnsTracker t;
+        gns_init(&t, 10);
+        for (int i = 0; i < 20; i++) gns_update(&t, MAX_B, r.n, r.q, 1);
+        GnsEstimate e = gns_estimate(&t);
+        CHECK(fabs(e.scale) < 1e-12 && e.lower < 1e-12 && e.significant, "scale %g above %g", e.scale, e.lower);
+    }
+}
+
+// What the two estimators are: S the trace of the sample covariance (with B - 1), G2 the mean product of two different
+// examples. And eight rows one by one, in float as an engine accumulates them, give the same as all at once.
+static void test_identities(void) {
+    enum { B = 8 };
+    Source source = source_make(1, 20, true, 101);
+    for (int trial = 0; trial < 200; trial++) {
+        double g[MAX_B][D], trace = 0, products = 0;
+        source_draw(&source, B, g);
+        float sum[D] = {0}, squares = 0, q = 0;
+        for (int d = 0; d < D; d++) {
+            double mean = 0;
+            for (int b = 0; b < B; b++) mean += g[b][d] / B;
+            for (int b = 0; b < B; b++) {
+                trace += (g[b][d] - mean) * (g[b][d] - mean) / (B - 1);
+                for (int a = 0; a < B; a++) products += a == b ? 0 : g[a][d] * g[b][d] / (B * (B - 1));
+            }
+        }
+        for (int b = 0; b < B; b++)
+            for (int d = 0; d < D; d++) {
+                sum[d] += (float)g[b][d];
+                squares += (float)g[b][d] * (float)g[b][d];
+            }
+        for (int d = 0; d < D; d++) q += sum[d] * sum[d];
+        Norms once = norms_of(B, g);
+        CHECK_CLOSE(gns_s(B, once.n, once.q), trace, 1e-12, 0);
+        CHECK_CLOSE(gns_g2(B, once.n, once.q), products, 1e-12, once.n);
+        CHECK_CLOSE(squares / B, once.n, 1e-5, 0);
+        CHECK_CLOSE(q / (B * B), once.q, 1e-5, 0);
+        CHECK_CLOSE(gns_s(B, squares / B, q / (B * B)), trace, 1e-5, 0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the averages
+
+// Averages, sum of squared weights and errors against sums over the whole history, with steps of changing size, and
+// steps of one example in between that must leave no trace. Differences weigh as the step, or as its square.
+static void check_tracker(bool diff_sq) {
+    enum { STEPS = 60 };
+    const double half_life = 700;
+    double g2[STEPS], s[STEPS], tokens[STEPS];
+    Source source = source_make(1, 10, false, 102);
+    GnsTracker t;
+    gns_init(&t, half_life);
+    t.diff_sq = diff_sq;
+    CHECK(!gns_estimate(&t).valid && isnan(gns_estimate(&t).scale), "an estimate from nothing");
+    for (int last = 0; last < STEPS; last++) {
+        int B = 2 + last % 5;
+        Norms r = source_norms(&source, B);
+        g2[last] = (B * r.q - r.n) / (B - 1);
+        s[last] = (r.n - r.q) / (1 - 1.0 / B);
+        tokens[last] = 64 * B;
+        gns_update(&t, B, r.n, r.q, tokens[last]);
+        GnsTracker before = t;
+        gns_update(&t, 1, 123, 456, 64);
+        CHECK(memcmp(&t, &before, sizeof t) == 0, "one example changed the averages");
+
+        double w[STEPS], v[STEPS], total = 0, mean_g = 0, mean_s = 0, sum_w2 = 0, since = 0;
+        for (int i = last; i >= 0; i--) {
+            w[i] = (1 - pow(2, -tokens[i] / half_life)) * pow(2, -since / half_life);
+            v[i] = diff_sq ? w[i] * w[i] : w[i];
+            total += w[i];
+            since += tokens[i];
+        }
+        double diffs = 0, gg = 0, ss = 0, gs = 0;
+        for (int i = 0; i <= last; i++) {
+            mean_g += w[i] / total * g2[i];
+            mean_s += w[i] / total * s[i];
+            sum_w2 += w[i] / total * w[i] / total;
+            if (i == 0) continue;
+            double dg = g2[i] - g2[i - 1], ds = s[i] - s[i - 1];
+            diffs += v[i], gg += v[i] * dg * dg, ss += v[i] * ds * ds, gs += v[i] * dg * ds;
+        }
+        GnsEstimate e = gns_estimate(&t);
+        CHECK(e.valid, "no estimate after %d steps", last + 1);
+        CHECK_CLOSE(e.g2, mean_g, 1e-12, 1);
+        CHECK_CLOSE(e.s, mean_s, 1e-12, 1);
+        CHECK_CLOSE(t.weight_sq / t.weight / t.weight, sum_w2, 1e-12, 0);
+        CHECK(mean_g > 0 ? fabs(e.scale - mean_s / mean_g) < 1e-9 * mean_s / mean_g : isnan(e.scale), "scale %g",
+              e.scale);
+        if (last == 0) {
+            CHECK(isnan(e.g2_se) && e.lower == 0 && !e.significant, "an error from one step");
+            continue;
+        }
+        CHECK_CLOSE(e.g2_se, sqrt(gg / diffs / 2 * sum_w2), 1e-12, 0);
+        CHECK_CLOSE(e.s_se, sqrt(ss / diffs / 2 * sum_w2), 1e-12, 0);
+        CHECK(e.significant == (mean_g >= 3 * e.g2_se), "significant %d", e.significant);
+        if (mean_g <= 0) continue;
+        // dR = (dS - R dG2) / G2, its square averaged over the steps themselves
+        double R = mean_s / mean_g, rr = 0;
+        for (int i = 1; i <= last; i++)
+            rr += v[i] / diffs * pow((s[i] - s[i - 1] - R * (g2[i] - g2[i - 1])) / mean_g, 2);
+        CHECK_CLOSE(e.scale_se, sqrt(rr / 2 * sum_w2), 1e-9, 0);
+    }
+}
+
+static void test_tracker(void) {
+    check_tracker(false);
+    check_tracker(true);
+}
+
+// The bound solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too.
+static void test_lower_formula(void) {
+    for (int i = -3; i <= 20; i++) {
+        double g2 = 0.1 * i;
+        CHECK_CLOSE(gns_lower(g2, 5, (GnsCovariance){0.04, 0, 0}, 2), 5 / (g2 + 0.4), 1e-12, 0);
+    }
+    CHECK(gns_lower(-0.5, 5, (GnsCovariance){0.04, 0, 0}, 2) == INFINITY, "a finite bound where G2 is below -2 SE");
+    CHECK(gns_lower(1, 0, (GnsCovariance){0.04, 0, 0}, 2) == 0, "no noise, yet a bound");
+    CHECK(gns_lower(1, -5, (GnsCovariance){0.04, 0, 0}, 2) == 0, "less than no noise, yet a bound");
+    CHECK(!gns_calibration_knows(&(GnsTracker){.weight = 1}, (GnsEstimate){.g2 = 1, .s = -1}), "a scale below 0");
+    CHECK(gns_lower(1, 1, (GnsCovariance){0.04, 0.5, 0}, 2) == 0, "S lost in its error, yet a bound");
+    CHECK_CLOSE(gns_lower(0.5, 7, (GnsCovariance){0, 0, 0}, 2), 14, 1e-12, 0);
+    for (uint64_t i = 0; i < 2000; i++) {
+        double g2 = rng_normal(8, 1, i), s = 3 + rng_uniform(8, 2, i), k = 2 + 3 * rng_uniform(8, 3, i);
+        double sg = 0.3 * rng_uniform(8, 4, i), sd = 0.5 * rng_uniform(8, 5, i), rho = 2 * rng_uniform(8, 6, i) - 1;
+        double R = gns_lower(g2, s, (GnsCovariance){sg * sg, sd * sd, rho * sg * sd}, k);
+        if (R == INFINITY || R == 0) {
+            CHECK(R == 0 ? s <= k * sd : g2 <= -k * sg, "bound %g for %g +- %g, %g +- %g", R, s, sd, g2, sg);
+            continue;
+        }
+        double error = sqrt(sd * sd - 2 * R * rho * sg * sd + R * R * sg * sg);
+        CHECK(R > 0 && fabs(s - R * g2 - k * error) < 1e-9 * (s + R * fabs(g2)), "R = %g: %g against %g", R, s - R * g2,
+              k * error);
+    }
+}
+
+// How often a run's bound, after 6 half-lives, lies below the truth.
+static double coverage(int B, double scale, bool spiked, double half_life_steps, int runs, uint64_t stream,
+                       int *insignificant) {
+    Source source = source_make(1 / scale, 1, spiked, stream);
+    int covered = 0;
+    for (int run = 0; run < runs; run++) {
+        GnsTracker t;
+        gns_init(&t, half_life_steps * B);
+        for (int step = 0; step < 6 * half_life_steps + 4; step++) {
+            Norms r = source_norms(&source, B);
+            gns_update(&t, B, r.n, r.q, B);
+        }
+        GnsEstimate e = gns_estimate(&t);
+        covered += e.lower <= scale;
+        *insignificant += !e.significant;
+    }
+    return (double)covered / runs;
+}
+
+// From where S's own error counts most (scale 1) to where G2 is lost in noise; half-lives from one step up.
+static void test_coverage(void) {
+    static const int batches[] = {2, 16};
+    static const double scales[] = {1, 10, 1000}, half_lives[] = {1, 3, 10};
+    enum { RUNS = 400 };
+    int insignificant = 0;
+    uint64_t stream = 200;
+    for (int b = 0; b < 2; b++)
+        for (int spiked = 0; spiked < 2; spiked++)
+            for (int s = 0; s < 3; s++)
+                for (int h = 0; h < 3; h++) {
+                    double c = coverage(batches[b], scales[s], spiked, half_lives[h], RUNS, stream++, &insignificant);
+                    CHECK(c >= 0.95, "B %d scale %g spiked %d half-life %g steps: covered in %.1f%%", batches[b],
+                          scales[s], spiked, half_lives[h], 100 * c);
+                }
+    CHECK(insignificant > 10 * RUNS, "only %d runs had an insignificant G2", insignificant);
+}
+
+// The bound must not be had by being useless: with B = 16 it comes within a factor of 2 of a scale of 4, and where the
+// scale is far above B it says that it is above B.
+static void test_lower_is_useful(void) {
+    enum { RUNS = 100 };
+    const double scales[] = {4, 64, 1e6}, wanted[] = {2, 16, 16};
+    for (int spiked = 0; spiked < 2; spiked++)
+        for (int c = 0; c < 3; c++) {
+            Source source = source_make(1 / scales[c], 1, spiked, 300 + (uint64_t)(2 * c + spiked));
+            int good = 0;
+            for (int run = 0; run < RUNS; run++) {
+                GnsTracker t;
+                gns_init(&t, 20);
+                for (int step = 0; step < 100; step++) {
+                    Norms r = source_norms(&source, 16);
+                    gns_update(&t, 16, r.n, r.q, 1);
+                }
+                good += gns_estimate(&t).lower > wanted[c];
+            }
+            CHECK(good >= 85, "scale %g spiked %d: above %g in %d of %d", scales[c], spiked, wanted[c], good, RUNS);
+        }
+}
+
+// The delta method's error against the spread of the estimate over many runs.
+static void test_scale_error(void) {
+    for (int spiked = 0; spiked < 2; spiked++) {
+        Source source = source_make(1, 8, spiked, 400 + (uint64_t)spiked);
+        enum { RUNS = 400 };
+        double mean = 0, square = 0, claimed = 0;
+        for (int run = 0; run < RUNS; run++) {
+            GnsTracker t;
+            gns_init(&t, 25);
+            for (int step = 0; step < 125; step++) {
+                Norms r = source_norms(&source, 8);
+                gns_update(&t, 8, r.n, r.q, 1);
+            }
+            GnsEstimate e = gns_estimate(&t);
+            mean += e.scale / RUNS, square += e.scale * e.scale / RUNS, claimed += e.scale_se * e.scale_se / RUNS;
+        }
+        double spread = sqrt(square - mean * mean);
+        CHECK_CLOSE(sqrt(claimed), spread, 0.15, 0);
+        CHECK(fabs(mean - 8) < spread, "mean %g, want 8", mean);
+    }
+}
+
+// A mean that drifts is not noise: the error stays that of the noise, where a plain variance would see the drift.
+static void test_drift(void) {
+    GnsTracker still, drifting;
+    gns_init(&still, 50);
+    gns_init(&drifting, 50);
+    for (uint64_t i = 0; i < 500; i++) {
+        double g2 = 1 + 0.05 * rng_normal(12, 0, i), s = 10 + 0.1 * rng_normal(12, 1, i), up = 0.005 * (double)i;
+        // back to n and q for B = 4
+        gns_update(&still, 4, g2 + s, g2 + s / 4, 1);
+        gns_update(&drifting, 4, g2 + up + s, g2 + up + s / 4, 1);
+    }
+    CHECK_CLOSE(gns_estimate(&drifting).g2_se, gns_estimate(&still).g2_se, 0.05, 0);
+    CHECK_CLOSE(gns_estimate(&still).s, 10, 0.01, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// calibration
+
+// total has 2.5 times the scale of ln: the ratio is found, waits for significance, and survives its loss.
+static void test_calibration(void) {
+    GnsCalibration c;
+    gns_calibration_init(&c, 20);
+    CHECK(c.ratio == 1 && c.total.half_life == 100 && c.ln.half_life == 100, "start");
+    Source total = source_make(1, 10, false, 500), ln = source_make(0.1, 0.4, false, 501);
+    for (int i = 0; i < 400; i++) {
+        Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
+        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1);
+    }
+    CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
+    total = source_make(1e-5, 10, false, 502), ln = source_make(1e-6, 0.4, false, 503); // G vanishes in noise
+    for (int i = 0; i < 3000; i++) {
+        Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
+        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1);
+        GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
+        if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
+    }
+    CHECK(!gns_estimate(&c.total).significant, "a significant G2 of nothing");
+    CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
+}
+
+// One sampled step of a made-up model: the scale of the LayerNorms, and `ratio` times that for the whole.
+static void calibrate(GnsCalibration *c, Source *total, Source *ln, double ln_scale, double ratio, double g2, int B) {
+    source_scale(total, g2, ratio * ln_scale * g2, false);
+    source_scale(ln, g2 / 100, ln_scale * g2 / 100, false);
+    Norms a = source_norms(total, B), b = source_norms(ln, B);
+    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1);
+}
+
+// As a run begins: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then both
+// stay. Soon afterwards what is taken for the ratio must be the new one: not an early one that is held because the
+// error of the average remembers how large |G|^2 was (it does so for another 15 half-lives if all differences count
+// alike).
+static void test_calibration_is_timely(void) {
+    enum { RUNS = 40, FALL = 150, B = 16 };
+    int known[2] = {0, 0}; // 4 and 8 half-lives after the fall
+    for (int run = 0; run < RUNS; run++) {
+        Source total = source_make(1, 1, false, 510 + 2 * (uint64_t)run), ln = total;
+        ln.stream++;
+        GnsCalibration c;
+        gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
+        for (int i = 1; i <= FALL + 120; i++) {
+            double done = fmin((double)i / FALL, 1);
+            calibrate(&c, &total, &ln, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), B);
+            if (i == FALL + 60) known[0] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+        }
+        known[1] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+    }
+    CHECK(known[0] >= 0.8 * RUNS && known[1] >= 0.8 * RUNS, "of %d runs %d and %d had the ratio", RUNS, known[0],
+          known[1]);
+}
+
+// Nor too early: where G2 is lost in noise, few samples in a half-life must not look like a known ratio by chance.
+static void test_calibration_is_wary(void) {
+    enum { RUNS = 400, B = 16 };
+    const double half_lives[] = {1.5, 4};
+    for (int h = 0; h < 2; h++) {
+        int wrong = 0;
+        for (int run = 0; run < RUNS; run++) {
+            Source total = source_make(1, 1, false, 700 + 2 * (uint64_t)(run + RUNS * h)), ln = total;
+            ln.stream++;
+            GnsCalibration c;
+            gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
+            bool off = false;
+            for (int i = 0; i < 8 * half_lives[h]; i++) {
+                calibrate(&c, &total, &ln, 2 * B, 2.5, 1, B);
+                off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
+            }
+            wrong += off;
+        }
+        CHECK(wrong <= 0.04 * RUNS, "half-life of %g samples: %d of %d runs took a wrong ratio", half_lives[h], wrong,
+              RUNS);
+    }
+}
+
+// A ratio that is given counts, below 1 too; else the measured one.
+static void test_ratio(void) {
+    CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
+    CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the estimate from the ranks' gradients
+
+// One step: rank r draws rows[r] examples. |sum of its gradients|^2, summed over the ranks, and |sum over all|^2.
+typedef struct {
+    double rank_sq, batch_sq;
+} RankNorms;
+
+static RankNorms draw_ranks(Source *source, const int64_t *rows, int ranks) {
+    RankNorms norms = {0, 0};
+    double all[D] = {0};
+    for (int r = 0; r < ranks; r++) {
+        double g[MAX_B][D], sum[D] = {0};
+        source_draw(source, (int)rows[r], g);
+        for (int b = 0; b < rows[r]; b++)
+            for (int d = 0; d < D; d++) sum[d] += g[b][d];
+        for (int d = 0; d < D; d++) norms.rank_sq += sum[d] * sum[d], all[d] += sum[d];
+    }
+    for (int d = 0; d < D; d++) norms.batch_sq += all[d] * all[d];
+    return norms;
+}
+
+enum { MAX_RANKS = 8 };
+static const struct {
+    int ranks;
+    int64_t rows[MAX_RANKS];
+    double g2, trace;
+} rank_cases[] = {
+    {2, {4, 4}, 1, 10},
+    {4, {8, 8, 8, 8}, 0.5, 40},
+    {3, {3, 2, 2}, 2, 5},
+    {8, {2, 2, 2, 1, 1, 1, 1, 1}, 1, 20}, // B mod ranks != 0
+    {4, {1, 1, 1, 0}, 3, 3}               // the last, short step of a run
+};
+
+// Over many steps of the same distribution the averages are its |G|^2 and tr(Sigma), whatever the shares.
+static void test_ranks_unbiased(void) {
+    for (size_t i = 0; i < sizeof rank_cases / sizeof *rank_cases; i++)
+        for (int spiked = 0; spiked < 2; spiked++) {
+            Source source = source_make(rank_cases[i].g2, rank_cases[i].trace, spiked, 500 + 2 * i + (uint64_t)spiked);
+            Noise noise = {0};
+            gns_init(&noise.ranks, 1e12); // nothing is forgotten
+            for (int step = 0; step < 10000; step++) {
+                RankNorms norms = draw_ranks(&source, rank_cases[i].rows, rank_cases[i].ranks);
+                noise_observe_ranks(&noise, rank_cases[i].rows, rank_cases[i].ranks, norms.rank_sq, norms.batch_sq, 1);
+            }
+            GnsEstimate e = gns_estimate(&noise.ranks);
+            double z_g2 = (e.g2 - rank_cases[i].g2) / e.g2_se, z_s = (e.s - rank_cases[i].trace) / e.s_se;
+            CHECK(fabs(z_g2) < 4, "case %zu spiked %d: G2 %g, want %g, z = %g", i, spiked, e.g2, rank_cases[i].g2,
+                  z_g2);
+            CHECK(fabs(z_s) < 4, "case %zu spiked %d: S %g, want %g, z = %g", i, spiked, e.s, rank_cases[i].trace, z_s);
+            CHECK(e.s_se < 0.05 * e.s, "case %zu: S is only known to %g of %g", i, e.s_se, e.s);
+        }
+}
+
+// Where every rank has one row it is the estimate from per-example norms; where one has all rows it is none.
+static void test_ranks_limits(void) {
+    static const int64_t one_each[MAX_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1}, all_on_one[2] = {0, 9};
+    Source source = source_make(1, 4, false, 600);
+    Noise noise = {0};
+    GnsTracker examples;
+    gns_init(&noise.ranks, 7);
+    gns_init(&examples, 7);
+    for (int step = 0; step < 50; step++) {
+        RankNorms norms = draw_ranks(&source, one_each, MAX_RANKS);
+        noise_observe_ranks(&noise, one_each, MAX_RANKS, norms.rank_sq, norms.batch_sq, 1 + step % 3);
+        gns_update(&examples, MAX_RANKS, norms.rank_sq / MAX_RANKS, norms.batch_sq / MAX_RANKS / MAX_RANKS,
+                   1 + step % 3);
+        CHECK_CLOSE(gns_estimate(&noise.ranks).g2, gns_estimate(&examples).g2, 1e-9, 1);
+        CHECK_CLOSE(gns_estimate(&noise.ranks).s, gns_estimate(&examples).s, 1e-9, 1);
+    }
+    GnsTracker before = noise.ranks;
+    noise_observe_ranks(&noise, all_on_one, 2, 3, 3, 1);
+    CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "learnt from a step that one rank did alone");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A model's groups
+
+// S / G2 of averages that forget by half over so many tokens, from their definition.
+typedef struct {
+    double g2, s, half_life;
+} Average;
+
+static void average_add(Average *a, double B, Norms norms, double tokens) {
+    double keep = exp2(-tokens / a->half_life);
+    a->g2 = keep * a->g2 + (1 - keep) * (B * norms.q - norms.n) / (B - 1);
+    a->s = keep * a->s + (1 - keep) * (norms.n - norms.q) * B / (B - 1);
+}
+
+// The norms of all tensors that have `part` in their names.
+static Norms group_norms(const Model *model, const StepResult *result, double B, const char *part) {
+    Norms norms = {0, 0};
+    for (int i = 0; i < model->tensor_count; i++)
+        if (strstr(model->tensors[i].name, part)) {
+            norms.n += result->example_sq[i] / B;
+            norms.q += result->grad_sq[i] / (B * B);
+        }
+    return norms;
+}
+
+static void check_average(const char *what, int step, const GnsTracker *t, const Average *a) {
+    double got = gns_estimate(t).scale, want = a->s / a->g2;
+    CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
+}
+
+// Ranks of one row each, whose estimate is that of the examples' norms.
+static void observe_single_rows(Noise *noise, int B, Norms norms) {
+    int64_t rows[MAX_B];
+    for (int b = 0; b < B; b++) rows[b] = 1;
+    noise_observe_ranks(noise, rows, B, B * norms.n, B * B * norms.q, noise->tokens_since_ranks);
+}
+
+// LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
+// tokens since the one before, with half-lives five times as long. So does the ranks' estimate from its steps.
+static void test_groups(void) {
+    enum { HALF_LIFE = 900, STEPS = 60, LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, AVERAGES = LAYER + 2 };
+    static const char *const parts[AVERAGES] = {
+        [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight", [TYPE + 1] = "attn",
+        [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1."};
+    const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
+    double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0;
+    const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
+    Average want[AVERAGES], want_ranks = {0, 0, 5 * HALF_LIFE};
+    Model model;
+    Noise noise;
+    Error e = {0};
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, &e), &e);
+    for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN ? HALF_LIFE : 5 * HALF_LIFE};
+    for (int step = 0; step < STEPS; step++) {
+        double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;
+        for (int i = 0; i < model.tensor_count; i++) { // |sum g|^2 lies between sum |g|^2 and B times that
+            example_sq[i] = 1 + rng_u32(700, 1 + (uint64_t)step, (uint64_t)i) % 1000;
+            grad_sq[i] = example_sq[i] * (1 + (B - 1) * (rng_u32(701, (uint64_t)step, (uint64_t)i) % 1000) / 1000.0);
+        }
+        bool exact = step % 4 == 2 || step < 2;
+        noise_observe(&noise, &model, &result, (int64_t)B, tokens, exact ? GNS_EXACT : GNS_LN);
+        tokens_since += tokens;
+        average_add(&want[LN], B, group_norms(&model, &result, B, parts[LN]), tokens);
+        for (int k = SAMPLED_LN; k < AVERAGES && exact; k++)
+            average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
+        if (exact) tokens_since = 0;
+        tokens_since_ranks += tokens;
+        if (step % 8 == 0) {
+            Norms all = group_norms(&model, &result, B, "");
+            observe_single_rows(&noise, (int)B, all);
+            average_add(&want_ranks, B, all, tokens_since_ranks);
+            tokens_since_ranks = 0;
+        }
+        check_average("ranks", step, &noise.ranks, &want_ranks);
+        check_average("ln", step, &noise.ln, &want[LN]);
+        check_average("ln of samples", step, &noise.calibration.ln, &want[SAMPLED_LN]);
+        check_average("total", step, &noise.calibration.total, &want[TOTAL]);
+        for (int g = 0; g < GROUP_COUNT; g++) check_average(group_names[g], step, &noise.type[g], &want[TYPE + g]);
+        for (int l = 0; l < 2; l++) check_average("a layer", step, &noise.layer[l], &want[LAYER + l]);
+    }
+    Noise before = noise;
+    noise_observe(&noise, &model, &result, 8, 64, GNS_OFF);
+    CHECK(memcmp(&before.ln, &noise.ln, sizeof before.ln) == 0, "learnt from a step that measured nothing");
+    noise_destroy(&noise);
+    model_destroy(&model);
+}
+
+int main(void) {
+    RUN(test_unbiased);
+    RUN(test_duplicates);
+    RUN(test_identities);
+    RUN(test_tracker);
+    RUN(test_lower_formula);
+    RUN(test_coverage);
+    RUN(test_lower_is_useful);
+    RUN(test_scale_error);
+    RUN(test_drift);
+    RUN(test_calibration);
+    RUN(test_calibration_is_timely);
+    RUN(test_calibration_is_wary);
+    RUN(test_ratio);
+    RUN(test_ranks_unbiased);
+    RUN(test_ranks_limits);
+    RUN(test_groups);
+    return test_summary();
+}

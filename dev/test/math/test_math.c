@@ -1,0 +1,250 @@
+// Random numbers, AdamW and schedules against what their papers say.
+#include "../test.h"
+
+#include "math/adamw.h"
+#include "math/rng.h"
+#include "math/schedule.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rng
+
+// The known answers that Random123 publishes for Philox4x32-10 (its file kat_vectors): counter, key, output.
+static void test_philox_known_answers(void) {
+    static const uint32_t known[3][10] = {
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d, 0x41c83b0e, 0xa20bc7c6,
+         0x6d5451fd},
+        // the digits of pi
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420,
+         0x24126ea1},
+    };
+    for (int i = 0; i < 3; i++) {
+        const uint32_t *k = known[i];
+        RngBlock got = rng_philox((RngBlock){{k[0], k[1], k[2], k[3]}}, k[4], k[5]);
+        for (int w = 0; w < 4; w++)
+            CHECK(got.word[w] == k[6 + w], "vector %d word %d: %08x, want %08x", i, w, got.word[w], k[6 + w]);
+        // The same through (seed, stream, index): where each bit of the three goes.
+        uint64_t block = (uint64_t)k[1] << 32 | k[0], stream = (uint64_t)k[3] << 32 | k[2];
+        uint64_t seed = (uint64_t)k[5] << 32 | k[4];
+        RngBlock b = rng_block(seed, stream, block);
+        for (int w = 0; w < 4; w++) CHECK(b.word[w] == k[6 + w], "block %d word %d", i, w);
+        if (block >> 62) continue; // 4 block does not fit an index
+        for (int w = 0; w < 4; w++)
+            CHECK(rng_u32(seed, stream, 4 * block + (uint64_t)w) == k[6 + w], "u32 %d word %d", i, w);
+    }
+}
+
+// What is made of the words, by a program in Python that was written from rng.h's text: the words in integers, log and
+// cos to 60 digits. Other draws would be as random, and not those of the run that a checkpoint is of.
+static void test_known_draws(void) {
+    static const struct {
+        uint64_t seed, stream, index, u64;
+        double uniform, normal;
+    } known[] = {
+        {0, 0, 0, 0xe169c58d6627e8d5, 0x1.c2d38b1acc4fdp-1, -0.397667538444182123},
+        {1337, 3, 7, 0xeca013ce18cf5814, 0x1.d940279c319ebp-1, 1.19884273565066457},
+        {42, (uint64_t)1 << 40, 12345678901, 0x5b037842a7715455, 0x1.6c0de10a9dc54p-2, -0.0326105713758661764},
+        {0x299f31d0a4093822, 0x0370734413198a2e, 0x05a308d3243f6a88, 0x195b231f5d62d4c1, 0x1.95b231f5d62d0p-4,
+         -1.44527199279832819},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint64_t seed = known[i].seed, stream = known[i].stream, index = known[i].index;
+        CHECK(rng_u64(seed, stream, index) == known[i].u64, "draw %zu: %016llx", i,
+              (unsigned long long)rng_u64(seed, stream, index));
+        CHECK(rng_uniform(seed, stream, index) == known[i].uniform, "draw %zu: %a", i,
+              rng_uniform(seed, stream, index));
+        CHECK_CLOSE(rng_normal(seed, stream, index), known[i].normal, 1e-14, 1);
+    }
+}
+
+// Mean, variance and 64-bin chi-square of the uniforms, and that streams, seeds and neighbours share nothing.
+static void test_uniform(void) {
+    enum { N = 200000, BINS = 64 };
+    static int bins[BINS];
+    memset(bins, 0, sizeof bins);
+    double sum = 0, squares = 0, lag = 0, streams = 0, before = 0;
+    for (int i = 0; i < N; i++) {
+        double u = rng_uniform(42, 7, (uint64_t)i), other = rng_uniform(42, 8, (uint64_t)i);
+        CHECK(u >= 0 && u < 1, "%g out of [0, 1)", u);
+        bins[(int)(u * BINS)]++;
+        sum += u - 0.5;
+        squares += (u - 0.5) * (u - 0.5);
+        lag += (u - 0.5) * (before - 0.5);
+        streams += (u - 0.5) * (other - 0.5);
+        before = u;
+    }
+    CHECK(fabs(sum / N) < 4 * sqrt(1.0 / 12 / N), "mean off by %g", sum / N);
+    CHECK(fabs(squares / N - 1.0 / 12) < 4 * sqrt(1.0 / 180 / N), "variance %g", squares / N);
+    CHECK(fabs(lag / N) < 4.0 / 12 / sqrt(N), "serial covariance %g", lag / N);
+    CHECK(fabs(streams / N) < 4.0 / 12 / sqrt(N), "covariance of two streams %g", streams / N);
+    double chi2 = 0, expected = (double)N / BINS;
+    for (int i = 0; i < BINS; i++) chi2 += (bins[i] - expected) * (bins[i] - expected) / expected;
+    double spread = sqrt(2.0 * (BINS - 1));
+    CHECK(fabs(chi2 - (BINS - 1)) < 4 * spread, "chi-square %g", chi2);
+}
+
+// Moments 1 to 4, and the distribution function at 17 points.
+static void test_normal(void) {
+    enum { N = 200000, POINTS = 17 };
+    double moment[4] = {0}, below[POINTS] = {0};
+    for (int i = 0; i < N; i++) {
+        double z = rng_normal(1, 2, (uint64_t)i);
+        for (int m = 0; m < 4; m++) moment[m] += pow(z, m + 1) / N;
+        for (int p = 0; p < POINTS; p++) below[p] += z < 0.4 * (p - POINTS / 2);
+    }
+    const double want[4] = {0, 1, 0, 3},
+                 variance[4] = {1, 2, 15, 96}; // of the k-th power of a normal: E z^2k - (E z^k)^2
+    for (int m = 0; m < 4; m++)
+        CHECK(fabs(moment[m] - want[m]) < 4 * sqrt(variance[m] / N), "moment %d: %g", m + 1, moment[m]);
+    for (int p = 0; p < POINTS; p++) {
+        double phi = 0.5 * erfc(-0.4 * (p - POINTS / 2) / sqrt(2.0));
+        CHECK(fabs(below[p] / N - phi) < 4 * sqrt(phi * (1 - phi) / N), "P(z < %g) = %g, want %g",
+              0.4 * (p - POINTS / 2), below[p] / N, phi);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// AdamW
+
+// Algorithm 2 of Loshchilov and Hutter 2019 as printed there (schedule multiplier 1, lambda scaled by the rate as in
+// every implementation), in double. Written from the paper, not from adamw.h: t and the powers are kept by the loop.
+typedef struct {
+    double theta, m, v, beta1_t, beta2_t;
+} PaperAdamW;
+
+static void paper_step(PaperAdamW *a, double g, double alpha, double beta1, double beta2, double eps, double lambda) {
+    a->m = beta1 * a->m + (1 - beta1) * g;
+    a->v = beta2 * a->v + (1 - beta2) * pow(g, 2);
+    a->beta1_t *= beta1;
+    a->beta2_t *= beta2;
+    double m_hat = a->m / (1 - a->beta1_t), v_hat = a->v / (1 - a->beta2_t);
+    a->theta = a->theta - (alpha * m_hat / (sqrt(v_hat) + eps) + alpha * lambda * a->theta);
+}
+
+static void test_adamw(void) {
+    enum { TRIALS = 200, STEPS = 50 };
+    for (int trial = 0; trial < TRIALS; trial++) {
+        uint64_t stream = (uint64_t)trial;
+        double lr = pow(10, -1 - 4 * rng_uniform(5, stream, 0)), beta1 = trial % 3 ? 0.9 : 0.8;
+        double beta2 = trial % 5 < 2 ? 0.999 : 0.95, decay = trial % 2 ? 0.1 : 0, eps = 1e-8;
+        double size =
+            pow(10, 3 - 8 * rng_uniform(5, stream, 1)); // of the gradients: a thousand to a hundred-thousandth
+        float p = (float)rng_normal(6, stream, 0), m = 0, v = 0;
+        AdamWStep s = {0};
+        PaperAdamW paper = {p, 0, 0, 1, 1}, start = paper;
+        double path = 0; // how far it went altogether
+        for (int t = 1; t <= STEPS; t++) {
+            float g = (float)(size * (rng_normal(7, stream, (uint64_t)t) + 0.3));
+            double scale = 1.0 / (1 + t % 7), before = paper.theta;
+            s = adamw_step(lr, beta1, beta2, eps, decay, t, scale);
+            p = adamw_update(p, g, &m, &v, &s, trial % 4 != 3);
+            paper_step(&paper, scale * g, lr, beta1, beta2, eps, trial % 4 != 3 ? decay : 0);
+            path += fabs(paper.theta - before);
+        }
+        // Rounding: of the position at every step, and of the steps themselves.
+        double tolerance = STEPS * 6e-8 * fmax(fabs(start.theta), fabs(paper.theta)) + 3e-6 * path;
+        CHECK(fabs(p - paper.theta) <= tolerance, "trial %d: %.9g, want %.9g +- %.2g", trial, p, paper.theta,
+              tolerance);
+        // The moments hold what float betas decay them by: it is their corrected values that must agree.
+        CHECK_CLOSE(m / s.bias1, paper.m / (1 - paper.beta1_t), 3e-6, size);
+        CHECK_CLOSE(v / s.bias2, paper.v / (1 - paper.beta2_t), 3e-6, size * size);
+    }
+}
+
+// The first step has the size of the rate whatever the gradient's; without a gradient only decay moves.
+static void test_adamw_landmarks(void) {
+    for (int i = 0; i < 12; i++) {
+        AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-20, 0, 1, 0.25);
+        float m = 0, v = 0, g = powf(10, (float)(6 - i));
+        CHECK_CLOSE(adamw_update(1, g, &m, &v, &s, true), 0.99, 1e-6, 1);
+    }
+    AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-8, 0.5, 1, 1);
+    CHECK(s.bias1 == 1 - s.beta1 && s.bias2 == 1 - s.beta2, "corrections of other betas than the moments decay by");
+    float m = 0, v = 0;
+    CHECK_CLOSE(adamw_update(2, 0, &m, &v, &s, true), 2 * (1 - 0.01 * 0.5), 1e-7, 1);
+    CHECK(adamw_update(2, 0, &m, &v, &s, false) == 2, "moved without gradient or decay");
+    CHECK(adamw_clip(5, 2) == 0.4 && adamw_clip(1, 2) == 1 && adamw_clip(5, 0) == 1, "clip");
+    CHECK(adamw_grad_scale(64, 4, 1) == 0.125 && adamw_grad_scale(64, 4, 3) == 0.25, "scale");
+    CHECK(isnan(adamw_grad_scale(INFINITY, 4, 1)) && isnan(adamw_grad_scale(NAN, 4, 0)), "scale of no finite norm");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// schedules
+
+// Each kind as a closed form of the share x of its way, in long double.
+static double closed_form(ScheduleKind kind, double lr, double w, double n, double f, double t) {
+    long double x = ((long double)t - w) / ((long double)n - w);
+    if (t < w) return (double)((long double)lr * t / w);
+    switch (kind) {
+    case SCHEDULE_CONSTANT: return lr;
+    case SCHEDULE_LINEAR: return t > n ? f * lr : (double)(lr - (lr - f * lr) * x);
+    case SCHEDULE_COSINE: {
+        long double c = cosl(acosl(-1) * x / 2); // (1 + cos a) / 2 = cos^2(a / 2)
+        return t > n ? f * lr : (double)(f * lr + (lr - f * lr) * c * c);
+    }
+    case SCHEDULE_INVERSE_SQRT:
+        if (w > 0) return (double)(lr * powl((long double)t / w, -0.5L));
+        return t < 0.01 * n ? lr : (double)(lr * powl(100.0L * t / n, -0.5L));
+    case SCHEDULE_WSD: {
+        long double start = 0.8L * n > w ? 0.8L * n : w;
+        if (t < start) return lr;
+        long double left = 1 - powl((t - start) / (n - start), 0.5L);
+        return t > n ? f * lr : (double)(f * lr + left * (lr - f * lr));
+    }
+    default: return NAN;
+    }
+}
+
+static void test_schedules(void) {
+    const double n = 3.2e9, warmups[] = {0, 1, 1e7, 7e8, 3e9}, fracs[] = {0, 0.1, 1};
+    for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
+        for (int w = 0; w < 5; w++)
+            for (int f = 0; f < 3; f++) {
+                Schedule s = {(ScheduleKind)kind, 6e-4, warmups[w], n, fracs[f]};
+                for (int i = 0; i <= 600; i++) {
+                    double t = i < 500 ? n * i / 499
+                                       : 1.5 * n * rng_uniform(9, (uint64_t)(kind * 15 + w * 3 + f), (uint64_t)i);
+                    CHECK_CLOSE(schedule_lr(&s, t), closed_form(s.kind, s.lr, s.warmup_tokens, n, fracs[f], t), 1e-12,
+                                6e-4);
+                }
+            }
+}
+
+// Written down by hand, so that the two forms above cannot share a mistake.
+static void test_schedule_landmarks(void) {
+    Schedule s = {SCHEDULE_COSINE, 1.0, 100, 1100, 0.2};
+    CHECK(schedule_lr(&s, 0) == 0 && schedule_lr(&s, 50) == 0.5 && schedule_lr(&s, 100) == 1, "warm-up");
+    CHECK_CLOSE(schedule_lr(&s, 600), 0.6, 1e-15, 1);
+    CHECK_CLOSE(schedule_lr(&s, 1100), 0.2, 1e-15, 1);
+    CHECK_CLOSE(schedule_lr(&s, 5000), 0.2, 1e-15, 1);
+    s.kind = SCHEDULE_LINEAR;
+    CHECK_CLOSE(schedule_lr(&s, 350), 0.8, 1e-15, 1);
+    s.kind = SCHEDULE_INVERSE_SQRT;
+    CHECK_CLOSE(schedule_lr(&s, 400), 0.5, 1e-15, 1);
+    s.kind = SCHEDULE_WSD; // decays from 880 to 1100, by the root of the way done
+    CHECK(schedule_lr(&s, 879) == 1 && schedule_lr(&s, 880) == 1, "stable");
+    CHECK_CLOSE(schedule_lr(&s, 935), 0.6, 1e-15, 1);     // a quarter of the way: half of the way down
+    CHECK_CLOSE(schedule_lr(&s, 1003.75), 0.4, 1e-15, 1); // 9 sixteenths: three quarters
+    CHECK_CLOSE(schedule_lr(&s, 1100), 0.2, 1e-15, 1);
+    CHECK_CLOSE(schedule_lr(&s, 5000), 0.2, 1e-15, 1);
+    // A warm-up as long as the run, or longer, never divides by nothing.
+    for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
+        for (int over = 0; over < 2; over++) {
+            Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0};
+            for (double t = 0; t <= 1002; t++)
+                CHECK(isfinite(schedule_lr(&all, t)), "%s at %g", schedule_names[kind], t);
+            CHECK_CLOSE(schedule_lr(&all, 999), 999.0 / (1000 + over), 1e-15, 1);
+        }
+}
+
+int main(void) {
+    RUN(test_philox_known_answers);
+    RUN(test_known_draws);
+    RUN(test_uniform);
+    RUN(test_normal);
+    RUN(test_adamw);
+    RUN(test_adamw_landmarks);
+    RUN(test_schedules);
+    RUN(test_schedule_landmarks);
+    return test_summary();
+}

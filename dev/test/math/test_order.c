@@ -1,0 +1,161 @@
+// The order of the data: the one that it has always been, a bijection of every size, well mixed, another for every key.
+#include "../test.h"
+
+#include "math/permutation.h"
+
+// The order that checkpoints count on: another one would pass all that is said of orders below, and a run that goes on
+// would read other text. As permutation_example of dev/bench/torch_twin.py has it, which is written from the definition.
+static void test_known_order(void) {
+    static const struct {
+        uint64_t n, seed, epoch, x[3]; // of k = 0, 1 and n - 1
+    } known[] = {
+        {10, 1337, 0, {1, 6, 2}},
+        {10, 1337, 1, {5, 8, 4}},
+        {10, 9223372036854775807u, 0, {9, 3, 8}},
+        {10, 9223372036854775807u, 1, {1, 3, 0}},
+        {100003, 1337, 0, {8612, 37016, 53539}},
+        {100003, 1337, 1, {79901, 50967, 96303}},
+        {100003, 9223372036854775807u, 0, {4545, 79259, 28622}},
+        {100003, 9223372036854775807u, 1, {87951, 64354, 63424}},
+        {281474976710597, 1337, 0, {41919502995848, 148180336134638, 207064407634165}},
+        {281474976710597, 1337, 1, {141561302266533, 161278099827159, 97047144635599}},
+        {281474976710597, 9223372036854775807u, 0, {132846941347862, 254973275896718, 222461268083483}},
+        {281474976710597, 9223372036854775807u, 1, {77239103324354, 41411049620905, 163065322016862}},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        for (int j = 0; j < 3; j++) {
+            uint64_t n = known[i].n, k = j < 2 ? (uint64_t)j : n - 1;
+            uint64_t x = permutation_at(n, permutation_key(known[i].seed, known[i].epoch), k);
+            CHECK(x == known[i].x[j], "row %zu: %llu -> %llu", i, (unsigned long long)k, (unsigned long long)x);
+        }
+}
+
+// Is k -> permutation_at(n, key, k) onto [0, n)? seen: n bytes of scratch.
+static bool is_bijection(uint64_t n, uint64_t key, unsigned char *seen) {
+    memset(seen, 0, n);
+    for (uint64_t k = 0; k < n; k++) {
+        uint64_t x = permutation_at(n, key, k);
+        if (x >= n || seen[x]) return false;
+        seen[x] = 1;
+    }
+    return true; // n different values in [0, n)
+}
+
+static void test_bijection(void) {
+    static const uint64_t large[] = {65535, 65536, 65537, 131071, 999983, 1 << 20};
+    unsigned char *seen = malloc(1 << 20);
+    for (uint64_t n = 1; n <= 5000; n++)
+        CHECK(is_bijection(n, permutation_key(n, 0), seen), "n = %llu", (unsigned long long)n);
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        CHECK(is_bijection(large[i], permutation_key(1, i), seen), "n = %llu", (unsigned long long)large[i]);
+    free(seen);
+}
+
+// Too large to try every point: the network is undone step by step instead, walking back as it walked on.
+static uint64_t feistel_inverse(uint64_t x, int low_bits, int high_bits, uint64_t key) {
+    uint64_t low = x & (((uint64_t)1 << low_bits) - 1), high = x >> low_bits;
+    for (int round = PERMUTATION_ROUNDS - 1; round >= 0; round--) {
+        uint64_t k = hash_finish(key + (uint64_t)(round + 1) * HASH_GOLDEN);
+        if (round % 2) low ^= hash_finish(k ^ high) & (((uint64_t)1 << low_bits) - 1);
+        else high ^= hash_finish(k ^ low) & (((uint64_t)1 << high_bits) - 1);
+    }
+    return high << low_bits | low;
+}
+
+static void test_huge(void) {
+    static const struct {
+        uint64_t n;
+        int low_bits, high_bits;
+    } sizes[] = {{PERMUTATION_MAX, 24, 24},
+                 {PERMUTATION_MAX - 1, 24, 24},
+                 {((uint64_t)1 << 47) + 1, 24, 24},
+                 {((uint64_t)1 << 47) - 1, 23, 24},
+                 {1000000000039u, 20, 20}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        uint64_t n = sizes[i].n, key = permutation_key(17, i);
+        for (uint64_t j = 0; j < 20000; j++) {
+            uint64_t k = j < 10000 ? j : n - 1 - (j - 10000), x = permutation_at(n, key, k), back = x;
+            do back = feistel_inverse(back, sizes[i].low_bits, sizes[i].high_bits, key);
+            while (back >= n);
+            CHECK(x < n && back == k, "n = %llu: %llu -> %llu -> %llu", (unsigned long long)n, (unsigned long long)k,
+                  (unsigned long long)x, (unsigned long long)back);
+        }
+    }
+}
+
+// What a random order of n has, within 5 standard errors: mean displacement n/3, no correlation of neighbours, and
+// every cell of an 8 x 8 table of (where k's window lies, where k+1's lies) equally full.
+static void check_mixing(uint64_t n, uint64_t key) {
+    enum { CELLS = 8 };
+    double displacement = 0, serial = 0, with_k = 0, table[CELLS][CELLS] = {{0}};
+    uint64_t before = permutation_at(n, key, 0);
+    for (uint64_t k = 1; k < n; k++) {
+        uint64_t x = permutation_at(n, key, k);
+        double u = ((double)x + 0.5) / (double)n - 0.5, v = ((double)before + 0.5) / (double)n - 0.5;
+        displacement += fabs((double)x - (double)k) / (double)n / (double)n;
+        serial += 12 * u * v / (double)n;
+        with_k += 12 * u * (((double)k + 0.5) / (double)n - 0.5) / (double)n;
+        table[x * CELLS / n][before * CELLS / n]++;
+        before = x;
+    }
+    double chi2 = 0, expected = (double)(n - 1) / CELLS / CELLS, root = sqrt((double)n);
+    for (int i = 0; i < CELLS; i++)
+        for (int j = 0; j < CELLS; j++) chi2 += pow(table[i][j] - expected, 2) / expected;
+    unsigned long long size = n;
+    CHECK(fabs(displacement - 1.0 / 3) < 5 * sqrt(1.0 / 18) / root, "n = %llu: mean displacement %g n", size,
+          displacement);
+    CHECK(fabs(serial) < 5 / root, "n = %llu: serial correlation %g", size, serial);
+    CHECK(fabs(with_k) < 5 / root, "n = %llu: correlation with the file's order %g", size, with_k);
+    int freedom = (CELLS - 1) * (CELLS - 1);
+    CHECK(chi2 < freedom + 5 * sqrt(2.0 * freedom), "n = %llu: chi-square of neighbours %g", size, chi2);
+}
+
+static void test_mixing(void) {
+    static const uint64_t sizes[] = {1000, 1024, 1025, 4099, 32768, 100003};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (uint64_t key = 0; key < 20; key++) check_mixing(sizes[i], permutation_key(3, key));
+}
+
+// Small sets: each of the 4! orders of 4 windows should come up, and equally often.
+static void test_small_orders(void) {
+    enum { KEYS = 24000 };
+    int count[256] = {0}, orders = 0;
+    for (uint64_t key = 0; key < KEYS; key++) {
+        int code = 0;
+        for (uint64_t k = 0; k < 4; k++) code = code * 4 + (int)permutation_at(4, permutation_key(key, 0), k);
+        count[code]++;
+    }
+    double chi2 = 0;
+    for (int i = 0; i < 256; i++) {
+        if (!count[i]) continue;
+        orders++;
+        chi2 += pow(count[i] - KEYS / 24.0, 2) / (KEYS / 24.0);
+    }
+    CHECK(orders == 24, "%d of 24 orders", orders);
+    CHECK(chi2 < 23 + 5 * sqrt(2.0 * 23), "chi-square %g", chi2);
+}
+
+// Another epoch or seed: as many windows in the same place as chance puts there, which is 1 on average.
+static void test_keys(void) {
+    enum { N = 997, PAIRS = 200 };
+    double same_epoch = 0, same_seed = 0;
+    for (uint64_t i = 0; i < PAIRS; i++)
+        for (uint64_t k = 0; k < N; k++) {
+            uint64_t x = permutation_at(N, permutation_key(i, 0), k);
+            same_epoch += x == permutation_at(N, permutation_key(i, 1), k);
+            same_seed += x == permutation_at(N, permutation_key(i + 1, 0), k);
+        }
+    CHECK(fabs(same_epoch / PAIRS - 1) < 5 / sqrt(PAIRS), "%g fixed points between epochs", same_epoch / PAIRS);
+    CHECK(fabs(same_seed / PAIRS - 1) < 5 / sqrt(PAIRS), "%g fixed points between seeds", same_seed / PAIRS);
+    CHECK(permutation_key(0, 1) != permutation_key(1, 0), "seed and epoch are interchangeable");
+}
+
+int main(void) {
+    RUN(test_known_order);
+    RUN(test_bijection);
+    RUN(test_huge);
+    RUN(test_mixing);
+    RUN(test_small_orders);
+    RUN(test_keys);
+    return test_summary();
+}

@@ -1,0 +1,94 @@
+// arena: buffers that live at the same time never share memory, and those that do not share all they can. The file is the
+// CUDA engine's, but plain C.
+#include "model/arena.c"
+
+#include "../test.h"
+
+#include <time.h>
+
+enum { PHASES = 3 };
+
+static uint64_t seed;
+
+// Bytes alive in the fullest phase: no plan can do with less.
+static size_t fullest_phase(const Arena *arena) {
+    size_t most = 0;
+    for (int phase = 0; phase < PHASES; phase++) {
+        size_t alive = 0;
+        for (int i = 0; i < arena->count; i++) {
+            const ArenaBuffer *b = &arena->buffer[i];
+            if (b->from <= phase && phase <= b->to) alive += round_up(b->bytes, ARENA_ALIGNMENT);
+        }
+        most = size_max(most, alive);
+    }
+    return most;
+}
+
+// Byte by unit: who has written where, in a step that is played through.
+static void check_step(const Arena *arena, size_t total) {
+    size_t units = total / ARENA_ALIGNMENT;
+    int *owner = malloc(sizeof *owner * (units + 1));
+    for (int phase = 0; phase < PHASES; phase++)
+        for (int pass = 0; pass < 2; pass++) { // all write, then all read what they wrote
+            for (int i = 0; i < arena->count; i++) {
+                const ArenaBuffer *b = &arena->buffer[i];
+                if (phase < b->from || b->to < phase) continue;
+                CHECK(b->offset % ARENA_ALIGNMENT == 0 && b->offset + b->bytes <= total, "buffer %d lies at %zu", i,
+                      b->offset);
+                for (size_t u = b->offset / ARENA_ALIGNMENT; u < (b->offset + b->bytes) / ARENA_ALIGNMENT; u++) {
+                    if (pass == 0) owner[u] = i;
+                    else if (owner[u] != i) {
+                        CHECK(false, "phase %d: buffer %d finds what %d wrote", phase, i, owner[u]);
+                        free(owner);
+                        return;
+                    }
+                }
+            }
+        }
+    free(owner);
+}
+
+static void test_random_lives(void) {
+    enum { ROUNDS = 300 };
+    double ratios = 0;
+    srand((unsigned)seed);
+    for (int round = 0; round < ROUNDS; round++) {
+        Arena arena = {0};
+        void *where[ARENA_BUFFERS_MAX];
+        int count = 1 + rand() % ARENA_BUFFERS_MAX;
+        for (int i = 0; i < count; i++) {
+            int from = rand() % PHASES, to = from + rand() % (PHASES - from);
+            arena_add(&arena, "test", &where[i], rand() % 8 ? (size_t)(rand() % 50000) : 0, from, to);
+        }
+        size_t total = arena_plan(&arena), least = fullest_phase(&arena);
+        CHECK(total >= least, "%zu bytes, and %zu are alive at a time", total, least);
+        ratios += least ? (double)total / (double)least : 1;
+        check_step(&arena, total);
+        arena_place(&arena, (void *)(uintptr_t)(1 << 20));
+        for (int i = 0; i < count; i++) {
+            const ArenaBuffer *b = &arena.buffer[i];
+            CHECK((uintptr_t)where[i] == (b->bytes ? (1 << 20) + b->offset : 0), "buffer %d at %p", i, where[i]);
+        }
+    }
+    // Of one round it may be 1.55: the plan is a heuristic's.
+    CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
+}
+
+// As a step uses it: what stays, and three that take turns in the memory of the largest.
+static void test_turns(void) {
+    Arena arena = {0};
+    void *kept, *turn[PHASES];
+    arena_add(&arena, "kept", &kept, 10 * ARENA_ALIGNMENT, 0, PHASES - 1);
+    for (int i = 0; i < PHASES; i++) arena_add(&arena, "turn", &turn[i], (size_t)(i + 1) * ARENA_ALIGNMENT - 5, i, i);
+    CHECK(arena_plan(&arena) == (10 + PHASES) * ARENA_ALIGNMENT, "no more than is alive at a time");
+    arena_place(&arena, (void *)(uintptr_t)ARENA_ALIGNMENT);
+    for (int i = 0; i < PHASES; i++) CHECK(turn[i] == turn[0], "turn %d has a place of its own", i);
+}
+
+int main(int argc, char **argv) {
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    printf("test_arena: seed %llu\n", (unsigned long long)seed);
+    RUN(test_random_lives);
+    RUN(test_turns);
+    return test_summary();
+}

@@ -1,0 +1,119 @@
+// The model's presets against what was published, and initial weights against their definition.
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include "model/model.h"
+
+// Radford et al. 2019, table 2, with the parameter counts of the models that Hugging Face serves (wte counted once); dN:
+// the depths and widths that llm.c's -e takes, heads of 64.
+static void test_presets(void) {
+    static const struct {
+        const char *name;
+        int layers, heads, channels;
+        size_t parameters; // of GPT-2's vocabulary and context; 0: not published
+    } want[] = {
+        {"gpt2-124M", 12, 12, 768, 124439808},
+        {"gpt2-350M", 24, 16, 1024, 354823168},
+        {"gpt2-774M", 36, 20, 1280, 774030080},
+        {"gpt2-1558M", 48, 25, 1600, 1557611200},
+        {"d6", 6, 6, 384, 0},
+        {"d12", 12, 12, 768, 0},
+        {"d24", 24, 16, 1024, 0},
+        {"d36", 36, 20, 1280, 0},
+        {"d48", 48, 25, 1600, 0},
+        {"d60", 60, 30, 1920, 0},
+        {"d72", 72, 45, 2880, 0},
+        {"d84", 84, 54, 3456, 0},
+        {"d7", 7, 7, 448, 0}, // no row of its own
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        Model model;
+        Error e = {0};
+        ModelConfig c = {.vocab = 50257, .context = 1024};
+        CHECK(model_preset(&c, want[i].name), "%s: no such preset", want[i].name);
+        CHECK(c.layers == want[i].layers && c.heads == want[i].heads && c.channels == want[i].channels,
+              "%s: %d layers, %d heads, %d channels", want[i].name, c.layers, c.heads, c.channels);
+        CHECK(c.channels == 64 * c.heads, "%s: heads of %d", want[i].name, c.channels / c.heads);
+        if (!want[i].parameters) continue;
+        CHECK_OK(model_create(&model, &c, &e), &e);
+        CHECK(model.parameters == want[i].parameters, "%s: %zu parameters", want[i].name, model.parameters);
+        model_destroy(&model);
+    }
+    static const char *const none[] = {"", "d", "d0", "d-1", "d12x", "d 12", "D12", "gpt2", "gpt2-124m", "d1001", "12"};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        ModelConfig c = {0};
+        CHECK(!model_preset(&c, none[i]), "'%s' taken for a preset", none[i]);
+    }
+}
+
+// Mean and standard deviation of all values, in double.
+static void moments(const float *x, size_t n, double *mean, double *deviation) {
+    double sum = 0, square = 0;
+    for (size_t i = 0; i < n; i++) sum += x[i];
+    *mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) square += (x[i] - *mean) * (x[i] - *mean);
+    *deviation = sqrt(square / (double)n);
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+// Weights N(0, 0.02^2), those of the projections into the residual stream divided by sqrt(2 layers), LayerNorm gains 1,
+// everything else 0 (Radford et al. 2019, section 2.3; Hugging Face's GPT2PreTrainedModel._init_weights), by name.
+static double wanted_deviation(const char *name, int layers) {
+    if (ends_with(name, ".bias") || strstr(name, "ln_")) return 0;
+    return ends_with(name, "c_proj.weight") ? 0.02 / sqrt(2.0 * layers) : 0.02;
+}
+
+static void test_initial_weights(void) {
+    Model model;
+    Error e = {0};
+    ModelConfig c = {.layers = 3, .heads = 2, .channels = 64, .vocab = 1000, .context = 64};
+    CHECK_OK(model_create(&model, &c, &e), &e);
+    float *x = malloc(sizeof(float) * (size_t)(model.vocab_padded * c.channels)), first[3] = {0};
+    for (int k = 0; k < model.tensor_count; k++) {
+        const Tensor *t = &model.tensors[k];
+        double mean, deviation, want = wanted_deviation(t->name, c.layers), n = (double)t->count;
+        for (size_t i = 0; i < t->count; i++) x[i] = NAN;
+        model_init_values(&model, t, 7, 0, t->count, x);
+        moments(x, t->count, &mean, &deviation);
+        if (want == 0) {
+            double constant = strstr(t->name, "ln_") && ends_with(t->name, ".weight");
+            CHECK(deviation == 0 && mean == constant, "%s: mean %g, deviation %g", t->name, mean, deviation);
+            continue;
+        }
+        CHECK(fabs(mean) <= 5 * want / sqrt(n), "%s: mean %g", t->name, mean);
+        CHECK(fabs(deviation - want) <= 5 * want / sqrt(2 * n), "%s: deviation %g, want %g", t->name, deviation, want);
+        for (int i = 0; i < 3; i++) CHECK(x[i] != first[i], "%s begins as the tensor before it does", t->name);
+        memcpy(first, x, sizeof first);
+    }
+    free(x);
+    model_destroy(&model);
+}
+
+// A value is a function of its place, whatever piece of the tensor is asked for; and of the seed.
+static void test_initial_weights_in_pieces(void) {
+    enum { ALL = 3000, FIRST = 1000, PIECE = 500 };
+    Model model;
+    Error e = {0};
+    ModelConfig c = {.layers = 1, .heads = 2, .channels = 64, .vocab = 256, .context = 64};
+    float all[ALL], piece[PIECE], other[PIECE];
+    CHECK_OK(model_create(&model, &c, &e), &e);
+    const Tensor *t = model_tensor(&model, QKV_W, 0);
+    model_init_values(&model, t, 7, 0, ALL, all);
+    model_init_values(&model, t, 7, FIRST, PIECE, piece);
+    model_init_values(&model, t, 8, FIRST, PIECE, other);
+    CHECK(memcmp(piece, all + FIRST, sizeof piece) == 0, "a piece differs from the whole");
+    CHECK(memcmp(piece, all, sizeof piece) != 0, "every piece begins anew");
+    CHECK(memcmp(piece, other, sizeof piece) != 0, "the seed does not matter");
+    model_destroy(&model);
+}
+
+int main(void) {
+    RUN(test_presets);
+    RUN(test_initial_weights);
+    RUN(test_initial_weights_in_pieces);
+    return test_summary();
+}

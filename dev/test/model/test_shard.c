@@ -1,0 +1,443 @@
+// Engines that keep a share only, through engine.h, on either engine (the CUDA build of this file is test_shards_cuda):
+// ranks in one process, each with an engine of its own and each fed with the whole batch, so that nothing needs to be
+// reduced, against one engine that keeps everything. Bits must be equal, also after weights have gone from one to the
+// other as between ranks.
+#include "../test.h"
+
+#include "ranks/transport.h"
+#include "../small_model.h"
+
+#include <time.h>
+
+enum { RANKS = 3, ROWS = 3, STEPS = 3 };
+
+static const ModelConfig shapes[] = {
+    {.layers = 1, .heads = 1, .channels = 24, .vocab = 37, .context = 7},
+    {.layers = 2, .heads = 2, .channels = 32, .vocab = 61, .context = 13},
+    {.layers = 5, .heads = 2, .channels = 128, .vocab = 300, .context = 65},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static uint64_t seed;
+static const float POISON = -7.25f;
+
+typedef struct {
+    Engine *engine;
+    EngineConfig config;
+    Range owned[8];
+    int pending;               // buckets [0, pending) are in memory
+    int micro_steps;           // begun in this step
+    int begun[8], finished[8]; // calls a bucket, of this micro-step
+} Rank;
+
+typedef struct {
+    Model model;
+    int T;
+    float *param;     // (flat_count)
+    uint16_t *tokens; // (STEPS, ROWS, T + 1)
+    Engine *whole;
+    Rank rank[RANKS];
+    float *x, *y;                                   // (flat_count)
+    double *grad_sq, *example_sq, *rank_sq, *spare; // (tensors)
+} World;
+
+static void *take(size_t bytes) {
+    void *p;
+    Error e;
+    if (memory_alloc(&p, bytes, "test", &e)) abort();
+    memset(p, 0xff, bytes); // NaN, for whoever does not write it
+    return p;
+}
+
+static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
+
+static const uint16_t *rows_of(const World *w, int step, int row) {
+    return w->tokens + ((size_t)step * ROWS + (size_t)row) * ((size_t)w->T + 1);
+}
+
+static EngineConfig config_of(const World *w) {
+    return (EngineConfig){.model = &w->model, .micro_batch = ROWS, .seq_len = w->T, .threads = 1, .gns = GNS_EXACT};
+}
+
+static void rank_open(World *w, int r, bool shard_grads, Recompute recompute) {
+    Rank *rank = &w->rank[r];
+    Error e = {0};
+    *rank = (Rank){.config = config_of(w)};
+    rank->config.recompute = recompute;
+    int buckets = model_bucket_count(&w->model);
+    for (int i = 0; i < buckets; i++) rank->owned[i] = transport_part(model_bucket(&w->model, i), r, RANKS);
+    rank->config.owned = rank->owned;
+    rank->config.owned_count = buckets;
+    rank->config.shard_grads = shard_grads;
+    CHECK_OK(engine_create(&GNS_ENGINE, &rank->engine, &rank->config, &e), &e);
+    CHECK_OK(engine_load(rank->engine, STATE_PARAM, all_of(w), w->param, &e), &e);
+}
+
+// The whole engine recomputes nothing.
+static void world_open(World *w, const ModelConfig *shape, bool shard_grads, Recompute recompute) {
+    Error e = {0};
+    size_t tokens = (size_t)STEPS * ROWS * ((size_t)shape->context + 1);
+    CHECK_OK(model_create(&w->model, shape, &e), &e);
+    size_t n = w->model.flat_count, tensors = (size_t)w->model.tensor_count;
+    w->T = shape->context;
+    w->param = take(n * sizeof(float)), w->x = take(n * sizeof(float)), w->y = take(n * sizeof(float));
+    w->grad_sq = take(tensors * sizeof(double)), w->example_sq = take(tensors * sizeof(double));
+    w->rank_sq = take(tensors * sizeof(double)), w->spare = take(tensors * sizeof(double));
+    w->tokens = take(tokens * sizeof(uint16_t));
+    small_params(&w->model, seed, w->param);
+    small_tokens(shape->vocab, seed, tokens, w->tokens);
+    EngineConfig config = config_of(w);
+    CHECK_OK(engine_create(&GNS_ENGINE, &w->whole, &config, &e), &e);
+    CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->param, &e), &e);
+    for (int r = 0; r < RANKS; r++) rank_open(w, r, shard_grads, recompute);
+}
+
+static void world_close(World *w) {
+    for (int r = 0; r < RANKS; r++) engine_destroy(w->rank[r].engine);
+    engine_destroy(w->whole);
+    void *memory[] = {w->param, w->x, w->y, w->grad_sq, w->example_sq, w->rank_sq, w->spare, w->tokens};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) memory_free(memory[i]);
+    model_destroy(&w->model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A rank's step
+
+static int collect_from(Rank *rank, int i, Error *e) {
+    for (; rank->config.shard_grads && rank->pending > i; rank->pending--)
+        TRY(engine_collect(rank->engine, rank->owned[rank->pending - 1], rank->micro_steps == 1, e));
+    return 0;
+}
+
+static int begins(void *context, Range range, Error *e) {
+    Rank *rank = context;
+    const Model *model = rank->config.model;
+    int i = model_bucket_at(model, range.begin), last = model_bucket_count(model) - 1;
+    Range bucket = model_bucket(model, i);
+    CHECK(range.begin == bucket.begin && range.end == bucket.end, "a bucket, not %zu to %zu", range.begin, range.end);
+    CHECK(i == last || i == 0 || rank->begun[i + 1] == 1, "bucket %d begins before the one behind it", i);
+    CHECK(i == 0 || i + 2 > last || rank->finished[i + 2] == 1, "bucket %d begins before %d is final", i, i + 2);
+    rank->begun[i]++;
+    TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // 0: those of the micro-step before
+    if (i == 0) rank->micro_steps++, rank->pending = last + 1;
+    return 0;
+}
+
+static int final(void *context, Range range, Error *e) {
+    Rank *rank = context;
+    int i = model_bucket_at(rank->config.model, range.begin), last = model_bucket_count(rank->config.model) - 1;
+    CHECK(rank->begun[i] == 1 && rank->finished[i] == 0, "bucket %d: begun %d times, final %d times before", i,
+          rank->begun[i], rank->finished[i]);
+    CHECK(i == last || rank->finished[i + 1] == 1, "bucket %d is final before the one behind it", i);
+    rank->finished[i]++;
+    return engine_rank_norms(rank->engine, range, e);
+}
+
+static int rank_micro_step(Rank *rank, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
+    GradientWatch watch = {begins, final, rank};
+    memset(rank->begun, 0, sizeof rank->begun);
+    memset(rank->finished, 0, sizeof rank->finished);
+    engine_watch(rank->engine, &watch);
+    TRY(engine_micro_step(rank->engine, tokens, n, mode, e));
+    for (int i = 0; i < model_bucket_count(rank->config.model); i++)
+        CHECK(rank->finished[i] == 1, "bucket %d is final %d times", i, rank->finished[i]);
+    return 0;
+}
+
+static int rank_begin_step(Rank *rank, Error *e) {
+    rank->micro_steps = rank->pending = 0;
+    return engine_begin_step(rank->engine, e);
+}
+
+static int rank_norms(Rank *rank, Error *e) {
+    TRY(collect_from(rank, 0, e));
+    for (int i = 0; i < rank->config.owned_count; i++) TRY(engine_norms(rank->engine, rank->owned[i], e));
+    return 0;
+}
+
+static UpdateConfig update_config(int step) { // without clipping: a rank knows the norms of its share only
+    return (UpdateConfig){
+        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .batch = ROWS};
+}
+
+// Engines of one device take turns: this one has had its own.
+static int turn_ends(World *w, Engine *engine, Error *e) {
+    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    return engine_result(engine, &ignored, e);
+}
+
+// A step's gradients of the rank, in one micro-step.
+static int rank_gradients(World *w, Rank *rank, int step, Error *e) {
+    TRY(rank_begin_step(rank, e));
+    TRY(rank_micro_step(rank, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
+    TRY(rank_norms(rank, e));
+    return turn_ends(w, rank->engine, e);
+}
+
+static int whole_gradients(World *w, int step, Error *e) {
+    TRY(engine_begin_step(w->whole, e));
+    TRY(engine_micro_step(w->whole, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
+    for (int i = 0; i < model_bucket_count(&w->model); i++)
+        TRY(engine_rank_norms(w->whole, model_bucket(&w->model, i), e));
+    TRY(engine_norms(w->whole, all_of(w), e));
+    return turn_ends(w, w->whole, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What must be equal
+
+// The rank has the whole engine's bits where it owns, and nothing elsewhere; but weights that are read whole are whole.
+static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) {
+    Error e = {0};
+    for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
+    CHECK_OK(engine_store(w->whole, kind, all_of(w), w->x, &e), &e);
+    CHECK_OK(engine_store(rank->engine, kind, all_of(w), w->y, &e), &e);
+    if (whole) {
+        for (size_t i = 0; i < w->model.flat_count; i++)
+            if (w->y[i] == POISON) w->x[i] = POISON; // this engine keeps no copy of what others own
+    }
+    size_t end = 0;
+    for (int k = 0; k <= rank->config.owned_count; k++) {
+        Range owned = k < rank->config.owned_count ? rank->owned[k] : (Range){all_of(w).end, all_of(w).end};
+        for (size_t i = end; i < owned.begin; i++)
+            CHECK(w->y[i] == (whole ? w->x[i] : POISON), "kind %d, element %zu is not owned: %g", kind, i, w->y[i]);
+        CHECK(memcmp(w->x + owned.begin, w->y + owned.begin, range_float_bytes(owned)) == 0,
+              "kind %d, elements %zu to %zu differ", kind, owned.begin, owned.end);
+        end = owned.end;
+    }
+}
+
+static void check_norms(World *w) {
+    Error e = {0};
+    size_t tensors = (size_t)w->model.tensor_count;
+    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    double sum[200] = {0};
+    CHECK_OK(engine_result(w->whole, &want, &e), &e);
+    for (int r = 0; r < RANKS; r++) {
+        double grad_sq[200], example_sq[200];
+        StepResult got = {NAN, grad_sq, example_sq, w->spare};
+        CHECK_OK(engine_result(w->rank[r].engine, &got, &e), &e);
+        CHECK(got.loss_sum == want.loss_sum, "loss %.9g, not %.9g", got.loss_sum, want.loss_sum);
+        CHECK(memcmp(example_sq, w->example_sq, tensors * sizeof(double)) == 0, "rank %d: examples' norms differ", r);
+        CHECK(memcmp(w->spare, w->rank_sq, tensors * sizeof(double)) == 0, "rank %d: norms of its own differ", r);
+        for (size_t k = 0; k < tensors; k++) sum[k] += grad_sq[k];
+    }
+    for (size_t k = 0; k < tensors; k++) {
+        CHECK_CLOSE(sum[k], w->grad_sq[k], 1e-6, 1e-30);
+        CHECK_CLOSE(w->rank_sq[k], w->grad_sq[k], 1e-6, 1e-30);
+    }
+}
+
+// The weights that the passes read: by what they come to.
+static void check_losses(World *w, int step) {
+    Error e = {0};
+    size_t n = ROWS * (size_t)w->T;
+    float *want = take(n * sizeof(float)), *got = take(n * sizeof(float));
+    CHECK_OK(engine_eval(w->whole, rows_of(w, step, 0), ROWS, w->T, want, &e), &e);
+    for (int r = 0; r < RANKS; r++) {
+        CHECK_OK(engine_eval(w->rank[r].engine, rows_of(w, step, 0), ROWS, w->T, got, &e), &e);
+        CHECK(memcmp(got, want, n * sizeof(float)) == 0, "rank %d: losses differ after step %d", r, step);
+    }
+    memory_free(want);
+    memory_free(got);
+}
+
+// Every rank gets the others' weights.
+static void exchange(World *w) {
+    Error e = {0};
+    for (int r = 0; r < RANKS; r++)
+        for (int i = 0; i < w->rank[r].config.owned_count; i++) {
+            Range range = w->rank[r].owned[i];
+            CHECK_OK(engine_store(w->rank[r].engine, STATE_PARAM, range, w->x, &e), &e);
+            for (int to = 0; to < RANKS; to++)
+                if (to != r) CHECK_OK(engine_load(w->rank[to].engine, STATE_PARAM, range, w->x, &e), &e);
+        }
+}
+
+static void train(const ModelConfig *shape, bool shard_grads, Recompute recompute) {
+    World w;
+    Error e = {0};
+    world_open(&w, shape, shard_grads, recompute);
+    for (int step = 0; step < STEPS; step++) {
+        UpdateConfig update = update_config(step + 1);
+        CHECK_OK(whole_gradients(&w, step, &e), &e);
+        for (int r = 0; r < RANKS; r++) CHECK_OK(rank_gradients(&w, &w.rank[r], step, &e), &e);
+        check_norms(&w);
+        CHECK_OK(engine_update(w.whole, all_of(&w), &update, &e), &e);
+        for (int r = 0; r < RANKS; r++) CHECK_OK(engine_update(w.rank[r].engine, all_of(&w), &update, &e), &e);
+        for (int r = 0; r < RANKS; r++) {
+            check_state(&w, &w.rank[r], STATE_GRAD, !shard_grads);
+            check_state(&w, &w.rank[r], STATE_MOMENT1, false);
+            check_state(&w, &w.rank[r], STATE_MOMENT2, false);
+        }
+        exchange(&w);
+        for (int r = 0; r < RANKS; r++) check_state(&w, &w.rank[r], STATE_PARAM, true);
+        check_losses(&w, step);
+    }
+    world_close(&w);
+}
+
+static void test_owned_ranges(void) {
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], false, RECOMPUTE_NONE);
+}
+
+static void test_sharded_gradients(void) {
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], true, RECOMPUTE_NONE);
+}
+
+static void test_shares_that_recompute(void) {
+    static const Recompute ways[] = {RECOMPUTE_GELU, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 2; i++) {
+        train(&shapes[1], false, ways[i]);
+        train(&shapes[2], true, ways[i]);
+    }
+}
+
+// Several micro-steps: what is collected is the sum of each one's gradients, in order.
+static void test_collected_micro_steps(void) {
+    World w;
+    Error e = {0};
+    Rank *rank = &w.rank[1];
+    static const int rows[] = {2, 1};
+    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
+    float *sum = take(w.model.flat_count * sizeof(float));
+    double squares[200] = {0};
+    CHECK_OK(rank_begin_step(rank, &e), &e);
+    for (int m = 0, row = 0; m < 2; row += rows[m++]) {
+        StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq};
+        CHECK_OK(engine_begin_step(w.whole, &e), &e);
+        CHECK_OK(engine_micro_step(w.whole, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
+        CHECK_OK(engine_rank_norms(w.whole, all_of(&w), &e), &e);
+        CHECK_OK(engine_result(w.whole, &r, &e), &e);
+        for (int k = 0; k < w.model.tensor_count; k++) squares[k] += w.rank_sq[k];
+        CHECK_OK(engine_store(w.whole, STATE_GRAD, all_of(&w), w.x, &e), &e);
+        for (size_t i = 0; i < w.model.flat_count; i++) sum[i] = m == 0 ? w.x[i] : sum[i] + w.x[i];
+        CHECK_OK(rank_micro_step(rank, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
+        CHECK_OK(turn_ends(&w, rank->engine, &e), &e);
+    }
+    StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq};
+    CHECK_OK(rank_norms(rank, &e), &e);
+    CHECK_OK(engine_result(rank->engine, &r, &e), &e);
+    CHECK_OK(engine_store(rank->engine, STATE_GRAD, all_of(&w), w.y, &e), &e);
+    for (int i = 0; i < rank->config.owned_count; i++) {
+        Range o = rank->owned[i];
+        CHECK(memcmp(sum + o.begin, w.y + o.begin, range_float_bytes(o)) == 0, "bucket %d differs", i);
+    }
+    for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(w.rank_sq[k], squares[k], 1e-9, 1e-30);
+    memory_free(sum);
+    world_close(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Weights on their way
+
+typedef struct {
+    World *w;
+    int next; // the first bucket that is not there yet
+} Arrivals;
+
+// They come when they are asked for, and not before.
+static int arrive(void *context, Range range, Error *e) {
+    Arrivals *a = context;
+    const Model *model = &a->w->model;
+    for (; a->next < model_bucket_count(model) && model_bucket(model, a->next).begin < range.end; a->next++) {
+        Range bucket = model_bucket(model, a->next);
+        TRY(engine_load(a->w->whole, STATE_PARAM, bucket, a->w->param + bucket.begin, e));
+    }
+    return 0;
+}
+
+// All weights are wrong but for those that have arrived.
+static void depart(Arrivals *a) {
+    Error e = {0};
+    World *w = a->w;
+    for (size_t i = 0; i < w->model.flat_count; i++) w->x[i] = POISON;
+    CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->x, &e), &e);
+    a->next = 0;
+}
+
+// What every function that reads weights comes to, one after the other.
+enum { READERS = 5 };
+static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
+    Error e = {0};
+    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    uint64_t hash = 0;
+    for (int i = 0; i < READERS; i++) {
+        if (a) depart(a);
+        switch (i) {
+        case 0: CHECK_OK(engine_eval(w->whole, rows_of(w, 0, 0), ROWS, w->T, out[i], &e), &e); break;
+        case 1: CHECK_OK(engine_logits(w->whole, rows_of(w, 0, 0), w->T, out[i], &e), &e); break;
+        case 2: CHECK_OK(engine_store(w->whole, STATE_PARAM, all_of(w), out[i], &e), &e); break;
+        case 3:
+            CHECK_OK(engine_hash(w->whole, all_of(w), &hash, &e), &e);
+            memcpy(out[i], &hash, sizeof hash);
+            break;
+        default:
+            CHECK_OK(whole_gradients(w, 0, &e), &e);
+            CHECK_OK(engine_result(w->whole, &r, &e), &e);
+            CHECK_OK(engine_store(w->whole, STATE_GRAD, all_of(w), out[i], &e), &e);
+        }
+        if (a) CHECK(a->next == model_bucket_count(&w->model), "reader %d asked for %d buckets", i, a->next);
+    }
+}
+
+static void test_awaited_weights(void) {
+    static const char *const readers[READERS] = {"eval", "logits", "store", "hash", "micro-step"};
+    World w;
+    float *want[READERS], *got[READERS];
+    world_open(&w, &shapes[1], false, RECOMPUTE_NONE);
+    Arrivals arrivals = {&w, 0};
+    size_t bytes = sizeof(float) * size_max(w.model.flat_count, ROWS * (size_t)w.T);
+    for (int i = 0; i < READERS; i++) want[i] = take(bytes), got[i] = take(bytes);
+    read_weights(&w, NULL, want);
+    engine_watch_weights(w.whole, &(WeightsWatch){.await = arrive, .context = &arrivals});
+    read_weights(&w, &arrivals, got);
+    for (int i = 0; i < READERS; i++) {
+        CHECK(memcmp(got[i], want[i], bytes) == 0, "%s: reads weights that are not there yet", readers[i]);
+        memory_free(want[i]);
+        memory_free(got[i]);
+    }
+    world_close(&w);
+}
+
+// The plan is smaller by what others keep: 12 bytes an element on the GPU in bf16, 8 otherwise, and gradients.
+static void test_memory_plan(void) {
+    World w;
+    MemoryPlan whole, owned, sharded;
+    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
+    EngineConfig c = config_of(&w), share = w.rank[0].config;
+    GNS_ENGINE.plan_memory(&c, &whole);
+    GNS_ENGINE.plan_memory(&share, &sharded);
+    share.shard_grads = false;
+    GNS_ENGINE.plan_memory(&share, &owned);
+    Range embeddings = model_bucket(&w.model, 0), block = model_bucket(&w.model, w.model.config.layers);
+    double elements = 0, kept = (double)(embeddings.end + 2 * range_length(block));
+    for (int i = 0; i < share.owned_count; i++) elements += (double)(share.owned[i].end - share.owned[i].begin);
+    double all = (double)w.model.flat_count, bytes = engine_weight_bytes(w.whole) < sizeof(float) ? 12 : 8;
+    CHECK_CLOSE((double)(whole.total - owned.total), bytes * (all - elements), 0.01, 0);
+    CHECK_CLOSE((double)owned.total - (double)sharded.total, 4 * (all - kept - elements), 0.01, 0);
+    world_close(&w);
+}
+
+int main(int argc, char **argv) {
+    World w = {0};
+    Error e = {0};
+    Engine *engine = NULL;
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    printf("test_shards: seed %llu\n", (unsigned long long)seed);
+    if (model_create(&w.model, &shapes[0], &e)) return 1;
+    w.T = shapes[0].context;
+    EngineConfig config = config_of(&w);
+    int code = engine_create(&GNS_ENGINE, &engine, &config, &e);
+    if (code) error_print(&e, 0, 1);
+    if (code == ERR_NO_GPU) return ERR_SKIPPED;
+    engine_destroy(engine);
+    model_destroy(&w.model);
+    RUN(test_owned_ranges);
+    RUN(test_sharded_gradients);
+    RUN(test_shares_that_recompute);
+    RUN(test_collected_micro_steps);
+    RUN(test_awaited_weights);
+    RUN(test_memory_plan);
+    return test_summary();
+}

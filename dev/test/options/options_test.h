@@ -1,0 +1,40 @@
+// options_test: options from a command line as one string, and from the text of a --config file.
+#ifndef GNS_OPTIONS_TEST_H
+#define GNS_OPTIONS_TEST_H
+
+#include "options/options.h"
+#include "../test.h"
+
+// A command line: the program's name, then words split at blanks.
+typedef struct {
+    char text[8192];
+    char *argv[128];
+    int argc;
+} CommandLine;
+
+static inline void split(CommandLine *c, const char *words) {
+    snprintf(c->text, sizeof c->text, "./train_gpt2 %s", words);
+    c->argc = 0;
+    for (char *w = strtok(c->text, " "); w; w = strtok(NULL, " ")) c->argv[c->argc++] = w;
+}
+
+static inline int parse(Options *o, const char *words, Error *e) {
+    CommandLine c;
+    split(&c, words);
+    memset(o, 0xff, sizeof *o); // nothing of an earlier call may remain
+    return options_parse(o, c.argc, c.argv, e);
+}
+
+static inline int resolve(Options *o, const char *words, Error *e) {
+    TRY(parse(o, words, e));
+    return options_resolve(o, e);
+}
+
+static inline int parse_config(Options *o, const char *text, Error *e) {
+    char copy[1024];
+    snprintf(copy, sizeof copy, "%s", text);
+    options_defaults(o);
+    return options_parse_config(o, copy, strlen(copy), "run.cfg", e);
+}
+
+#endif

@@ -1,0 +1,431 @@
+// The option table and what follows from it: the command line, the config file, --help, run.json. test_resolve.c checks
+// what options mean together.
+#define _POSIX_C_SOURCE 200809L
+#include "model/model.h"
+#include "model/modes.h"
+#include "options/table.h"
+#include "options_test.h"
+
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <unistd.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void test_table_is_sound(void) {
+    Options o;
+    Error e;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionRow *row = &option_rows[i];
+        char open, close, flag[FLAG_BYTES], words[256];
+        double low, high;
+        CHECK((row->type == TYPE_INT || row->type == TYPE_REAL) == (row->range != NULL), "%s", row->field);
+        if (row->range) {
+            bool reads = sscanf(row->range, "%c%lf, %lf%c", &open, &low, &high, &close) == 4;
+            CHECK(reads && (open == '[' || open == '(') && (close == ']' || close == ')') && low < high, "%s: %s",
+                  row->field, row->range);
+        }
+        if (row->type == TYPE_CHOICE) CHECK(strchr(row->names, '|'), "%s", row->field);
+        for (int j = 0; j < i && row->alias; j++)
+            CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
+        if (!row->init) continue;
+        // The default can be typed.
+        option_flag(flag, (OptionId)i);
+        snprintf(words, sizeof words, "%s %s", flag, row->init);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.given[i], "%s", flag);
+    }
+}
+
+static void test_defaults(void) {
+    Options o;
+    Error e;
+    CHECK_OK(parse(&o, "", &e), &e);
+    CHECK(o.micro_batch == 4 && o.seq_len == 1024 && o.batch_tokens == 0 && o.steps == 0, "batch");
+    CHECK(strcmp(o.model, "gpt2-124M") == 0 && strcmp(o.out, "runs/gpt2") == 0 && !*o.train && !*o.prompt, "texts");
+    CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
+    CHECK(o.lr_schedule == SCHEDULE_COSINE && o.gns == GNS_LN && !o.dry_run && !o.help, "choices and flags");
+    CHECK(!*o.notes, "notes: %s", o.notes);
+    for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
+}
+
+// What each choice means.
+static const struct {
+    OptionId option;
+    const char *name;
+    int means;
+} choices[] = {
+    {OPTION_lr_schedule, "constant", SCHEDULE_CONSTANT},
+    {OPTION_lr_schedule, "linear", SCHEDULE_LINEAR},
+    {OPTION_lr_schedule, "cosine", SCHEDULE_COSINE},
+    {OPTION_lr_schedule, "inverse-sqrt", SCHEDULE_INVERSE_SQRT},
+    {OPTION_lr_schedule, "wsd", SCHEDULE_WSD},
+    {OPTION_gns, "off", GNS_OFF},
+    {OPTION_gns, "ln", GNS_LN},
+    {OPTION_gns, "exact", GNS_EXACT},
+    {OPTION_recompute, "none", RECOMPUTE_NONE},
+    {OPTION_recompute, "gelu", RECOMPUTE_GELU},
+    {OPTION_recompute, "block", RECOMPUTE_BLOCK},
+    {OPTION_zero, "0", ZERO_0},
+    {OPTION_zero, "1", ZERO_1},
+    {OPTION_zero, "2", ZERO_2},
+    {OPTION_reduce, "step", REDUCE_STEP},
+    {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP},
+    {OPTION_comm_dtype, "fp32", WIRE_FP32},
+    {OPTION_comm_dtype, "bf16", WIRE_BF16},
+};
+
+// The names of each choice stand in the table in the order of its enum, and all of them are checked.
+static void test_choices_match_enums(void) {
+    Options o;
+    Error e;
+    int told[OPTION_COUNT] = {0};
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        char flag[FLAG_BYTES], words[128];
+        OptionId id = choices[i].option;
+        option_flag(flag, id);
+        snprintf(words, sizeof words, "%s %s", flag, choices[i].name);
+        CHECK_OK(parse(&o, words, &e), &e);
+        int got = *(int *)option_field(&o, id);
+        CHECK(got == choices[i].means, "%s: %d", words, got);
+        told[id]++;
+    }
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        int names = 1;
+        if (option_rows[i].type != TYPE_CHOICE) continue;
+        for (const char *c = option_rows[i].names; *c; c++) names += *c == '|';
+        CHECK(told[i] == names, "%s has %d choices, %d of them known", option_rows[i].field, names, told[i]);
+    }
+    for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
+        char words[64];
+        snprintf(words, sizeof words, "--lr-schedule %s", schedule_names[kind]);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
+    }
+    for (int i = 0; i < 3; i++) { // llm.c's are numbers
+        char words[64];
+        snprintf(words, sizeof words, "-r %d", i);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.recompute == i, "%s: %d", words, o.recompute);
+        snprintf(words, sizeof words, "--recompute %s", recompute_names[i]);
+        CHECK_OK(parse(&o, words, &e), &e);
+        CHECK(o.recompute == i, "%s: %d", words, o.recompute);
+    }
+}
+
+// The ranges of the options are the limits of the model.
+static void test_limits_are_the_models(void) {
+    const ModelConfig most = {MODEL_LAYERS_MAX, MODEL_HEADS_MAX, MODEL_CHANNELS_MAX, MODEL_VOCAB_MAX,
+                              MODEL_CONTEXT_MAX};
+    const struct {
+        OptionId id;
+        int least, most;
+    } limits[] = {{OPTION_layers, 1, most.layers},     {OPTION_heads, 1, most.heads},
+                  {OPTION_channels, 1, most.channels}, {OPTION_vocab_size, 2, most.vocab},
+                  {OPTION_seq_len, 1, most.context},   {OPTION_micro_batch, 1, MICRO_BATCH_MAX}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        const OptionRow *row = &option_rows[limits[i].id];
+        CHECK(option_range_contains(row, limits[i].least) && !option_range_contains(row, limits[i].least - 1),
+              "--%s from %d", row->field, limits[i].least);
+        CHECK(option_range_contains(row, limits[i].most) && !option_range_contains(row, limits[i].most + 1.0),
+              "--%s to %d", row->field, limits[i].most);
+    }
+}
+
+static void test_numbers(void) {
+    Options o;
+    Error e;
+    CHECK_OK(parse(&o, "--train-tokens 10e9 --lr=.5 --seed 9007199254740993 --eps 1E-5 --vocab-size +256", &e), &e);
+    CHECK(o.train_tokens == 10000000000 && o.lr == 0.5 && o.eps == 1e-5 && o.vocab_size == 256, "values");
+    CHECK(o.seed == 9007199254740993, "2^53 + 1 exactly, got %lld", (long long)o.seed);
+    CHECK_OK(parse(&o, "--steps 1.5e3", &e), &e);
+    CHECK(o.steps == 1500, "%lld", (long long)o.steps);
+
+    const char *not_numbers[] = {"nan", "inf", "-inf",   "1e", "0x10", "1.0.0", "abc", "1k",
+                                 "3%",  "--",  "1e400x", "+",  "e5",   "1,5",   "NaN", "infinity"};
+    for (size_t i = 0; i < sizeof not_numbers / sizeof *not_numbers; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--lr %s", not_numbers[i]);
+        CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "--lr");
+        CHECK(strstr(e.what, "not a number"), "%s", e.what);
+        snprintf(words, sizeof words, "--steps=%s", not_numbers[i]);
+        CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "--steps");
+    }
+    CHECK_ERROR(parse(&o, "--lr=", &e), &e, ERR_USAGE, "not a number");
+    CHECK_ERROR(parse(&o, "--steps=", &e), &e, ERR_USAGE, "not a whole number");
+    CHECK_ERROR(parse(&o, "--steps 1.5", &e), &e, ERR_USAGE, "not a whole number");
+    const char *beyond[] = {"--lr 1e400",     "--lr -0.1",       "--lr 100.1",  "--beta1 1",
+                            "--eps 0",        "--steps 0",       "--steps -1",  "--steps 99999999999999999999",
+                            "--steps 1e30",   "--seed -1e30",    "--top-k -1",  "--vocab-size 65537",
+                            "--ramp-kappa 0", "--micro-batch 0", "--seq-len 0", "--final-lr-frac 1.01"};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
+        CHECK_ERROR(parse(&o, beyond[i], &e), &e, ERR_USAGE, "out of range");
+    CHECK(strstr(e.hint, "[0, 1]"), "%s", e.hint);
+    CHECK_OK(parse(&o, "--beta1 0 --final-lr-frac 1 --eps 1 --lr 0", &e), &e);
+}
+
+static void test_command_line_errors(void) {
+    Options o;
+    Error e;
+    CHECK_ERROR(parse(&o, "--micro-bach 4", &e), &e, ERR_USAGE, "--micro-bach");
+    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--batch-sise 4", &e), &e, ERR_USAGE, "unknown option");
+    CHECK_ERROR(parse(&o, "--frobnicate", &e), &e, ERR_USAGE, "unknown option");
+    CHECK(strstr(e.hint, "--help"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--", &e), &e, ERR_USAGE, "unknown option");
+    CHECK_ERROR(parse(&o, "-", &e), &e, ERR_USAGE, "'-'");
+    CHECK_ERROR(parse(&o, "-Q 4", &e), &e, ERR_USAGE, "-Q");
+    CHECK_ERROR(parse(&o, "train.bin", &e), &e, ERR_USAGE, "train.bin");
+    CHECK_ERROR(parse(&o, "--lr 1 --lr 1", &e), &e, ERR_USAGE, "--lr is given twice");
+    CHECK_ERROR(parse(&o, "--lr 1 -l 1", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "-u 5 --warmup-tokens 1", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "--dry-run --dry-run", &e), &e, ERR_USAGE, "twice");
+    CHECK_ERROR(parse(&o, "--lr", &e), &e, ERR_USAGE, "--lr has no value");
+    CHECK_ERROR(parse(&o, "--train --val x", &e), &e, ERR_USAGE, "--train has no value");
+    CHECK_ERROR(parse(&o, "--train -j x", &e), &e, ERR_USAGE, "--train has no value");
+    CHECK_ERROR(parse(&o, "-i", &e), &e, ERR_USAGE, "-i has no value");
+    CHECK_ERROR(parse(&o, "--dry-run=yes", &e), &e, ERR_USAGE, "takes no value");
+    CHECK_ERROR(parse(&o, "--gns maybe", &e), &e, ERR_USAGE, "--gns 'maybe'");
+    CHECK(strstr(e.hint, "off|ln|exact"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--gns off|ln", &e), &e, ERR_USAGE, "no such choice");
+    CHECK_ERROR(parse(&o, "--gns=", &e), &e, ERR_USAGE, "no such choice");
+    CHECK_ERROR(parse(&o, "--micro_batch 4", &e), &e, ERR_USAGE, "unknown option");
+
+    char words[OPTION_TEXT + 16] = "--out=";
+    memset(words + 6, 'x', OPTION_TEXT);
+    words[6 + OPTION_TEXT] = 0;
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "too long");
+    words[6 + OPTION_TEXT - 1] = 0;
+    CHECK_OK(parse(&o, words, &e), &e);
+
+    CHECK_OK(parse(&o, "--prompt=--lr --train=a=b", &e), &e);
+    CHECK(strcmp(o.prompt, "--lr") == 0 && strcmp(o.train, "a=b") == 0, "%s %s", o.prompt, o.train);
+    CHECK_OK(parse(&o, "--help --lr wrong", &e), &e);
+    CHECK(o.help && !o.version, "help");
+    CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
+    CHECK(o.version, "version");
+}
+
+// llm.c's flags mean what they mean there.
+static void test_aliases(void) {
+    Options o;
+    Error e;
+    const char *llmc = "-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 "
+                       "-s 9 -g 12 -z 2 -r 2";
+    CHECK_OK(resolve(&o, llmc, &e), &e);
+    CHECK(strcmp(o.train, "a") == 0 && strcmp(o.val, "b") == 0 && strcmp(o.out, "c") == 0, "texts");
+    CHECK(strcmp(o.model, "d12") == 0 && o.micro_batch == 8 && o.seq_len == 64 && o.batch_tokens == 2048, "shape");
+    CHECK(o.run.horizon_tokens == 10 * 2048 && o.lr == 6e-4 && o.lr_schedule == SCHEDULE_LINEAR, "run");
+    CHECK(o.warmup_tokens == 7 * 2048, "warm-up %lld", (long long)o.warmup_tokens);
+    CHECK(o.final_lr_frac == 0.25 && o.weight_decay == 0.2 && o.val_every == 5, "rates");
+    CHECK(o.val_tokens == 3 * 8 * 64, "validation %lld", (long long)o.val_tokens);
+    CHECK(o.zero == 2 && o.recompute == 2, "ZeRO stage, recomputation of blocks");
+    CHECK(o.sample_every == 9 && o.sample_tokens == 12 && !*o.notes, "samples");
+    CHECK_OK(options_resolve(&o, &e), &e);
+    CHECK(o.warmup_tokens == 7 * 2048, "resolving twice changes nothing");
+
+    CHECK_OK(resolve(&o, "-i a -x 3 -e gpt2:d24 -d -1 -u 2", &e), &e);
+    CHECK(strcmp(o.model, "d24") == 0 && o.run.batch_ref_rows == 4, "%s", o.model);
+    CHECK(o.warmup_tokens == 2 * 4 * 1024, "warm-up at the default batch");
+    CHECK_ERROR(resolve(&o, "-i a -x -1", &e), &e, ERR_USAGE, "--train-tokens nor --steps");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 -u 1e12", &e), &e, ERR_USAGE, "-u");
+
+    CHECK_OK(resolve(&o, "-i a -x 1 -n 7 -nk 5 -y 1 -sl 3.5 -sg 4", &e), &e);
+    CHECK(o.checkpoint_every == 7 && o.keep == 5 && !o.fresh && o.skip_loss_z == 3.5 && o.skip_grad_z == 4,
+          "-n to -sg");
+    CHECK_OK(resolve(&o, "-i a -x 1 -nk 0 -y 0", &e), &e);
+    CHECK(o.keep == 0 && o.fresh, "-y 0 starts over");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 --keep 1", &e), &e, ERR_USAGE, "--keep 1");
+    CHECK_ERROR(parse(&o, "--fresh -y 1", &e), &e, ERR_USAGE, "given twice");
+    CHECK_ERROR(parse(&o, "-y 2", &e), &e, ERR_USAGE, "-y (--fresh)");
+
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 30", &e), &e);
+    CHECK(o.hellaswag_every == 30, "-h 1: at each validation, not every %lld steps", (long long)o.hellaswag_every);
+    CHECK_OK(parse(&o, "-h", &e), &e);
+    CHECK(o.help, "-h alone is --help");
+    CHECK_OK(parse(&o, "-i a -h -x 1", &e), &e);
+    CHECK(o.help, "-h without a value is --help");
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 0", &e), &e);
+    CHECK(o.hellaswag_every == 0, "-h 0");
+    CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 0", &e), &e);
+    CHECK(o.hellaswag_every == 0, "no validation, no HellaSwag");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 -h 10000000 -v 1000", &e), &e, ERR_USAGE, "-h means too many steps");
+
+    const char *foreign = "-nm 1 -f 0 -w 1 -ge 2 -a 1 -lg 5 -pn 8 -pr 0 "
+                          "-pg 8 -ps host -pp /tmp -pf /tmp -pi mpi --lr 1";
+    CHECK_OK(parse(&o, foreign, &e), &e);
+    int lines = 0;
+    for (const char *c = o.notes; *c; c++) lines += *c == '\n';
+    CHECK(lines == 12 && strstr(o.notes, "-ge") && strstr(o.notes, "-lg "), "%d lines: %s", lines, o.notes);
+    CHECK(o.lr == 1, "values of foreign flags are ignored");
+    CHECK_ERROR(parse(&o, "-pi tcp", &e), &e, ERR_USAGE, "-pi 'tcp'");
+    CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "-pm fs", &e), &e, ERR_USAGE, "-pm 'fs'");
+    CHECK_ERROR(parse(&o, "-b nan", &e), &e, ERR_USAGE, "-b (--micro-batch)");
+}
+
+static void test_config_lines(void) {
+    Options o;
+    Error e;
+    const char *good = "# a comment\n"
+                       "\n"
+                       "  lr = 0.5   # the rate\r\n"
+                       "prompt = \" once # upon \" # kept\n"
+                       "train=a b#c\n"
+                       "dry-run = true\n"
+                       "val-tokens\t=\t5e3";
+    CHECK_OK(parse_config(&o, good, &e), &e);
+    CHECK(o.lr == 0.5 && strcmp(o.prompt, " once # upon ") == 0 && strcmp(o.train, "a b#c") == 0, "%s", o.prompt);
+    CHECK(o.dry_run && o.val_tokens == 5000, "flag and number");
+    CHECK_OK(parse_config(&o, "", &e), &e);
+    CHECK_OK(parse_config(&o, "prompt =\ndry-run = false", &e), &e);
+
+    CHECK_ERROR(parse_config(&o, "\nlr 5", &e), &e, ERR_USAGE, "run.cfg line 2");
+    CHECK_ERROR(parse_config(&o, "lr = x", &e), &e, ERR_USAGE, "run.cfg line 1: lr 'x': not a number");
+    CHECK_ERROR(parse_config(&o, "lr = 1\nlr = 1", &e), &e, ERR_USAGE, "line 2: lr is given twice");
+    CHECK_ERROR(parse_config(&o, "larry = 1", &e), &e, ERR_USAGE, "larry");
+    CHECK_ERROR(parse_config(&o, "--lr = 1", &e), &e, ERR_USAGE, "--lr");
+    CHECK(strstr(e.hint, "dashes"), "%s", e.hint);
+    CHECK_ERROR(parse_config(&o, " = 1", &e), &e, ERR_USAGE, "unknown");
+    CHECK_ERROR(parse_config(&o, "config = b.cfg", &e), &e, ERR_USAGE, "command line");
+    CHECK_ERROR(parse_config(&o, "help = true", &e), &e, ERR_USAGE, "command line");
+    CHECK_ERROR(parse_config(&o, "dry-run = yes", &e), &e, ERR_USAGE, "dry-run");
+    CHECK_ERROR(parse_config(&o, "prompt = \"open", &e), &e, ERR_USAGE, "not closed");
+    CHECK_ERROR(parse_config(&o, "prompt = \"a\" b", &e), &e, ERR_USAGE, "closing quote");
+    char zero[] = "lr = 1\0x\n";
+    options_defaults(&o);
+    CHECK_ERROR(options_parse_config(&o, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
+}
+
+static void test_config_precedence(void) {
+    Options o;
+    Error e;
+    char path[] = "test_options_XXXXXX", words[128];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0, "mkstemp");
+    const char *text = "lr = 0.5\nbeta1 = 0.5\nwarmup-tokens = 5\nfresh = true\n";
+    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text), "write");
+    snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
+    CHECK_OK(parse(&o, words, &e), &e);
+    CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
+    CHECK(o.given[OPTION_beta1] && !o.given[OPTION_beta2], "given");
+
+    snprintf(words, sizeof words, "-y 1 --config %s", path);
+    CHECK_OK(parse(&o, words, &e), &e);
+    CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
+
+    // What the file says must be right even where the command line overrules it.
+    CHECK(write(fd, "eps = wrong\n", 12) == 12, "write");
+    snprintf(words, sizeof words, "--config=%s --eps 1e-9", path);
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "line 5: eps");
+    CHECK(close(fd) == 0 && remove(path) == 0, "remove");
+    CHECK_ERROR(parse(&o, words, &e), &e, ERR_INPUT, path);
+}
+
+// The help of an option is a phrase of its own, which does not continue the name of the value.
+static void test_help_is_phrases(void) {
+    static const char *const continues[] = {"of ",    "for ",  "to ",    "in ", "over ", "between ", "instead ",
+                                            "added ", "with ", "above ", "as ", "that ", "on which "};
+    for (int i = 0; i < OPTION_COUNT; i++)
+        for (size_t k = 0; k < sizeof continues / sizeof *continues; k++)
+            CHECK(strncmp(option_rows[i].help, continues[k], strlen(continues[k])) != 0, "--%s %s",
+                  option_rows[i].field, option_rows[i].help);
+}
+
+static void test_help(void) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_print_help(f, "./build/train_gpt2");
+    fclose(f);
+    CHECK(strstr(text, "usage: train_gpt2 "), "program name");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionRow *option = &option_rows[i];
+        char flag[FLAG_BYTES], start[80], alias[80];
+        option_flag(flag, (OptionId)i);
+        snprintf(start, sizeof start, "\n  %s ", flag);
+        const char *row = strstr(text, start);
+        CHECK(row, "%s is not in the help", flag);
+        if (option->alias) snprintf(alias, sizeof alias, "llm.c %s", option->alias);
+        if (row && option->alias) CHECK(strstr(row, alias), "%s", alias);
+        if (!option->unit || i == OPTION_link) continue;
+        char operand[96];
+        snprintf(operand, sizeof operand, "%s %s", flag, option->unit);
+        for (char *c = operand + strlen(flag); *c; c++) *c = (char)toupper((unsigned char)*c);
+        CHECK(strstr(text, operand), "%s", operand);
+    }
+    static const char *const operands[] = {
+        "--train FILES ", "--out DIR ",     "--model NAME|PATH ", "--hellaswag FILE ", "--prompt TEXT ",
+        "--check PATH ",  "--config FILE ", "--link GB/s ",       "--device NAME ",    "--seed N ",
+        "--lr X ",        "--gns NAME ",    "--zero STAGE ",      "--seq-len TOKENS "};
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
+        char row[64];
+        snprintf(row, sizeof row, "\n  %.*s ", (int)strlen(operands[i]) - 1, operands[i]);
+        CHECK(strstr(text, row), "%s", operands[i]);
+    }
+    CHECK(strstr(text, "[default 4; llm.c -b]"), "default and alias");
+    const char *config = strstr(text, "\n  --config ");
+    CHECK(config && strstr(config, "in \"quotes\""), "how to write a # in a value");
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        CHECK(strlen(line) <= 100 && line[strlen(line) - 1] != ' ', "line of %zu: %s", strlen(line), line);
+        if (strncmp(line, "  ", 2) != 0) continue;
+        const char *gap = strstr(line + 3, "  "), *words = line[2] == ' ' ? line : gap;
+        if (words) CHECK((int)(words + strspn(words, " ") - line) == 28, "one column: %s", line);
+    }
+    free(text);
+}
+
+static void test_json(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve(&o, "--train a --steps 3 --lr 0.1 --beta2 0.98765432109876543 --seq-len 64", &e), &e);
+    strcpy(o.prompt, "\"quote\" \\ tab\t newline\n \x01 caf\xc3\xa9 bad\xe9 \xf0\x9f\x98\x80 \xed\xa0\x80");
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_write_json(f, &o, 4);
+    fclose(f);
+    cJSON *json = cJSON_ParseWithOpts(text, NULL, 1);
+    CHECK(json != NULL, "no JSON: %s", text);
+    if (!json) return free(text);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionRow *row = &option_rows[i];
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, row->field);
+        if (i == OPTION_dry_run || i == OPTION_device || i == OPTION_ranks || i == OPTION_price || i == OPTION_link) {
+            CHECK(!item, "%s is no part of a run", row->field);
+            continue;
+        }
+        bool fits = row->range               ? cJSON_IsNumber(item)
+                    : row->type == TYPE_FLAG ? cJSON_IsBool(item)
+                                             : cJSON_IsString(item);
+        CHECK(fits, "%s", row->field);
+    }
+    CHECK(cJSON_GetObjectItem(json, "lr")->valuedouble == 0.1 && strstr(text, "\"lr\": 0.1,"), "shortest digits");
+    CHECK(cJSON_GetObjectItem(json, "beta2")->valuedouble == o.beta2, "round trip");
+    CHECK(strcmp(cJSON_GetObjectItem(json, "lr_schedule")->valuestring, "cosine") == 0, "choice by name");
+    CHECK(strcmp(cJSON_GetObjectItem(json, "gns")->valuestring, "ln") == 0, "choice by name");
+    const char *prompt = cJSON_GetObjectItem(json, "prompt")->valuestring;
+    const char *want = "\"quote\" \\ tab\t newline\n \x01 caf\xc3\xa9 bad\xef\xbf\xbd \xf0\x9f\x98\x80 "
+                       "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+    CHECK(strcmp(prompt, want) == 0, "prompt: %s", prompt);
+    const cJSON *resolved = cJSON_GetObjectItem(json, "resolved");
+    CHECK(cJSON_GetObjectItem(resolved, "horizon_tokens")->valuedouble == 3 * 4 * 64, "resolved");
+    cJSON_Delete(json);
+    free(text);
+}
+
+int main(void) {
+    RUN(test_table_is_sound);
+    RUN(test_defaults);
+    RUN(test_choices_match_enums);
+    RUN(test_limits_are_the_models);
+    RUN(test_numbers);
+    RUN(test_command_line_errors);
+    RUN(test_aliases);
+    RUN(test_config_lines);
+    RUN(test_config_precedence);
+    RUN(test_help_is_phrases);
+    RUN(test_help);
+    RUN(test_json);
+    return test_summary();
+}

@@ -1,0 +1,295 @@
+// What options mean together: what follows from several of them, contradictions, and options without effect.
+// test_options.c checks single options.
+#define _DEFAULT_SOURCE // mkstemp
+#include "options_test.h"
+
+#include <unistd.h>
+
+static void test_horizon_and_batch(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve(&o, "--train a --steps 10 --batch-tokens 512 --seq-len 64", &e), &e);
+    CHECK(o.run.horizon_tokens == 5120 && o.run.batch_ref_rows == 8, "horizon");
+    CHECK(o.run.batch_min_rows == 8 && o.run.batch_max_rows == 8 && o.run.ramp_mode == RAMP_FIXED, "fixed");
+    CHECK_CLOSE(o.run.gns_half_life_tokens, 0.005 * 5120, 1e-15, 0);
+    CHECK(o.run.gns_exact_interval == 0, "ln only");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1000 --seq-len 64 --gns-half-life 77", &e), &e);
+    CHECK(o.run.horizon_tokens == 960 && o.run.gns_half_life_tokens == 77, "whole rows");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32", &e), &e);
+    CHECK(o.run.batch_ref_rows == 2 && o.run.batch_max_rows == 32 && o.run.ramp_mode == RAMP_GNS, "ramp");
+    CHECK(o.run.gns_exact_interval == 16, "calibration: %lld", (long long)o.run.gns_exact_interval);
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32 --gns-ratio 2.5", &e),
+             &e);
+    CHECK(o.run.gns_exact_interval == 0, "a given ratio needs no calibration");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
+    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
+    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
+    CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "no batch given: a micro-batch");
+    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
+    CHECK(o.run.gns_exact_interval == 1, "exact: every step");
+    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact --gns-exact-every 8", &e), &e);
+    CHECK(o.run.gns_exact_interval == 8, "exact: every 8th");
+    CHECK_OK(resolve(&o, "--dry-run", &e), &e);
+    CHECK_OK(resolve(&o, "--sample-only --model some/directory", &e), &e);
+    CHECK_OK(resolve(&o, "--train a --steps 1 --model d4 --layers 2 --vocab-size 256", &e), &e);
+}
+
+static void test_contradictions(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *mention;
+    } cases[] = {
+        {"--train a", "--train-tokens nor --steps"},
+        {"--steps 5", "--train is missing"},
+        {"--train a --steps 5 --train-tokens 5", "--steps and --train-tokens"},
+        {"--train a --steps 5 --ramp linear --batch-min 1 --batch-max 2", "--steps"},
+        {"--train a --train-tokens 5000 --ramp linear", "--batch-min"},
+        {"--train a --train-tokens 5000 --ramp seesaw --batch-min 1", "--batch-max"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 3 --batch-max 2", "--batch-min 3 is above"},
+        {"--train a --steps 5 --batch-min 3", "--batch-min"},
+        {"--train a --steps 5 --batch-max 3", "--batch-max"},
+        {"--train a --steps 5 --ramp steep", "--ramp"},
+        {"--train a --steps 5 --ramp replay:", "--ramp"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 1 --batch-max 2 --gns off", "--gns off"},
+        {"--train a --train-tokens 5000 --ramp gns --batch-min 1 --batch-max 2 --gns-exact-every 0", "--gns-exact"},
+        {"--train a --steps 5 --gns off --gns-exact-every 5", "--gns-exact-every"},
+        {"--train a --steps 5 --batch-tokens 1000 --seq-len 64", "multiple of --seq-len"},
+        {"--train a --train-tokens 10 --seq-len 64", "less than --seq-len"},
+        {"--train a --steps 1e9 --batch-tokens 999999995904", "--steps"},
+        {"--train a --steps 5 --model=", "--model"},
+        {"--train a --steps 5 --out=", "--out"},
+        {"--sample-only", "--sample-only"},
+        {"--eval-only --val b", "--eval-only of the preset"},
+        {"--eval-only --model dir", "nothing to evaluate"},
+        {"--eval-only --model dir --val b --sample-only", "--eval-only and --sample-only"},
+        {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
+        {"--train a --steps 5 --hellaswag q", "--hellaswag-every"},
+        {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
+        CHECK(e.hint[0], "%s: no hint", cases[i].words);
+    }
+    CHECK_ERROR(resolve(&o, "--batch-tokens 1000 --seq-len 64", &e), &e, ERR_USAGE, "--batch-tokens 1000");
+    CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
+}
+
+// A typed option without effect is an error that names the option and what it needs.
+static void test_no_effect(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option, *needs;
+    } cases[] = {
+        {"--val-every 5", "--val-every", "--val"},
+        {"--val-tokens 512", "--val-tokens", "--val"},
+        {"--prompt x", "--prompt", "--sample-every"},
+        {"--temperature 0", "--temperature", "--sample-every"},
+        {"--top-k 5", "--top-k", "--sample-every"},
+        {"--sample-tokens 5", "--sample-tokens", "--sample-every"},
+        {"--sample-tokens 5 --sample-every 0", "--sample-tokens", "--sample-every"},
+        {"--hellaswag q", "--hellaswag", "--hellaswag-every"},
+        {"--batch-min 3", "--batch-min", "--ramp"},
+        {"--batch-max 3", "--batch-max", "--ramp"},
+        {"--ramp-lr-power 0", "--ramp-lr-power", "--ramp"},
+        {"--ramp-kappa 1", "--ramp-kappa", "--ramp gns"},
+        {"--gns-ratio 2", "--gns-ratio", "--ramp gns"},
+        {"--gns off --gns-half-life 500", "--gns-half-life", "--gns ln"},
+        {"--gns off --gns-exact-every 5", "--gns-exact-every", "--gns ln"},
+        {"--lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "--lr-schedule"},
+        {"--lr-schedule inverse-sqrt --final-lr-frac 0.5", "--final-lr-frac", "--lr-schedule"},
+        {"--price 3", "--price", "--dry-run"},
+        {"--device H200", "--device", "--dry-run"},
+        {"--link 50", "--link", "--dry-run"},
+        {"--ranks 8", "--ranks", "--dry-run"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256], config[256], *c = config;
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
+        CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, cases[i].option);
+        CHECK(strstr(e.what, cases[i].needs) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
+        // A file may be shared by runs: an option without effect there is only noted.
+        for (const char *w = words; *w; w++) {
+            if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
+            else if (strncmp(w, "--", 2) == 0) w++;
+            else *c++ = *w == ' ' ? '=' : *w;
+        }
+        *c = 0;
+        CHECK_OK(parse_config(&o, config, &e), &e);
+        CHECK_OK(options_resolve(&o, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
+                  strstr(o.notes, cases[i].needs) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", config, o.notes);
+    }
+}
+
+// llm.c's flags, as its scripts give them, are at most noted; so are options that depend on the value of another.
+static void test_no_effect_is_noted(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option;
+    } cases[] = {
+        {"-v 250", "--val-every"},
+        {"-m 3", "--val-tokens"},
+        {"-g 144", "--sample-tokens"},
+        {"-s 0 -g 144", "--sample-tokens"},
+        {"-k constant -q 0.0", "--final-lr-frac"},
+        {"--val b --val-every 0 --val-tokens 512", "--val-tokens"},
+        {"--sample-every 5 --temperature 0 --top-k 5", "--top-k"},
+        {"--ramp replay:x --batch-max 5", "--batch-max"},
+        {"--ramp replay:x --batch-min 5 --batch-tokens 4096", "--batch-min"},
+        {"--eval-only --model dir --val b", "--train"},
+        {"--eval-only --model dir --val b -l 1e-4", "--lr"},
+        {"--sample-only --model dir", "--train-tokens"},
+        {"--check dir", "--train"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256];
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
+        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
+                  strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", words, o.notes);
+    }
+    char config[] = "train = a\nlr = 1\nmodel = dir\nsample-only = true\n"; // a training run's file
+    options_defaults(&o);
+    CHECK_OK(options_parse_config(&o, config, strlen(config), "run.cfg", &e), &e);
+    CHECK_OK(options_resolve(&o, &e), &e);
+    CHECK(!*o.notes, "%s", o.notes);
+}
+
+// Where nothing is trained, options that a training run would refuse are noted, once; options of planning are refused.
+static void test_no_effect_without_training(void) {
+    Options o;
+    Error e;
+    static const struct {
+        const char *words, *option, *says;
+    } cases[] = {
+        {"--check dir --val-every 5", "--val-every", "--check ignores --val-every\n"},
+        {"--check dir --gns-ratio 2 --prompt x", "--prompt", "--check ignores --prompt, --gns-ratio\n"},
+        {"--sample-only --model dir --hellaswag x", "--hellaswag", "--sample-only ignores --hellaswag\n"},
+        {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "ignores"},
+        {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only ignores --gns-ratio\n"},
+        {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens",
+         "no effect without --val: ignored\n"},
+        {"--dry-run --val-every 250 --train a --steps 5", "--val-every",
+         "no effect without --val: the run would be refused\n"},
+        {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max",
+         "no effect without a --ramp: the run would be refused\n"},
+        {"--dry-run -v 250 --train a --steps 5", "--val-every", "no effect without --val: ignored\n"},
+        {"--dry-run --val b --val-every 0 --val-tokens 512", "--val-tokens", "--val-every above 0: ignored\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(resolve(&o, cases[i].words, &e), &e);
+        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].says) &&
+                  strstr(o.notes, cases[i].option) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
+              "%s: '%s'", cases[i].words, o.notes);
+    }
+    static const char *const planning[] = {"--check dir --price 3", "--sample-only --model dir --ranks 8",
+                                           "--eval-only --model dir --val b --device H200"};
+    for (size_t i = 0; i < sizeof planning / sizeof *planning; i++)
+        CHECK_ERROR(resolve(&o, planning[i], &e), &e, ERR_USAGE, "has no effect without --dry-run");
+}
+
+// Options that have an effect, or ask for nothing.
+static void test_effect(void) {
+    Options o;
+    Error e;
+    static const char *const cases[] = {
+        "--val b --val-every 5 --val-tokens 512",
+        "--val-every 0",
+        "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5",
+        "--prompt= --top-k 0",
+        "--hellaswag-every 9 --hellaswag q",
+        "--ramp gns --batch-min 2 --batch-max 4 --ramp-kappa 2 --ramp-lr-power 0 --gns-ratio 2 --gns-half-life 500",
+        "--ramp linear --batch-min 2 --batch-max 4 --ramp-lr-power 1 --gns off",
+        "--ramp replay:x --batch-min 5 --ramp-lr-power 1",
+        "--gns-half-life 500 --gns-exact-every 5",
+        "--gns off --gns-half-life 0 --gns-exact-every 0 --gns-ratio 0",
+        "--lr-schedule wsd --final-lr-frac 0",
+        "--lr-schedule constant --final-lr-frac 1",
+        "--zero 2 --reduce micro-step",
+        "--reduce step",
+        "--dry-run --price 3 --device H200 --ranks 8 --link 50",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256];
+        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i]);
+        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK(!*o.notes, "%s: %s", words, o.notes);
+    }
+    static const char *const others[] = {
+        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5 --seed 3 --tokenizer t "
+        "--seq-len 64 --threads 1",
+        "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
+        "--eval-only --model dir --hellaswag q --deadline-step 5",
+        "--check dir",
+        "--dry-run --model d4 --layers 2",
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        CHECK_OK(resolve(&o, others[i], &e), &e);
+        CHECK(!*o.notes, "%s: %s", others[i], o.notes);
+    }
+    CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
+}
+
+// With a --config file of these lines.
+static int resolve_with_file(Options *o, const char *lines, const char *words, Error *e) {
+    char path[] = "/tmp/gns_options_XXXXXX", all[1000];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines) && close(fd) == 0, "%s", path);
+    snprintf(all, sizeof all, "--config %s %s", path, words);
+    int code = resolve(o, all, e);
+    unlink(path);
+    return code;
+}
+
+// Where the command line and the config file exclude each other, the command line wins.
+static void test_the_command_line_wins(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve_with_file(&o, "steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", &e), &e);
+    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !o.given[OPTION_steps], "the file's steps");
+    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
+             &e);
+    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
+    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "-i a -x 3 -d 40 -t 10", &e), &e);
+    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens, llm.c's flags");
+    CHECK_OK(resolve_with_file(&o, "steps = 50\n",
+                               "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 8", &e),
+             &e);
+    CHECK_OK(resolve_with_file(&o, "sample-only = true\nval = b\n", "--eval-only --model dir", &e), &e);
+    CHECK(o.eval_only && !o.sample_only, "the file's --sample-only");
+    CHECK_OK(resolve_with_file(&o, "eval-only = true\nval = b\n", "--check dir", &e), &e);
+    CHECK(*o.check && !o.eval_only, "the file's --eval-only");
+    // a model from files has its own shape
+    static const char shape[] = "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n";
+    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir", &e), &e);
+    CHECK(!o.given[OPTION_layers] && !o.given[OPTION_heads] && !o.given[OPTION_channels] &&
+              !o.given[OPTION_vocab_size] && o.layers == 0 && o.vocab_size == 0,
+          "the file's shape");
+    CHECK_OK(resolve_with_file(&o, shape, "--train a --steps 5 --model d12", &e), &e);
+    CHECK(o.layers == 2 && o.vocab_size == 256, "they change a preset");
+    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir --layers 3", &e), &e);
+    CHECK(o.layers == 3 && o.given[OPTION_layers], "typed on the command line: kept");
+
+    // both in one place: a mistake
+    CHECK_ERROR(resolve_with_file(&o, "steps = 50\ntrain-tokens = 20000\n", "--train a", &e), &e, ERR_USAGE,
+                "--steps and");
+    CHECK_ERROR(resolve_with_file(&o, "", "--train a --steps 5 --train-tokens 5", &e), &e, ERR_USAGE, "--steps and");
+    CHECK_ERROR(resolve_with_file(&o, "steps = 50\nramp = linear\n", "--train a", &e), &e, ERR_USAGE,
+                "--steps does not");
+}
+
+int main(void) {
+    RUN(test_horizon_and_batch);
+    RUN(test_contradictions);
+    RUN(test_no_effect);
+    RUN(test_no_effect_is_noted);
+    RUN(test_no_effect_without_training);
+    RUN(test_effect);
+    RUN(test_the_command_line_wins);
+    return test_summary();
+}

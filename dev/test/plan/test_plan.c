@@ -1,0 +1,646 @@
+// plan: time, memory, ranks and cost that --dry-run prints, against hand-computed cases and measured runs.
+#include "ranks/parallel.h"
+#include "plan/plan.h"
+
+#include "../test.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Work and time of kernels
+
+// A machine with round numbers: 100 FLOP/s, 10 B/s, everything reached in full.
+static PlanDevice round_device(void) {
+    return (PlanDevice){
+        .name = "round",
+        .value = 2,
+        .peak = 100,
+        .spec = {.bandwidth = 10, .memory_bytes = 1e9, .link = 8, .network = 0.5, .devices_a_machine = 4},
+        .head_bytes = 1e12,
+        .efficiency = {.matmul = 0.5,
+                       .matmul_reads = 0.25,
+                       .attention_forward = 0.4,
+                       .attention_backward = 0.2,
+                       .stream = 0.5,
+                       .copy = 1,
+                       .link = 0.5,
+                       .launch = 0.125,
+                       .hop = 1,
+                       .network_hop = 3},
+    };
+}
+
+static void test_kernel_seconds(void) {
+    PlanDevice d = round_device();
+    CHECK_CLOSE(plan_critical_intensity(&d), 10, 1e-12, 0);
+    // 1000 FLOPs at 50 are 20 s; a quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s
+    Work w = {.kind = WORK_MATMUL, .flops = 1000, .read = 40, .written = 30, .count = 1};
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 24, 1e-12, 0);
+    w.flops = 10; // 0.2 + 4 s is less than what 70 B take
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 7, 1e-12, 0);
+    w.kind = WORK_STREAM; // half of the bandwidth
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 14, 1e-12, 0);
+    w = (Work){.kind = WORK_ATTENTION_FORWARD, .flops = 400, .read = 1, .count = 1};
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 10, 1e-12, 0);
+    w.kind = WORK_ATTENTION_BACKWARD;
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 20, 1e-12, 0);
+    w.flops = w.read = 0; // a launch
+    CHECK_CLOSE(plan_kernel_seconds(&d, &w), 0.125, 1e-12, 0);
+}
+
+static void make_model(Model *model, const char *preset, int vocab, int seq_len) {
+    Error e;
+    ModelConfig config = {.vocab = vocab, .context = seq_len};
+    CHECK(model_preset(&config, preset), "%s", preset);
+    CHECK_OK(model_create(model, &config, &e), &e);
+}
+
+static Options options; // of the plan made last
+
+static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
+    Error e;
+    EngineDevice cpu = {.value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
+    Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
+    options_defaults(&options);
+    options.zero = ZERO_0;
+    p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
+    CHECK_OK(plan_device(&p.device, device, &cpu, 0, &e), &e);
+    return p;
+}
+
+static double sum_work(const Workload *w, WorkFamily family, bool flops) {
+    double sum = 0;
+    for (int i = 0; i < w->count; i++)
+        if (w->work[i].family == family)
+            sum += w->work[i].count * (flops ? w->work[i].flops : w->work[i].read + w->work[i].written);
+    return sum;
+}
+
+// Products: 6 FLOPs a token for each weight of the matrices (forward, and two in the backward), and causal attention
+// 7 C (T + 1) a layer instead of the 6 C T that the formula counts (the backward computes q k^T again).
+static void test_work_is_the_formula(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    Workload w = workload_micro_step(&p.shape, 2, p.device.head_bytes, 64, false);
+    double N = 64 * 1024, C = 768, L = 12, T = 1024;
+    CHECK_CLOSE(sum_work(&w, FAMILY_BLOCK_MATMUL, true), 6 * N * L * 12 * C * C, 1e-12, 0);
+    CHECK_CLOSE(sum_work(&w, FAMILY_HEAD_MATMUL, true), 6 * N * C * 50304, 1e-12, 0);
+    CHECK_CLOSE(sum_work(&w, FAMILY_ATTENTION, true), N * L * 7 * C * (T + 1), 1e-12, 0);
+    double all = sum_work(&w, FAMILY_BLOCK_MATMUL, true) + sum_work(&w, FAMILY_HEAD_MATMUL, true);
+    CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(&model, 1024), 2e-3, 0);
+    // a LayerNorm: two values read and two written in bf16, three read and one written back; 25 of each
+    CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
+    // logits read and written in place
+    CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
+    Workload update = workload_update(&model, (double)model.flat_count, 2);
+    CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * (double)model.flat_count, 1e-12, 0);
+    model_destroy(&model);
+}
+
+static void test_recomputing_and_exact_norms_cost(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    double head_bytes = p.device.head_bytes;
+    Workload none = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    Workload exact = workload_micro_step(&p.shape, 2, head_bytes, 64, true);
+    p.shape.recompute = RECOMPUTE_GELU;
+    Workload gelu = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    p.shape.recompute = RECOMPUTE_BLOCK;
+    Workload block = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    double N = 64 * 1024, C = 768;
+    CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
+    CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
+                11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
+    // every example's gradient of every matrix, in fp32, is read, and the sum read and written: once, or for the head
+    // once in each of its 8 chunks of 8 examples
+    double blocks = 12 * 12 * C * C, head = 50304 * C;
+    CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 8 * 2)), 1e-9, 0);
+    model_destroy(&model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Measured on an H200 (dev/RESULTS.md)
+
+static void check_step(const char *preset, int micro_batch, double tok_per_s, int64_t exact_interval) {
+    Model model;
+    make_model(&model, preset, 50257, 1024);
+    Plan p = make_plan(&model, "NVIDIA H200", micro_batch, 1024);
+    options.run.gns_exact_interval = exact_interval;
+    double predicted = micro_batch * 1024 / plan_step(&p, micro_batch).seconds;
+    CHECK(fabs(predicted / tok_per_s - 1) < 0.15, "%s: %.0f tok/s, measured %.0f", preset, predicted, tok_per_s);
+    printf("  %s, micro-batch %d: %.0f tok/s planned, %.0f measured (%+.1f%%)\n", preset, micro_batch, predicted,
+           tok_per_s, 100 * (predicted / tok_per_s - 1));
+    model_destroy(&model);
+}
+
+static void test_measured_steps(void) {
+    check_step("d12", 64, 635000, 0);
+    check_step("d24", 32, 228500, 0);
+    check_step("d48", 16, 54400, 0);
+    check_step("d12", 64, 635000 / 1.21, 1); // --gns exact: +21% of the step
+}
+
+// TFLOP/s of single products with N = 65536 rows, measured with cuBLASLt on the same kind of card.
+static void test_measured_products(void) {
+    static const struct {
+        const char *what;
+        double m, n, k, measured;
+        bool gradient; // the result is accumulated in fp32
+    } products[] = {
+        {"qkv", 65536, 2304, 768, 594, false},          {"proj", 65536, 768, 768, 529, false},
+        {"fc", 65536, 3072, 768, 638, false},           {"fcproj", 65536, 768, 3072, 682, false},
+        {"head", 65536, 50304, 768, 613, false},        {"head dinput", 65536, 768, 50304, 691, false},
+        {"head dweight", 50304, 768, 65536, 688, true}, {"fc dweight", 3072, 768, 65536, 629, true},
+        {"proj dweight", 768, 768, 65536, 586, true},   {"qkv dweight", 2304, 768, 65536, 702, true},
+    };
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+        double m = products[i].m, n = products[i].n, k = products[i].k, out = products[i].gradient ? 4 : 2;
+        Work w = {.kind = WORK_MATMUL, .flops = 2 * m * n * k, .written = out * m * n, .count = 1};
+        w.read = 2 * (m * k + k * n) + (products[i].gradient ? out * m * n : 0);
+        double rate = 1e-12 * w.flops / plan_kernel_seconds(&p.device, &w);
+        CHECK(fabs(rate / products[i].measured - 1) < 0.12, "%s: %.0f TFLOP/s, measured %.0f", products[i].what, rate,
+              products[i].measured);
+    }
+    model_destroy(&model);
+}
+
+// Times of kernels of d12 at micro-batch 64, microseconds.
+static void test_measured_kernels(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    double n = 65536.0 * 768;
+    const struct {
+        Work work;
+        double measured;
+    } kernels[] = {
+        {{.kind = WORK_STREAM, .read = 4 * n, .written = 4 * n}, 102.1},                         // residual + LayerNorm
+        {{.kind = WORK_STREAM, .read = 6 * n, .written = 2 * n}, 109.4},                         // its backward
+        {{.kind = WORK_STREAM, .read = 8 * n, .written = 8 * n}, 198.0},                         // GELU
+        {{.kind = WORK_STREAM, .read = 2 * 8192 * 50304., .written = 2 * 8192 * 50304.}, 451.8}, // loss
+        {{.kind = WORK_STREAM, .read = 4.0 * 124.4e6}, 127.9},                                   // squared norms
+        {{.kind = WORK_ATTENTION_FORWARD, .flops = 2 * n * 1025}, 253},
+        {{.kind = WORK_ATTENTION_BACKWARD, .flops = 5 * n * 1025}, 811},
+    };
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        double us = 1e6 * plan_kernel_seconds(&p.device, &kernels[i].work);
+        CHECK(fabs(us / kernels[i].measured - 1) < 0.15, "kernel %zu: %.1f us, measured %.1f", i, us,
+              kernels[i].measured);
+    }
+    model_destroy(&model);
+}
+
+// Two cores of an EPYC, 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s (dev/RESULTS.md). The bandwidth was not
+// written down there; 25 GB/s is what such a pair of cores copies.
+static void test_measured_cpu(void) {
+    Model model;
+    Error e;
+    make_model(&model, "d12", 50257, 64);
+    Plan p = make_plan(&model, "H200", 4, 64);
+    EngineDevice cpu = {.name = "CPU", .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
+    CHECK_OK(plan_device(&p.device, "", &cpu, 0, &e), &e);
+    CHECK(p.device.measured, "the CPU's own figures");
+    CHECK_CLOSE(4 * 64 / plan_step(&p, 4).seconds, 243, 0.15, 0);
+    model_destroy(&model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory
+
+// MiB of the CUDA engine's own plan, which is exact; the estimate replaces it where that engine is missing.
+static void test_memory_estimate(void) {
+    static const struct {
+        const char *preset;
+        int micro_batch;
+        Recompute recompute;
+        GnsMode gns;
+        double mib;
+    } cases[] = {
+        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 21769.5}, {"d12", 64, RECOMPUTE_GELU, GNS_LN, 17545.5},
+        {"d12", 64, RECOMPUTE_BLOCK, GNS_LN, 5981.5}, {"d24", 32, RECOMPUTE_NONE, GNS_LN, 31783.5},
+        {"d48", 16, RECOMPUTE_NONE, GNS_LN, 66256.2}, {"d12", 64, RECOMPUTE_NONE, GNS_EXACT, 22108.9},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Model model;
+        MemoryPlan memory;
+        make_model(&model, cases[i].preset, 50257, 1024);
+        Plan p = make_plan(&model, "H200", cases[i].micro_batch, 1024);
+        p.shape.recompute = cases[i].recompute, p.shape.gns = cases[i].gns;
+        plan_estimate_memory(&p.shape, &p.device, &memory);
+        double mib = (double)memory.total / (1 << 20), sum = 0;
+        CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, the engine %.0f", i, mib, cases[i].mib);
+        for (int k = 0; k < memory.count; k++) sum += (double)memory.item[k].bytes;
+        CHECK(sum == (double)memory.total, "the items make the sum");
+        model_destroy(&model);
+    }
+}
+
+static void shard(Parallel *parallel, Plan *p, ZeroStage zero) {
+    Error e;
+    Comm comm = {.ranks = p->ranks};
+    ParallelConfig config = {.zero = zero, .micro_batch = p->shape.micro_batch, .batch_max = p->shape.micro_batch};
+    CHECK_OK(parallel_create(parallel, &comm, p->shape.model, &config, &e), &e);
+    parallel_shard(parallel, &p->shape);
+}
+
+// Memory of running H200s by nvidia-smi (4 ranks: by the trainer's log, in GiB).
+static void test_measured_memory(void) {
+    static const struct {
+        const char *preset;
+        int micro_batch;
+        Recompute recompute;
+        int ranks;
+        ZeroStage zero;
+        double mib;
+    } runs[] = {
+        {"d12", 64, RECOMPUTE_NONE, 1, ZERO_0, 22301},       {"d12", 64, RECOMPUTE_GELU, 1, ZERO_0, 18077},
+        {"d12", 64, RECOMPUTE_BLOCK, 1, ZERO_0, 6513},       {"d24", 32, RECOMPUTE_NONE, 1, ZERO_0, 32315},
+        {"d12", 64, RECOMPUTE_NONE, 4, ZERO_0, 22.6 * 1024}, {"d12", 64, RECOMPUTE_NONE, 4, ZERO_1, 21.4 * 1024},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Model model;
+        MemoryPlan memory;
+        Parallel parallel;
+        make_model(&model, runs[i].preset, 50257, 1024);
+        Plan p = make_plan(&model, "H200", runs[i].micro_batch, 1024);
+        p.shape.recompute = runs[i].recompute, p.ranks = runs[i].ranks;
+        shard(&parallel, &p, runs[i].zero);
+        plan_memory(&p, runs[i].micro_batch, &memory);
+        double mib = (double)memory.total / (1 << 20);
+        CHECK(fabs(mib / runs[i].mib - 1) < 0.05, "run %zu: %.0f MiB, measured %.0f", i, mib, runs[i].mib);
+        printf("  %s, micro-batch %d, %d GPUs: %.0f MiB planned, %.0f measured (%+.1f%%)\n", runs[i].preset,
+               runs[i].micro_batch, runs[i].ranks, mib, runs[i].mib, 100 * (mib / runs[i].mib - 1));
+        parallel_destroy(&parallel);
+        model_destroy(&model);
+    }
+}
+
+static double besides_engine(Plan *p, int ranks, WireType wire) { // MiB
+    MemoryPlan all, engine;
+    p->ranks = ranks, options.comm_dtype = wire;
+    plan_memory(p, p->shape.micro_batch, &all);
+    plan_estimate_memory(&p->shape, &p->device, &engine);
+    return ((double)all.total - (double)engine.total) / (1 << 20);
+}
+
+// The measured parts to the MiB; gradients in bf16 need a buffer of the largest bucket: the embeddings, or with a small
+// vocabulary the last block with ln_f.
+static void test_library_memory(void) {
+    Model large, small;
+    make_model(&large, "d12", 50257, 1024);
+    make_model(&small, "d2", 256, 64);
+    Plan p = make_plan(&large, "H200", 64, 1024), q = make_plan(&small, "H200", 1, 64);
+    CHECK_CLOSE(besides_engine(&p, 1, WIRE_FP32), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 1, WIRE_BF16), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 2, WIRE_FP32), 532 + 860, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 4, WIRE_FP32), 532 + 860, 1e-3, 0);
+    double embeddings = 768 * (50304 + 1024), block = 12 * 128 * 128 + 13 * 128 + 2 * 128, mib = 1 << 20;
+    CHECK_CLOSE(besides_engine(&p, 2, WIRE_BF16) - besides_engine(&p, 2, WIRE_FP32), 2 * embeddings / mib, 1e-9, 0);
+    CHECK_CLOSE(besides_engine(&q, 2, WIRE_BF16) - besides_engine(&q, 2, WIRE_FP32), 2 * block / mib, 1e-9, 0);
+    p.device.measured = true; // a CPU
+    CHECK(besides_engine(&p, 4, WIRE_BF16) == 0, "no CUDA, no NCCL");
+    model_destroy(&small);
+    model_destroy(&large);
+}
+
+// Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
+// star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
+// besides its share of the sums.
+static void test_state_bytes(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    double all = (double)model.flat_count, block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
+    double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5};
+    for (int zero = 0; zero < 3; zero++) {
+        Parallel parallel;
+        Plan p = make_plan(&model, "H200", 64, 1024);
+        p.ranks = 8;
+        shard(&parallel, &p, (ZeroStage)zero);
+        PlanState s = plan_state(&p.shape, 2);
+        CHECK_CLOSE((s.weights + s.gradients + s.moments) / all, want[zero], 1e-3, 0);
+        p.shape.inference = true;
+        CHECK(plan_state(&p.shape, 2).weights == 2 * all && plan_state(&p.shape, 2).moments == 0, "inference");
+        parallel_destroy(&parallel);
+    }
+    model_destroy(&model);
+}
+
+static void test_largest_micro_batch(void) {
+    Model model;
+    MemoryPlan memory;
+    make_model(&model, "d2", 256, 64);
+    Plan p = make_plan(&model, "H200", 1, 64);
+    p.estimate_memory = false, p.device.measured = true; // by this program's engine alone
+    plan_memory(&p, 1, &memory);
+    CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0,
+          "not one row");
+    for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
+        p.device.spec.memory_bytes = bytes;
+        int fits = 0; // the plain way
+        for (int b = 1; b <= 200; b++) {
+            plan_memory(&p, b, &memory);
+            if ((double)memory.total <= 0.97 * bytes) fits = b;
+        }
+        CHECK(plan_largest_micro_batch(&p, 0, 200) == fits, "%d rows in %.0f bytes, want %d",
+              plan_largest_micro_batch(&p, 0, 200), bytes, fits);
+    }
+    model_destroy(&model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ranks
+
+static void test_ring(void) {
+    PlanDevice d = round_device(); // 4 devices a machine, 8 B/s inside, 4 x 0.5 B/s beyond, half of it reached
+    CHECK_CLOSE(plan_link_bandwidth(&d, 4), 8, 1e-12, 0);
+    CHECK_CLOSE(plan_link_bandwidth(&d, 5), 2, 1e-12, 0);
+    CHECK(plan_ring_seconds(&d, 1, 1e9) == 0, "no other rank");
+    d.spec.link = 1.5; // slower than all of the machine's network cards together
+    CHECK_CLOSE(plan_link_bandwidth(&d, 5), 1.5, 1e-12, 0);
+    d.spec.link = 8;
+    CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
+    CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
+    // NCCL on 8 H200: bus bandwidth of an all-reduce, 2 (K - 1) / K bytes over the time, GB/s
+    static const double measured[][2] = {{249e6, 343e9}, {712e6, 356e9}, {3.1e9, 364e9}};
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    for (int i = 0; i < 3; i++) {
+        double bytes = measured[i][0], seconds = 2 * plan_ring_seconds(&p.device, 8, bytes);
+        CHECK_CLOSE(2 * 7.0 / 8 * bytes / seconds, measured[i][1], 0.03, 0);
+    }
+    // ZeRO's section 7: 2 values a parameter for plain data parallelism and ZeRO-1 and -2, 3 for all sharded
+    double all = (double)model.flat_count;
+    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_NONE, 8), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_STATE, 8), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 8), 7.0 / 8 * all * (4 + 2 + 2), 1e-12, 0);
+    options.comm_dtype = WIRE_BF16;
+    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 1000), 0.999 * all * 6, 1e-12, 0);
+    model_destroy(&model);
+}
+
+// By hand: 8 ranks, 124.48M values of 8 bytes but 1/8 over 450 GB/s are 1.936 ms, in which 989 TFLOP/s make 1.915 TFLOP,
+// 7.985e8 a token.
+static void test_critical_tokens(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    CHECK_CLOSE(plan_critical_tokens(&p, SHARDING_NONE, 8), 0.875 * 8 * 124.48e6 / 450e9 * 989e12 / 7.985e8, 1e-3, 0);
+    double before = 0;
+    for (int ranks = 2; ranks <= 8960; ranks += 1 + ranks / 3) {
+        double tokens = plan_critical_tokens(&p, SHARDING_NONE, ranks);
+        CHECK(tokens > before, "%d ranks need %.0f tokens each, fewer %.0f", ranks, tokens, before);
+        CHECK(plan_critical_tokens(&p, SHARDING_STATE, ranks) < tokens, "weights in bf16 are fewer bytes");
+        before = tokens;
+    }
+    model_destroy(&model);
+}
+
+// More ranks are faster until the ring's latency dominates, and K ranks are at most K times as fast.
+static void test_more_ranks(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    for (int zero = 0; zero < 2; zero++) {
+        Plan p = make_plan(&model, "H200", 64, 1024);
+        options.zero = zero;
+        double one = plan_step(&p, 2048).seconds, before = one, efficiency = 1;
+        for (int ranks = 2; ranks <= 128; ranks *= 2) {
+            p.ranks = ranks;
+            PlanStep s = plan_step(&p, 2048);
+            CHECK(s.seconds < before, "%d ranks: %g s, half as many %g", ranks, s.seconds, before);
+            CHECK(one / s.seconds / ranks < efficiency + 0.01, "%d ranks: efficiency %g", ranks,
+                  one / s.seconds / ranks);
+            CHECK(s.exposed > 0, "something is always exposed");
+            before = s.seconds, efficiency = one / s.seconds / ranks;
+        }
+        CHECK(efficiency < 0.92, "128 ranks with 16 rows each wait for the network: %g", efficiency);
+    }
+    model_destroy(&model);
+}
+
+// Two ranks, 10 rows a step and a link so slow that the backward pass hides little. Exposed: the layers' gradients less
+// that time, the embeddings', and what is gathered; of each bucket half of its bytes, after one latency.
+static void test_exposed(void) {
+    Model model;
+    make_model(&model, "d2", 256, 64);
+    Plan p = make_plan(&model, "H200", 10, 64);
+    PlanEfficiency *s = &p.device.efficiency;
+    p.ranks = 2;
+    p.device.spec.link = 1e9, s->link = 0.5, s->hop = 1e-3; // 0.5 GB/s
+    double C = 128, embeddings = 256 * C + 64 * C, layer = 12 * C * C + 13 * C;
+    double last = layer + 2 * C; // with ln_f
+    double scatter = 2 * 1e-3 + 0.5 * 4 * (layer + last) / 0.5e9, rest = 1e-3 + 0.5 * 4 * embeddings / 0.5e9;
+    PlanStep zero0 = plan_step(&p, 10);
+    const double *all = zero0.all.pass, backward = zero0.last.pass[PASS_BACKWARD];
+    CHECK(backward > 0 && backward < scatter, "hides a part: %g s", backward);
+    CHECK_CLOSE(zero0.exposed, scatter - backward + rest + rest + scatter - all[PASS_UPDATE], 1e-9, 0);
+    CHECK_CLOSE(zero0.seconds, all[PASS_FORWARD] + all[PASS_BACKWARD] + all[PASS_UPDATE] + zero0.exposed, 1e-12, 0);
+    options.zero = ZERO_1,
+    options.comm_dtype = WIRE_BF16; // gradients and weights in bf16: half as many bytes, as many latencies
+    PlanStep zero1 = plan_step(&p, 10);
+    double half = (scatter - 2e-3) / 2 + 2e-3, half_rest = (rest - 1e-3) / 2 + 1e-3;
+    CHECK_CLOSE(zero1.exposed,
+                half - zero1.last.pass[PASS_BACKWARD] + half_rest + half_rest + half - zero1.all.pass[PASS_FORWARD],
+                1e-9, 0);
+    options.zero = ZERO_2, options.reduce = REDUCE_MICRO_STEP,
+    p.shape.micro_batch = 2; // 5 rows a rank: 2, 2 and 1, three scatters
+    PlanStep zero2 = plan_step(&p, 10);
+    const double *first = zero2.first.pass;
+    CHECK_CLOSE(zero2.exposed,
+                3 * (half + half_rest) - 2 * (first[PASS_BACKWARD] + first[PASS_FORWARD]) -
+                    zero2.last.pass[PASS_BACKWARD] + half_rest + half - first[PASS_FORWARD],
+                1e-9, 0);
+    model_destroy(&model);
+}
+
+// 10 rows on 4 ranks in micro-batches of 2: the first has 3 rows, so 2 + 1.
+static void test_steps_are_cut(void) {
+    Model model;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 2, 1024);
+    p.ranks = 4;
+    PlanStep s = plan_step(&p, 10), two, one;
+    CHECK(s.micro_steps == 2, "%lld", (long long)s.micro_steps);
+    p.ranks = 1;
+    two = plan_step(&p, 2), one = plan_step(&p, 1);
+    CHECK(two.all.pass[PASS_BACKWARD] > 1.2 * one.all.pass[PASS_BACKWARD], "two rows take longer than one");
+    double forward = two.all.pass[PASS_FORWARD] + one.all.pass[PASS_FORWARD];
+    CHECK_CLOSE(s.all.pass[PASS_FORWARD], forward, 1e-12, 0);
+    CHECK_CLOSE(s.last.pass[PASS_BACKWARD], one.all.pass[PASS_BACKWARD], 1e-12, 0);
+    PlanStep five = plan_step(&p, 5);
+    CHECK_CLOSE(five.all.pass[PASS_FORWARD], two.all.pass[PASS_FORWARD] + forward, 1e-12, 0);
+    double seconds = 0;
+    for (int i = 0; i < FAMILIES; i++) seconds += five.all.family[i].seconds;
+    CHECK_CLOSE(seconds, five.seconds, 1e-12, 0);
+    model_destroy(&model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Runs
+
+static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, double half_life, double target) {
+    Model model;
+    Error e;
+    Ramp ramp;
+    RampConfig c = {.mode = mode,
+                    .batch_min = low,
+                    .batch_max = high,
+                    .batch_ref = low,
+                    .seq_len = 10,
+                    .kappa = 1,
+                    .half_life_tokens = half_life,
+                    .train_tokens = tokens};
+    c.schedule = (Schedule){.kind = SCHEDULE_LINEAR, .lr = 1, .train_tokens = tokens, .final_frac = 0.1};
+    make_model(&model, "d2", 256, 10);
+    Plan p = make_plan(&model, "H200", 4, 10);
+    CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
+    RampState before = ramp.state;
+    p.ramp = &ramp;
+    PlanRun run = plan_run(&p, target);
+    CHECK(memcmp(&before, &ramp.state, sizeof before) == 0, "planning leaves the ramp alone");
+    ramp_destroy(&ramp);
+    model_destroy(&model);
+    return run;
+}
+
+static void test_runs(void) {
+    PlanRun run = run_of(RAMP_FIXED, 3, 3, 1000, 0, 0); // 100 rows in threes: 33 steps and one row
+    CHECK(run.steps == 34 && run.first_batch == 3 && run.last_batch == 3 && !run.cut, "%lld", (long long)run.steps);
+    // linear: 2 + 6 x tokens / 400, rounded, of 40 rows: 2 2 3 3 4 4 5 5 6 and the last 6 (of 7)
+    run = run_of(RAMP_LINEAR, 2, 8, 400, 0, 0);
+    CHECK(run.steps == 10 && run.first_batch == 2, "%lld steps", (long long)run.steps);
+    // seesaw: 2 / (1 - 0.9 x done), done in shares of 40 rows: 2 2 2 2 2 3 3 4 6 (of 8 = the most) and 8, 6 rows left
+    run = run_of(RAMP_SEESAW, 2, 8, 400, 0, 0);
+    int64_t steps = 0;
+    for (double rows = 0; rows < 40; steps++) rows += fmin(8, round(2 / (1 - 0.9 * rows / 40)));
+    CHECK(run.steps == steps && run.last_batch <= 8, "%lld steps, want %lld", (long long)run.steps, (long long)steps);
+    // gns: doubles after two half-lives of 50 tokens each, 10 rows: 5 of 2; 3 of 4 (12 rows); then 8: 78 left in 10
+    run = run_of(RAMP_GNS, 2, 8, 1000, 50, INFINITY);
+    CHECK(run.steps == 5 + 3 + 10 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
+          (long long)run.last_batch);
+    run = run_of(RAMP_GNS, 2, 8, 1000, 50, 0);
+    CHECK(run.steps == 50 && run.last_batch == 2, "%lld steps", (long long)run.steps);
+}
+
+static void test_seconds_of_a_run(void) {
+    Model model;
+    Error e;
+    Ramp ramp;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 4, 1024);
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 1024, .train_tokens = 1024 * 100};
+    CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
+    CHECK(ramp_next(&ramp, 32, 1024 * 96) == 3 && ramp_next(&ramp, 33, 1024 * 99) == 1, "the last step is cut short");
+    CHECK(ramp_next(&ramp, 34, 1024 * 100) == 0 && ramp_next(&ramp, 40, 1024 * 120) == 0, "and then it is over");
+    p.ramp = &ramp;
+    PlanRun run = plan_run(&p, 0);
+    CHECK_CLOSE(run.seconds, 33 * plan_step(&p, 3).seconds + plan_step(&p, 1).seconds, 1e-9, 0);
+    ramp.config.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice PLAN_STEPS_MAX
+    run = plan_run(&p, 0);
+    CHECK(run.cut && run.steps == 2 * (int64_t)PLAN_STEPS_MAX, "%lld steps", (long long)run.steps);
+    CHECK_CLOSE(run.seconds, 2.0 * PLAN_STEPS_MAX * plan_step(&p, 3).seconds, 1e-6, 0);
+    ramp_destroy(&ramp);
+    model_destroy(&model);
+}
+
+// Of a run of 100 steps, by hand.
+static void test_checkpoints_at_a_time(void) {
+    static const struct {
+        int64_t every, best_every, keep, want;
+    } cases[] = {
+        {0, 0, 2, 1},                         // at the end
+        {50, 0, 2, 2},                        // at 50 and 100
+        {49, 0, 2, 3},                        // at 49, 98 and 100
+        {10, 0, 2, 3},                        // two are kept, one is being written
+        {10, 0, 0, 10},                       // all are kept
+        {10, 25, 2, 4},                       // the best besides
+        {0, 60, 2, 2},                        // at 60 and 100
+        {0, 10, 2, 4},                        //
+        {10, 25, 0, 12},                      // at 25 and 75 too, at most; at 50 there is one already
+        {2, 2, 0, 50},         {6, 4, 0, 33}, // 16 and 24, of which 8 are at 12, 24, ...; and at 100
+        {4, INT64_MAX, 0, 25},                // and nothing overflows
+        {200, 0, 2, 1},
+    };
+    Ramp ramp;
+    Error e;
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
+    CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o = {.val = "x", .checkpoint_every = cases[i].every, .keep = cases[i].keep};
+        o.keep_best = cases[i].best_every > 0, o.val_every = cases[i].best_every;
+        int64_t got = plan_checkpoints(&ramp, &o);
+        CHECK(got == cases[i].want, "case %zu: %lld, want %lld", i, (long long)got, (long long)cases[i].want);
+    }
+    ramp_destroy(&ramp);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void test_devices_here_and_elsewhere(void) {
+    Error e;
+    PlanDevice d;
+    EngineDevice cpu = {.name = "CPU, 2 threads", .value_bytes = 4, .flops = 2e11, .bandwidth = 2e10};
+    EngineDevice gpu = {.name = "NVIDIA H100 80GB HBM3", .value_bytes = 2, .memory_bytes = 85e9};
+    EngineDevice gpu32 = gpu, none = {.value_bytes = 2};
+    cpu.memory_bytes = 1e10, gpu32.value_bytes = 4;
+    CHECK_OK(plan_device(&d, "", &cpu, 0, &e), &e);
+    CHECK(d.measured && d.peak == 2e11 && d.spec.memory_bytes == 1e10 && d.value == 4 && !(d.spec.network > 0),
+          "the CPU");
+    CHECK_OK(plan_device(&d, "h200", &cpu, 12e9, &e), &e);
+    CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.spec.network == 12e9,
+          "a GPU, planned by the CPU trainer");
+    CHECK(strcmp(d.name, "H200") == 0, "by its own name, not %s", d.name);
+    CHECK_OK(plan_device(&d, "", &gpu, 0, &e), &e);
+    CHECK(d.value == 2 && d.peak == 989e12 && d.spec.memory_bytes == 85e9, "the GPU here, with its own memory");
+    CHECK_OK(plan_device(&d, "A100", &gpu32, 0, &e), &e);
+    CHECK(d.value == 4 && d.peak == 19.5e12 && d.spec.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
+    CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
+    CHECK(!(d.peak > 0) && !*d.name, "no GPU here, and none named: no times");
+    snprintf(none.name, sizeof none.name, "NVIDIA RTX A4000");
+    CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
+    CHECK(!(d.peak > 0) && strcmp(d.name, "NVIDIA RTX A4000") == 0, "one that the table does not have");
+    CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, 0, &e), &e, ERR_USAGE, "Voodoo 2");
+}
+
+static void test_cpu_is_measured(void) {
+    Model model;
+    EngineDevice here = {0};
+    make_model(&model, "d2", 256, 64);
+    EngineConfig shape = {.model = &model, .micro_batch = 1, .seq_len = 64, .threads = 1};
+    double start = clock_seconds();
+    cpu_engine.device(&shape, true, &here);
+    CHECK(clock_seconds() - start < 5, "a moment");
+    CHECK(here.flops > 1e8 && here.flops < 1e13, "%g FLOP/s", here.flops);
+    CHECK(here.bandwidth > 1e7 && here.bandwidth < 1e13, "%g B/s", here.bandwidth);
+    CHECK(here.memory_bytes > 1e8 && here.value_bytes == sizeof(float), "%g bytes", here.memory_bytes);
+    model_destroy(&model);
+}
+
+int main(void) {
+    RUN(test_kernel_seconds);
+    RUN(test_work_is_the_formula);
+    RUN(test_recomputing_and_exact_norms_cost);
+    RUN(test_measured_steps);
+    RUN(test_measured_products);
+    RUN(test_measured_kernels);
+    RUN(test_measured_cpu);
+    RUN(test_memory_estimate);
+    RUN(test_measured_memory);
+    RUN(test_library_memory);
+    RUN(test_state_bytes);
+    RUN(test_largest_micro_batch);
+    RUN(test_ring);
+    RUN(test_critical_tokens);
+    RUN(test_more_ranks);
+    RUN(test_exposed);
+    RUN(test_steps_are_cut);
+    RUN(test_runs);
+    RUN(test_seconds_of_a_run);
+    RUN(test_checkpoints_at_a_time);
+    RUN(test_devices_here_and_elsewhere);
+    RUN(test_cpu_is_measured);
+    return test_summary();
+}

@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
+# then makes, and reports a disk that is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+. "$(dirname "$0")/../checks.sh" plan
+cuda=$root/build/cuda-BF16/train_gpt2cu
+sanitized=$root/${build%-san}-san/train_gpt2
+cd "$work" || exit 70
+
+d12="--model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e9"
+plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
+said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
+
+plans_a_gpu_from_here() { # shellcheck disable=SC2086
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said '^device +H200: 989 TFLOP/s bf16' &&
+        said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +65,536 ' &&
+        said '^ +16 +2 ' && said '^ +8960 +1120 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]'
+}
+plans_this_cpu() {
+    plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
+        said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
+}
+plans_a_run_without_length() { # with any compiler: some move a division before the test that guards it
+    [ -x "$sanitized" ] || skip "no $sanitized (make test builds it)" || return
+    ASAN_OPTIONS=detect_leaks=0 "$sanitized" --dry-run --model d2 --device H200 > plan.txt 2>&1 || { cat plan.txt; return 1; }
+    said '^device +H200' && ! said '^run ' > /dev/null && ! said 'copy for checkpoints' > /dev/null
+}
+fits_a_screen() { # shellcheck disable=SC2086
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 || return 1
+    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 50) { print NR " lines"; bad = 1 } exit bad }' plan.txt
+}
+hours_are_tokens_over_speed() { # of the same page; without --val nothing is added
+    # shellcheck disable=SC2086
+    plan $d12 --device H200 || return 1
+    awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
+        END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
+            print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
+}
+# Many ranks, each with enough tokens for its link: the latency of the rings limits them.
+waiting_share() { # RANKS: of the step, in percent
+    plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
+}
+reports_latency_bound() {
+    local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
+    plan "${many[@]}" --ranks 8960 && said '^> +8960 .* latency ' && said '^ +8 +1 .* compute ' || return 1
+    plan "${many[@]}" --ranks 8960 --link 0.01 && said '^> +8960 .* interconnect ' || return 1
+    plan "${many[@]}" --ranks 8960 && said '^  compute-bound up to [0-9]+ ranks by bytes, up to [0-9]+ by step time' || return 1
+    most=$(sed -nE 's/^  compute-bound .* up to ([0-9]+) by step time.*/\1/p' plan.txt)
+    awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
+        if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
+}
+limits_count_ranks_with_rows() {
+    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'
+}
+reports_a_disk_too_small() {
+    plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
+        plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
+}
+reports_memory_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
+plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
+    local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
+    for program in "$train" "$cuda"; do
+        [ -x "$program" ] || continue
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' "$program" --dry-run $most > plan.txt 2>&1 &&
+            said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
+    done
+}
+planning_needs_dry_run() {
+    local option
+    for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
+        # shellcheck disable=SC2086
+        "$train" --train x --steps 1 $option > plan.txt 2>&1
+        [ $? = 64 ] && said "${option% *} .*--dry-run" || return 1
+    done
+    "$train" --dry-run --device 3dfx > plan.txt 2>&1
+    [ $? = 64 ] && said '3dfx.*H200'
+}
+writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
+
+# The plan has as many steps as the run.
+predicts_the_steps() {
+    local small="--train code_train_*.bin --vocab-size 256 --layers 1 --heads 1 --channels 16 --seq-len 32 --lr 1e-3
+        --train-tokens 30000 --micro-batch 8 --gns off --checkpoint-every 0" ramp planned made
+    cat "$root"/llmc/*/*.[ch] > text.txt
+    "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
+    for ramp in "" "--ramp linear --batch-min 2 --batch-max 9" "--ramp seesaw --batch-min 2 --batch-max 9 --warmup-tokens 3000"; do
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' plan $small $ramp || return 1
+        planned=$(awk '/^run / { print $2 }' plan.txt)
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' "$train" $small $ramp --out run --fresh > run.log 2>&1 || { cat run.log; return 1; }
+        made=$(grep -c '"loss"' run/metrics.jsonl)
+        [ "$planned" = "$made" ] || { echo "$ramp: planned $planned steps, made $made"; return 1; }
+    done
+}
+
+tunes_a_gpu_only() { # like the run
+    "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
+    local code=$?
+    [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and this is a plan for CPU, ' log || { echo "code $code"; cat log; return 1; }
+    "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
+}
+
+# The CUDA trainer plans its memory exactly, without a GPU; the CPU trainer estimates it. Both add the same for libraries.
+engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
+libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
+estimates_what_the_cuda_engine_takes() {
+    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
+    local options
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns exact" \
+        "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
+        "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
+        "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072"; do
+        # shellcheck disable=SC2086
+        plan --device H200 --micro-batch 32 $options || return 1
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
+        awk -v here="$(engine_memory plan.txt)" -v there="$(engine_memory cuda.txt)" -v options="$options" 'BEGIN {
+            if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
+                print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
+        diff <(libraries plan.txt) <(libraries cuda.txt) && said '^  CUDA context and libraries ' || return 1
+        [[ $options != *--ranks* ]] || { said '^  NCCL ' && said '; NCCL with NCCL_NVLS_ENABLE=0'; } || return 1
+        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
+    done
+}
+
+refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
+    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin # predicts_the_steps'
+    # shellcheck disable=SC2086
+    "$train" --train $shard $wide --steps 1 --out wide > run.log 2>&1 || { cat run.log; return 1; }
+    local what code
+    while read -r code what; do
+        # shellcheck disable=SC2086
+        "$cuda" $what --out none > plan.txt 2>&1
+        [ $? = "$code" ] && said 'head sizes up to 128, not 192' || { cat plan.txt; return 1; }
+        [ "$code" = 64 ] && { said 'use more heads' || return 1; } || ! grep -q 'more heads' plan.txt || return 1
+        [ ! -e none ] || return 1
+    done <<- END
+		64 --dry-run $wide
+		64 --dry-run --model d12 --heads 4
+		64 --train $shard $wide --steps 1
+		65 --dry-run --model wide/step_00000001 --seq-len 16
+		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
+		65 --sample-only --model wide
+	END
+    plan $wide --heads 2
+}
+
+# The CPU trainer refuses a plan for a GPU with the CUDA trainer's line and exit code (compared where that is built). A
+# plan for this machine, and a run whose shared config file names a GPU, take the same shapes.
+refuses_for_a_gpu_what_only_the_cpu_can() {
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
+    # shellcheck disable=SC2086
+    "$train" --train $shard $wide --steps 1 --out wide --fresh > run.log 2>&1 || { cat run.log; return 1; }
+    while read -r code what; do
+        # shellcheck disable=SC2086
+        "$train" --dry-run --device H200 $what > plan.txt 2>&1
+        [ $? = "$code" ] && [ "$(wc -l < plan.txt)" = 1 ] && said 'error: .*head sizes up to 128, not 192\. ' ||
+            { cat plan.txt; return 1; }
+        # shellcheck disable=SC2086
+        [ ! -x "$cuda" ] || CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 $what 2>&1 | diff plan.txt - || return 1
+        # shellcheck disable=SC2086
+        plan $what || return 1
+    done <<- END
+		64 --channels 768 --heads 4
+		64 $wide
+		65 --model wide/step_00000001 --seq-len 16
+	END
+    # shellcheck disable=SC2086
+    plan --device H200 $wide --heads 2 && plan --device H200 --channels 129 --heads 3 &&
+        plan --device H200 --channels 1920 --heads 15 || return 1
+    printf 'device = H200\nchannels = 192\nvocab-size = 256\nseq-len = 16\n' > shared.cfg
+    "$train" --config shared.cfg --model d1 --train $shard --steps 1 --out wide --fresh > plan.txt 2>&1 ||
+        { cat plan.txt; return 1; }
+    said 'note: --device has no effect without --dry-run: ignored'
+}
+
+for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length fits_a_screen hours_are_tokens_over_speed \
+    reports_latency_bound limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
+    plans_the_largest_micro_batch planning_needs_dry_run writes_nothing \
+    predicts_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
+    refuses_for_a_gpu_what_only_the_cpu_can; do
+    try $test
+done
+exit $failed

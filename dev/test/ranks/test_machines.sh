@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
+# MPI. A directory stands for a machine's files. Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+. "$(dirname "$0")/../checks.sh" machines
+has_mpi || skip_suite "no Open MPI here, or a build without it"
+mpi_here
+cd "$work" || exit 70
+
+seq 3000 > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+echo '{"ctx": "1", "endings": ["2", "3", "4", "5"], "label": 0}' > questions.jsonl
+shape=(--vocab-size 256 --layers 1 --heads 1 --channels 32)
+sizes=(--seq-len 16 --micro-batch 4 --batch-tokens 128)
+small=("${shape[@]}" "${sizes[@]}")
+mpi=(mpirun --oversubscribe --allow-run-as-root --bind-to none)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+
+machines=(m0 m1)
+make_machines() {
+    rm -rf "${machines[@]}"
+    for m in "${machines[@]}"; do mkdir "$m" && cp code_* questions.jsonl "$m"; done
+}
+change() { # FILE: replaces a byte near its end with another token
+    local at=$(($(stat -c %s "$1") - 20)) byte
+    byte=$(dd if="$1" bs=1 skip=$at count=1 status=none)
+    [ "$byte" = 1 ] && byte=2 || byte=1
+    printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
+}
+on_both() { # CODE OPTIONS...: one rank on each machine
+    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1
+        --train-tokens "${tokens:-512}" --val-tokens 64
+        --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
+    "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
+    local code=$?
+    [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+}
+refused() { # TEXT: in a single line, and nothing is written
+    [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
+}
+same_files() { make_machines && on_both 0 --out run; }
+other_training_data() {
+    make_machines && change m1/code_train_000000.bin && on_both 65 --out run && refused "rank 1 has other training data (--train) than rank 0"
+}
+other_shard_name() { # checkpoints name shards
+    make_machines && mv m1/code_train_000000.bin m1/code_train_000001.bin && on_both 65 --out run && refused "rank 1 has other training data"
+}
+other_validation_data() {
+    make_machines && change m1/code_val_000000.bin && on_both 65 --out run && refused "rank 1 has other validation data (--val) than rank 0"
+}
+other_questions() {
+    make_machines && sed -i 's/"5"/"6"/' m1/questions.jsonl && on_both 65 --out run && refused "rank 1 has other questions (--hellaswag) than rank 0"
+}
+other_replay() {
+    make_machines && on_both 0 --out "$work/run" && cp "$work/run/metrics.jsonl" m0/ && sed 's/"batch": 8/"batch": 16/' m0/metrics.jsonl > m1/metrics.jsonl &&
+        rm -r "$work/run" && on_both 65 --out run --ramp replay:metrics.jsonl && refused "rank 1 has another run to replay (--ramp) than rank 0"
+}
+other_data_to_evaluate_on() {
+    make_machines && on_both 0 --out "$work/run" || return 1
+    change m1/code_val_000000.bin
+    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" : \
+        -np 1 -wdir m1 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" > log 2>&1
+    [ $? = 65 ] && refused "rank 1 has other validation data"
+}
+evaluates() { # CODE: a model that is on both machines
+    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 : \
+        -np 1 -wdir m1 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 > log 2>&1
+    local code=$?
+    [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+}
+other_model() { # by a weight, or by its shape
+    make_machines && on_both 0 --out run && rm -rf mod && mv m0/run/step_00000004 mod && rm -r m0/run mod/MANIFEST.json || return 1
+    for m in "${machines[@]}"; do cp -r mod "$m"; done
+    evaluates 0 || return 1
+    printf x | dd of=m1/mod/model.safetensors bs=1 seek=$(($(stat -c %s mod/model.safetensors) - 2)) conv=notrunc status=none
+    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0" || return 1
+    local shape=(--vocab-size 256 --layers 2 --heads 1 --channels 32)
+    make_machines && on_both 0 --out run && cp -r mod m0 && mv m0/run/step_00000004 m1/mod && rm -r m0/run m1/mod/MANIFEST.json || return 1
+    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0"
+}
+other_checkpoint() { # all machines must have the checkpoint to resume from
+    make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
+    cp -r gone m1/run && on_both 0 --out run && ! grep '^resuming' log || return 1 # rank 0 decides
+    echo >> m1/run/step_00000004/MANIFEST.json
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    rm -rf m1/run
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    cp -r m0/run m1/run
+    tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
+}
+one_file_that_is_gone() {
+    make_machines && rm m1/code_val_000000.bin && on_both 65 --out run && refused "(rank 1).*code_val"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cores
+
+export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
+cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
+runs_with() { # RANKS CORES CORES_OF THREADS [BOUND]: the threads of each rank, and the note of a BOUND one
+    # CORES: of the machine; or these/the launcher's
+    local ranks=$1 bound=${5:-} cores=${2%/*} here=${2#*/}
+    rm -rf cores
+    "${mpi[@]}" -np "$ranks" -x LD_PRELOAD="$work/cores.so" -x CORES="$cores" -x CORES_HERE="$here" \
+        -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
+        "${small[@]}" --val-every 0 --steps 1 --out cores > log 2>&1 || { cat log; return 1; }
+    grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
+    grep '^note: rank 0 may run' log > note
+    [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
+}
+cores_of_their_own() { runs_with 2 8 0-3,4-7 4; }
+cores_that_all_share() { runs_with 4 16 0-15 4 && runs_with 3 16 0-15 5; }
+cores_of_a_container() { # of a larger machine: no note, since nobody can lift it
+    runs_with 4 64/16 0-15 4
+}
+cores_that_some_share() { runs_with 4 8 0-3,0-3,4-7,4-7 2; }
+bound_to_a_core() {
+    runs_with 2 8 0-0,1-1 1 "1 of the 8 cores here, and its share is 4" &&
+        runs_with 2 8 3-3,3-3 1 "1 of the 8 cores here, with 1 other rank, and its share is 4"
+}
+fewer_cores_than_ranks() { runs_with 3 2 0-1 1; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Launchers without PMIx
+
+strangers() { # CODE TEXT OPTIONS...: of one of four processes that srun started without PMIx
+    SLURM_STEP_NUM_TASKS=4 "$train" "${@:3}" > log 2>&1
+    local code=$?
+    [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }
+}
+strangers_may_look() { # nothing is written or shared
+    local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
+    "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
+    strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 "as it was written" --check seen &&
+        strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
+}
+strangers_may_not_train() { # each would write the same run, and evaluate the same rows
+    local text="^error: started as one of 4 processes (SLURM_STEP_NUM_TASKS), but not in a way that Open MPI understands"
+    strangers 64 "$text" --train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out strange && [ ! -e strange ] &&
+        strangers 64 "$text" --eval-only --model seen --val "code_val_*.bin" &&
+        strangers 64 "^error: --lr" --train x --lr nothing
+}
+
+for test in same_files other_training_data other_shard_name other_validation_data other_questions other_replay other_data_to_evaluate_on \
+    one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
+    strangers_may_not_train; do
+    try $test
+done
+exit $failed

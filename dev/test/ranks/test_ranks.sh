@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# Several ranks train what one trains: mpirun with 1 to 4 of them on this machine. Uses $GNS_BUILD (dev/test/run.sh sets
+# it). A run is small enough that the machine's cores do not matter; each rank takes one thread.
+set -u
+. "$(dirname "$0")/../checks.sh" ranks
+has_mpi || skip_suite "no Open MPI here, or a build without it"
+mpi_here
+state=$root/$build/dev/test/ranks/ranks_state
+cd "$work" || exit 70
+
+# The same text whenever this is run: words with a tendency to follow one another.
+awk 'BEGIN {
+    n = split("to be or not that is the question whether it nobler in mind suffer slings and arrows of outrageous fortune", w)
+    for (i = 0; i < 16000; i++) {
+        x = (x * 1103515245 + 12345) % 2147483648
+        k = int(x / 65536) % 4 == 0 ? int(x / 262144) % n : (k * 3 + int(x / 524288) % 2) % n
+        printf "%s%s", w[k + 1], i % 12 == 11 ? ".\n" : " "
+    } }' > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --heads 2 --channels 32 --seq-len 16
+    --val-every 10 --val-tokens 1040 --warmup-tokens 4000 --threads 1"
+
+mpi() { # RANKS COMMAND...
+    local ranks=$1
+    shift
+    mpirun -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@"
+}
+
+run() { # RANKS OUT OPTIONS...
+    local ranks=$1 out=$2
+    shift 2
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' mpi "$ranks" "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+}
+
+# close A B NAME TOLERANCE [OTHER]: the values of NAME in two metrics files, or of OTHER in the second, one by one; a null
+# equals only a null.
+close() {
+    paste <(grep -oE "\"$3\": [^,}]*" "$1/metrics.jsonl") <(grep -oE "\"${5-$3}\": [^,}]*" "$2/metrics.jsonl") |
+        awk -v what="$1 and $2: $3" -v tolerance="$4" '
+            { n++; d = $2 - $4; if (d < 0) d = -d; m = $2 < 0 ? -$2 : $2; if (m < 1e-6) m = 1e-6 }
+            NF != 4 || ($2 == "null") != ($4 == "null") || !(d <= tolerance * m) {
+                print what ", value " n ": " $2 " and " $4; bad = 1; exit 1 }
+            END { if (!bad && !n) { print what ": no values"; exit 1 } }'
+}
+
+exact_run="--gns exact --steps 50"
+# Such a kappa, because c stays 1: so short a run does not get to know it.
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 3000 --ramp-kappa 128"
+
+agree() { # A B
+    close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
+        close "$1" "$2" grad_norm 1e-4 && close "$1" "$2" gns_ln_s 1e-4 && close "$1" "$2" gns_ln_g2 1e-4
+}
+exact_agrees() { # RANKS BATCH_TOKENS
+    run "$1" "e$1_$2" $exact_run --batch-tokens "$2" && agree "e1_$2" "e$1_$2" && close "e1_$2" "e$1_$2" gns_total_s 1e-4 &&
+        close "e1_$2" "e$1_$2" gns_total_g2 1e-4 && close "e1_$2" "e$1_$2" gns_ratio 1e-4
+}
+one_rank() { run 1 e1_192 $exact_run --batch-tokens 192 && run 1 e1_176 $exact_run --batch-tokens 176 && run 1 r1 $ramp_run; }
+two_ranks() { exact_agrees 2 192; }
+three_ranks() { exact_agrees 3 192; }
+four_ranks() { exact_agrees 4 192; }
+two_ranks_uneven() { exact_agrees 2 176 && grep -q '^note: step 1 has 11 rows for 2 ranks' e2_176.log; }
+four_ranks_uneven() { exact_agrees 4 176 && grep -q '^note: step 1 has 11 rows for 4 ranks' e4_176.log; }
+ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; }
+the_ramp_grew() {
+    [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
+}
+ramp_with_two_ranks() { ramp_agrees 2; }
+ramp_with_three_ranks() { ramp_agrees 3; }
+ramp_with_four_ranks() { ramp_agrees 4; }
+same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
+runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
+same_numbers() { cmp <(numbers "$1") <(numbers "$2"); }
+# One micro-step a step, and a model in which blocks that take turns in memory do so.
+wide() { micro=20 layers=4 run "$@"; }
+# ZeRO 0 and 2 are ZeRO 1, the default, bit for bit: 5 to 40 rows a step, that is 2 to 7 micro-steps of 3 rows on a rank, and some
+# that have one less; and one micro-step of up to 20 rows, where ZeRO-2 has no whole gradient.
+zero_agrees() { # RANKS
+    for zero in 0 2; do
+        run "$1" "z$1_$zero" $ramp_run --zero $zero && same_weights "r$1" "z$1_$zero" && same_numbers "r$1" "z$1_$zero" || return 1
+    done
+    grep -q '^note: gradients are whole on every rank' "z$1_2.log" || { echo "whole gradients without a word"; return 1; }
+    wide "$1" "w$1_0" $ramp_run --zero 0 && wide "$1" "w$1_2" $ramp_run --zero 2 || return 1
+    same_weights "w$1_0" "w$1_2" && same_numbers "w$1_0" "w$1_2" && ! grep '^note: gradients are whole' "w$1_2.log"
+}
+two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may have two
+    micro=7 layers=4 run 3 two0 $ramp_run --zero 0 && micro=7 layers=4 run 3 two2 $ramp_run --zero 2 && same_weights two0 two2 &&
+        same_numbers two0 two2
+}
+zero_with_two_ranks() { zero_agrees 2; }
+zero_with_three_ranks() { zero_agrees 3; } # the last part of a bucket is the longest
+zero_with_four_ranks() { zero_agrees 4; }
+reduced_at_every_micro_step() { # the sum's order is another: the same up to rounding, and the same again
+    for ranks in 2 3; do
+        run $ranks m$ranks $ramp_run --zero 2 --reduce micro-step && agree r1 m$ranks || return 1
+    done
+    run 3 m_again $ramp_run --zero 2 --reduce micro-step && same_weights m3 m_again || return 1
+    # one micro-step is the whole step
+    wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same_weights w3_0 m_one && same_numbers w3_0 m_one
+}
+resumes_in_another_mode() { # from a checkpoint of three ranks that shared the state out, as if nothing had happened
+    run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 || return 1
+    cp -r z2 z3
+    rm -r "$(newest_checkpoint z3)"
+    run 3 z3 $ramp_run --zero 0 && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && same_numbers r3 z3 || return 1
+    for modes in "2 0" "0 2" "1 2"; do # FROM TO, with sharded gradients
+        local from=${modes% *} to=${modes#* } out=z_${modes// /_}
+        wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest_checkpoint "$out")" &&
+            wide 3 "$out" $ramp_run --zero "$to" && grep -q "^resuming from $out/step_" "$out.log" &&
+            same_weights w3_0 "$out" && same_numbers w3_0 "$out" || return 1
+    done
+}
+resumes_with_other_ranks() {
+    cp -r z2 z4
+    rm -r "$(newest_checkpoint z4)"
+    run 2 z4 $ramp_run --zero 1 && grep -q '^resuming from z4/step_' z4.log && agree r3 z4
+}
+dry_run_knows_the_shares() { # of gradients and moments, in floats a parameter
+    # C 384, rows of wte and wpe in memory 1024 + 64: 417792 elements; six blocks of 1774464, ln_f 768; parameters
+    # 11056128. With ZeRO-2 gradients are the share, the embeddings and two blocks, the last with ln_f.
+    local ranks zero grad moments got
+    while read -r ranks zero grad moments; do
+        got=$("$train" --dry-run --ranks "$ranks" --zero "$zero" --model d6 --vocab-size 1000 --micro-batch 1 --seq-len 64 \
+            --batch-tokens $((ranks * 64)) | awk '/^  (gradients|AdamW moments) / { mib[$1] = $(NF - 1) }
+                END { printf "%.3f %.3f", mib["gradients"] * 2^18 / 11056128, mib["AdamW"] * 2^18 / 11056128 }') || return 1
+        [ "$got" = "$grad $moments" ] || { echo "$ranks ranks, ZeRO $zero: $got, not $grad $moments"; return 1; }
+    done <<'EOF'
+1 2 1.001 2.001
+4 0 1.001 2.001
+4 1 1.001 0.500
+4 2 0.609 0.500
+EOF
+}
+state_is_collected() {
+    for ranks in 1 2 3 4; do
+        for how in "fp32 together" "bf16 apart" "fp32 blind"; do
+            # shellcheck disable=SC2086
+            [ "$(mpi $ranks "$state" $how 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
+        done
+    done
+}
+bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the first step the same gradient, rounded
+    run 3 bf16 $exact_run --batch-tokens 192 --comm-dtype bf16 && ! same_weights e3_192 bf16 > /dev/null &&
+        close e3_192 bf16 loss 0.02 || return 1
+    for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
+    close first_e3_192 first_bf16 grad_norm 1e-3
+}
+many_blocks() { # more buckets under way at once than the list of them begins with
+    local few="--gns ln --steps 6 --batch-tokens 192"
+    layers=20 run 1 b1 $few || return 1
+    for zero in 0 1; do layers=20 run 2 b2_$zero $few --zero $zero && agree b1 b2_$zero || return 1; done
+    same_weights b2_0 b2_1
+}
+the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-example norms: near the exact one at the end
+    lr=0 micro=1 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 --skip-loss-z 2 || return 1
+    paste <(grep -o '"gns_ranks_s": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_s": [^,}]*' long/metrics.jsonl | tail -n 1) \
+        <(grep -o '"gns_ranks_g2": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_g2": [^,}]*' long/metrics.jsonl | tail -n 1) |
+        awk 'function off(a, b) { return a / b < 0.95 || a / b > 1.05 }
+            NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
+}
+the_estimate_of_single_rows() { # where the norms are those of micro-steps of one row, it is the exact one
+    micro=1 run 2 rows $exact_run --batch-tokens 128 --zero 2 --reduce micro-step || return 1
+    close rows rows gns_ranks_s 1e-5 gns_total_s && close rows rows gns_ranks_g2 1e-5 gns_total_g2
+}
+the_ranks_are_measured_now_and_then() { # the first and every eighth step after it
+    cmp <(grep '"gns_ranks"' r3/metrics.jsonl | grep -o '"step": [0-9]*') \
+        <(seq -f '"step": %g' 1 8 "$(grep -c '"batch"' r3/metrics.jsonl)")
+}
+a_skipped_step_measures_nothing() {
+    grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
+    ! grep gns_ranks skipped.txt
+}
+samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step
+    layers=4 run 3 sampled $exact_run --batch-tokens 192 --zero 1 --sample-every 15 --sample-tokens 3 \
+        --deadline-checkpoint 15 --deadline-step 15 && layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 &&
+        same_weights sampled silent
+}
+one_rank_samples() { # and checks: the others would wait for it at the end of the program, under a deadline
+    local command=("$train" --sample-only --model "$(newest_checkpoint r2)" --sample-tokens 3) code
+    mpi 2 "${command[@]}" > sample.log 2>&1
+    code=$?
+    [ $code = 64 ] && [ "$(grep -c '^error.*: --sample-only.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    mpi 2 "$train" --check "$(newest_checkpoint r2)" > sample.log 2>&1
+    code=$?
+    [ $code = 64 ] && [ "$(grep -c '^error.*: --check.* not 2' sample.log)" = 1 ] || { echo "exit code $code"; cat sample.log; return 1; }
+    mpi 1 "$train" --check "$(newest_checkpoint r2)" > sample.log || { cat sample.log; return 1; }
+    mpi 1 "${command[@]}" > sample.log && mpi 2 "${command[@]}" --dry-run > sample.log
+}
+not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
+    for attempt in 1 2 3; do
+        GLOBIGNORE='*' mpi 3 "$train" --train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --layers 2 \
+            --seq-len 16 --micro-batch 3 --batch-tokens 192 --steps 50 --warmup-tokens 0 --lr 100 --grad-clip 0 --zero 1 \
+            --threads 1 --out infinite$attempt > infinite.log 2>&1
+        code=$?
+        [ $code = 76 ] || { echo "exit code $code, not 76"; cat infinite.log; return 1; }
+    done
+}
+too_small_a_batch() {
+    run 4 tiny --steps 1 --batch-tokens 48 > tiny.out && { echo "accepted"; return 1; }
+    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks' tiny.log
+}
+replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that speak of another batch
+    local code=$1 step=0 rows=0 batch
+    shift
+    for batch in "$@"; do
+        echo "{\"step\": $((++step)), \"batch\": $batch}"
+        rows=$((rows + batch))
+    done > replayed.jsonl
+    rm -rf replay
+    lr=${lr:-0} micro=2 run 4 replay --ramp replay:replayed.jsonl --train-tokens $((16 * rows)) ${replay_more-} > replay.out
+    local got=$?
+    [ $got = "$code" ] || { echo "$*: exit code $got, not $code"; cat replay.out replay.log; return 1; }
+    [ "$code" != 0 ] || [ "$(grep -c '"batch"' replay/metrics.jsonl)" = $# ]
+}
+a_last_step_of_fewer_rows_than_ranks() { # those without send their part of the weights all the same, and in the same order
+    lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
+        lr=1e-3 replay_more="--zero 1 --deadline-step 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
+}
+too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
+    replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1
+    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks.*-np 3, or replay' replay.log || { cat replay.log; return 1; }
+    replay_more="--batch-tokens 128" replays 1 3
+}
+alone_without_mpirun() { # and the same bits as mpirun -np 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out alone $exact_run --batch-tokens 192 > alone.log 2>&1 && same_weights e1_192 alone
+}
+
+for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
+    zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
+    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
+    the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
+    not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
+    alone_without_mpirun; do
+    try $test
+done
+exit $failed

@@ -1,0 +1,475 @@
+#!/usr/bin/env bash
+# Several GPUs of one machine as ranks: every number of ranks trains the same run, also one that is stopped and resumed
+# with another number; a run whose rank is killed or stopped ends; the speed of all together, and the memory that they
+# take. Prints one table at the end; whole logs are in $OUT.
+#
+#     dev/test/ranks_check.sh [agree] [resume] [faults] [scaling] [memory]          (default: all)
+#
+#     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
+#     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
+#     MACHINES number of machines, all played by this one (1): each has all GPUs here, and NCCL goes through sockets
+#              between them. Slow, since ranks take turns on a GPU, but the numbers are those of so many machines.
+#     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
+#     OUT      logs and run directories (build/ranks_check)
+#     LIMIT    seconds for everything (665 x MACHINES)
+#
+# Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
+# floor; SKIP.
+set -u
+. "$(dirname "$0")/stages.sh"
+stages="agree resume faults scaling memory"
+check_stages "$stages" "$@"
+export LC_ALL=C # numbers with a point
+cd "$root" || exit 70
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} MACHINES=${MACHINES:-1} SMALL=${SMALL:-}
+TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
+gpu_count=$(count_gpus)
+
+if [ "$MACHINES" != 1 ]; then
+    [[ $MACHINES =~ ^[1-9][0-9]*$ ]] || fail 64 "MACHINES=$MACHINES is no number" "Say how many, or leave it out"
+    [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
+    [ $# -gt 0 ] || stages=${stages/scaling /}
+fi
+LIMIT=${LIMIT:-$((665 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+[ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
+[ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
+command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
+grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
+command -v python3 > /dev/null || fail 64 "no python3" "Install it: it makes the random text"
+
+# NVLink multicast (NVLS) is off: some machines forbid it, and the figures are to be comparable. All ranks are on this
+# machine and communicate through shared memory.
+export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
+mpirun=(scripts/mpirun.sh)
+[ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
+gpus=1 threads=() as_machine=()
+if [[ $TRAINER != *cu ]]; then
+    gpus='' threads=(--threads 1)
+    mpirun+=(--oversubscribe)
+    export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
+elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all GPUs
+    export NCCL_SOCKET_IFNAME=lo
+    # shellcheck disable=SC2016
+    as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
+fi
+
+# Shapes: for GPUs, or small enough for a CPU.
+if [ -z "$SMALL" ]; then
+    agree_T=512 agree_shape=(--model d6 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
+    resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 cadence_tolerance=1e-3
+    small_model=(d12 64) large_model=(d48 16) strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
+    memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
+    text_tokens=2000000 vocabulary=50257
+else
+    agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32) agree_rows=4 agree_batch=15 agree_steps=50 agree_lr=1e-3
+    resume_batch=32 resume_steps=6000 resume_lr=1e-4 resume_tolerance=1e-4 cadence_tolerance=1e-5
+    small_model=(d2 2) large_model=(d4 1) strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
+    memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
+    text_tokens=100000 vocabulary=256
+fi
+[ "$MACHINES" = 1 ] || memory_model=d12 vocabulary=5000 # sockets are slow
+
+calculate() { awk "BEGIN { printf \"${2:-%.4g}\", $1 }"; } # EXPRESSION [FORMAT]
+verdict() { awk "BEGIN { exit !($1) }" && echo PASS || echo "${2:-FAIL}"; } # CONDITION [OTHERWISE]
+
+rank_counts=1
+for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
+[ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
+
+# Half of the tokens follow from the one before, the others obey Zipf's law: something to learn, and a distribution that
+# is to the embedding's kernels what real text is.
+make_text() { # FILE COUNT VOCABULARY
+    python3 - "$@" << 'PYTHON'
+import array, random, sys
+path, count, vocabulary = sys.argv[1], *map(int, sys.argv[2:])
+draw, token, tokens = random.Random(1).random, 0, array.array("H")
+for _ in range(count):
+    token = (token * 31 + 7) % vocabulary if draw() < 0.5 else int(vocabulary ** draw()) - 1
+    tokens.append(token)
+with open(path, "wb") as f:
+    f.write(array.array("i", [20240520, 1, count] + [0] * 253).tobytes() + tokens.tobytes())
+PYTHON
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs, one at a time
+
+job='' current='' code=0 status=0 # the run's process and name, and how it ended
+now() { echo "${EPOCHREALTIME/,/.}"; }
+seconds_left() { echo $((stage_end - SECONDS)); }
+log() { echo "$OUT/$1.log"; }
+
+begin() { # NAME RANKS OPTIONS...
+    local launcher=()
+    current=$1
+    [ "$2" = 1 ] || launcher=("${mpirun[@]}" -np "$2" "${as_machine[@]}")
+    GNS_RANKS_CHECK=$work/$current setsid "${launcher[@]}" "$TRAINER" --train "$work/text.bin" --out "$work/$current" \
+        --vocab-size "$vocabulary" --val-every 0 --checkpoint-every 0 "${threads[@]}" "${@:3}" > "$(log "$current")" 2>&1 &
+    job=$!
+}
+
+# Processes of the current run: all of them, with mpirun; or those that are rank R.
+run_processes() { # [R]
+    local environment
+    grep -lzxF "GNS_RANKS_CHECK=$work/$current" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
+        [ $# = 0 ] || grep -qzx "OMPI_COMM_WORLD_RANK=$1" "$environment" 2> /dev/null || continue
+        cut -d / -f 3 <<< "$environment"
+    done
+}
+
+runs() { kill -0 "$job" 2> /dev/null; }
+steps_done() { cat "$work/$current/metrics.jsonl" 2> /dev/null | grep -c '"loss"'; }
+
+# Returns once the processes are dead and have freed their memory, or after 20 s.
+kill_run() {
+    local process state processes end=$((SECONDS + 20))
+    {
+        processes=$(run_processes)
+        # shellcheck disable=SC2086
+        kill -KILL $processes
+        for process in $processes; do
+            while read -r _ _ state _ < "/proc/$process/stat" && [ "$state" != Z ] && [ $SECONDS -lt $end ]; do sleep 0.05; done
+        done
+        wait "$job"
+    } 2> /dev/null
+}
+
+# Waits for the end of the run and sets `code`: 124 where it does not end in time, and is killed.
+await_end() { # SECONDS
+    local end=$((SECONDS + $1))
+    while runs; do
+        [ $SECONDS -lt $end ] || { kill_run; code=124; return; }
+        sleep 0.05
+    done
+    wait "$job" 2> /dev/null
+    code=$?
+}
+
+await_steps() { # COUNT: false where the run ends before, or time is up
+    while [ "$(steps_done)" -lt "$1" ]; do
+        sleep 0.05
+        runs && [ "$(seconds_left)" -gt 0 ] || return 1
+    done
+}
+
+tell_failure() { # WHAT
+    row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$current")" | tail -n 1 | cut -c 1-150)"
+}
+
+await_success() { # WHAT: false where the run fails
+    await_end "$(seconds_left)"
+    [ $code = 0 ] || { tell_failure "$1"; return 1; }
+}
+
+run_whole() { # NAME RANKS OPTIONS...
+    [ "$(seconds_left)" -gt 0 ] || { row SKIP "$1" "no time left"; return 1; }
+    begin "$@"
+    await_success "$1"
+}
+
+values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; } # NAME FIELD
+median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# agree: the same run with every number of ranks, and the same bits in every mode
+
+# The largest difference of a field in two runs, step by step. SCALE: an awk expression to divide it by, where $2 is the
+# second run's value, $3 its gns_ln_s and $4 its batch.
+farthest() { # A B FIELD SCALE
+    paste <(values "$1" "$3") <(values "$2" "$3") <(values "$2" gns_ln_s) <(values "$2" batch) | awk '
+        NF != 4 || /null/ { bad = 1; next }
+        { d = ($1 - $2) / ('"$4"'); if (d < 0) d = -d; if (!(d <= most)) most = d }
+        END { print NR && !bad ? most + 0 : "nan" }'
+}
+
+# Equal up to rounding, which a learning rate that makes the loss jump would magnify. G2 may be near 0: its error is
+# relative to G2 and the noise together.
+same_run() { # A B
+    local loss s g2
+    loss=$(farthest "$1" "$2" loss 1) s=$(farthest "$1" "$2" gns_ln_s "\$2") g2=$(farthest "$1" "$2" gns_ln_g2 "(\$2 < 0 ? -\$2 : \$2) + \$3 / \$4")
+    row "$(verdict "\"$loss\" != \"nan\" && $loss <= $loss_tolerance")" "$1 and $2: loss" \
+        "differs by at most $loss ($(values "$1" loss | grep -c .) steps; $loss_tolerance)"
+    row "$(verdict "\"$s$g2\" !~ /nan/ && $s <= $gns_tolerance && $g2 <= $gns_tolerance")" "$1 and $2: GNS" \
+        "S differs by at most $s, G2 by $g2 of G2 + S/B ($gns_tolerance)"
+    [ "$(values "$1" examples)" = "$(values "$2" examples)" ] || row FAIL "$1 and $2" "other numbers of examples"
+}
+
+same_bits() { # A B
+    if cmp -s "$(newest_checkpoint "$work/$1")/model.safetensors" "$(newest_checkpoint "$work/$2")/model.safetensors"; then
+        row PASS "$1 and $2: weights" "equal bit for bit"
+    else
+        row FAIL "$1 and $2: weights" "differ"
+    fi
+}
+
+# The batch does not divide evenly among the ranks.
+agree_run() { # NAME RANKS OPTIONS...
+    local tokens=$((agree_batch * agree_T))
+    run_whole "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
+        --lr $agree_lr --warmup-tokens $((agree_steps * tokens / 2)) "${@:3}"
+}
+
+agree_ranks() { # NAME
+    local n
+    agree_run "$1-r1" 1 || return
+    for n in ${rank_counts#1 }; do
+        agree_run "$1-r$n" "$n" && same_run "$1-r$n" "$1-r1"
+    done
+}
+
+# In fp32 rounding is too small for training to magnify it: a difference is a fault.
+agree_fp32() {
+    local TRAINER=$BUILD/cuda-FP32/train_gpt2cu loss_tolerance=1e-4 gns_tolerance=1e-3
+    if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
+}
+
+# Sums over the ranks at each of the four micro-steps are in another order, and so rounded otherwise.
+agree_by_micro_step() {
+    local name=$1-r$RANKS-micro-step loss_tolerance=$cadence_tolerance agree_rows=$((agree_rows / 4))
+    agree_run "$name" "$RANKS" --zero 2 --reduce micro-step && same_run "$name" "$1-r1"
+}
+
+# Rounding every gradient to bf16 for the transfer moves a loss less than a bf16 engine's own rounding may.
+agree_in_bf16() {
+    local name=$1-r$RANKS-wire-bf16 loss_tolerance=1e-3 gns_tolerance=0.02
+    agree_run "$name" "$RANKS" --comm-dtype bf16 && same_run "$name" "$1-r1"
+}
+
+agree() {
+    local name=b$agree_batch all=b$agree_batch-r$RANKS zero
+    agree_ranks "$name"
+    for zero in 0 2; do # besides the default
+        agree_run "$all-z$zero" "$RANKS" --zero "$zero" && same_bits "$all-z$zero" "$all"
+    done
+    agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
+    agree_by_micro_step "$name"
+    agree_in_bf16 "$name"
+    [ -z "$gpus" ] || agree_fp32
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# faults: a run whose rank is killed or stopped ends soon, and names the rank
+
+deadline=5 # seconds
+fault_begin() { # NAME OPTIONS...
+    begin "$1" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
+        --steps 100000000 --deadline-step $deadline "${@:2}"
+}
+
+strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
+    struck=$(now)
+    # shellcheck disable=SC2046
+    kill -"$1" $(if [ $# = 2 ]; then run_processes "$2"; else echo "$job"; fi) 2> /dev/null
+}
+
+ends_with() { # WHAT CODE TEXT SECONDS: since `struck`
+    local seconds said
+    await_end $(($4 + 10))
+    seconds=$(calculate "$(now) - $struck" %.1f)
+    said=$(grep -hoE "$3" "$(log "$current")" | tail -n 1 | cut -c 1-150)
+    if [ $code = "$2" ] && [ -n "$said" ] && [ "${seconds%.*}" -lt "$4" ]; then
+        row PASS "$1" "exit code $code after $seconds s: $said"
+    else
+        row FAIL "$1" "exit code $code after $seconds s (wanted $2 within $4 s, and a line with '$3')"
+    fi
+}
+
+faults() {
+    local victim=$((RANKS - 1)) after stopped
+    stopped="rank $victim \(process [0-9]+\) is stopped or gone"
+    fault_begin killed
+    await_steps 10
+    strike KILL $victim
+    ends_with "rank $victim killed" 78 "process rank $victim .* signal 9" 15
+
+    fault_begin stopped
+    await_steps 10
+    strike STOP $victim
+    ends_with "rank $victim stopped" 78 "$stopped" $((deadline + 15))
+
+    for after in 0 1; do # while MPI starts, and while CUDA or NCCL does
+        fault_begin stopped-after-$after --deadline-setup 10
+        until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
+        sleep $after
+        strike STOP $victim
+        ends_with "rank $victim stopped $after s after its start" 78 "$stopped|rank $victim has not started" 25
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# resume: a run that is asked to stop saves and says so, and other ranks resume it as if it had never stopped
+
+resume_begin() { # NAME RANKS
+    local tokens=$((resume_batch * agree_T))
+    begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
+        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --deadline-setup 60 --deadline-step 20
+}
+
+resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps
+    await_steps "$2"
+    strike "${@:3}"
+    ends_with "$1" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 20
+}
+
+resume() {
+    local parts=$((RANKS > 2 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
+    resume_begin undisturbed "$RANKS"
+    await_success undisturbed || return
+    resume_begin stopping "$RANKS"
+    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks" $quarter USR1
+    resume_begin stopping $parts
+    resume_stop "resumed; SIGTERM to rank $((parts - 1)) of $parts" $((2 * quarter)) TERM $((parts - 1))
+    resume_begin stopping 1
+    await_success "the rest with 1 rank" || return
+    row "$(verdict "$(grep -c '^resuming from' "$(log stopping)") == 1")" "the rest with 1 rank" \
+        "$(grep -h '^resuming from' "$(log stopping)" | cut -c 1-150)"
+    cmp -s <(values undisturbed step; values undisturbed examples) <(values stopping step; values stopping examples)
+    row "$(verdict "$? == 0")" "every step once, the examples in order" "$(values stopping loss | grep -c .) steps"
+    same_run stopping undisturbed
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# scaling and memory
+
+tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: without the first five
+
+# Runs so many steps and kills the run, which saves nothing. Files: NAME.speed, and NAME.memory in MiB.
+speed_run() { # NAME RANKS STEPS OPTIONS...
+    [ "$(seconds_left)" -gt 5 ] || { row SKIP "$1" "no time left"; return 1; }
+    begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"
+    await_steps "$3" || { await_end 0; tell_failure "$1"; return 1; }
+    memory_used > "$work/$1.memory"
+    kill_run
+    tok_per_s "$1" "$3" > "$work/$1.speed"
+}
+
+# GPUs differ by a few percent, and the slowest rank sets the pace. So each runs alone, all at once; NAME.all has the
+# speeds, ascending, NAME.speed their mean.
+speed_alone() { # NAME STEPS OPTIONS...
+    local gpu jobs=()
+    for ((gpu = 0; gpu < RANKS; gpu++)); do
+        CUDA_VISIBLE_DEVICES=$gpu begin "$1-gpu$gpu" 1 --seq-len $speed_T --steps 1000000 "${@:3}"
+        jobs+=("$job")
+    done
+    for ((gpu = 0; gpu < RANKS; gpu++)); do
+        current=$1-gpu$gpu job=${jobs[gpu]}
+        await_steps "$2" || { code=none; tell_failure "$current"; kill -KILL "${jobs[@]}" 2> /dev/null; return 1; }
+    done
+    kill -KILL "${jobs[@]}" 2> /dev/null
+    wait "${jobs[@]}" 2> /dev/null
+    for ((gpu = 0; gpu < RANKS; gpu++)); do tok_per_s "$1-gpu$gpu" "$2"; done | sort -g > "$work/$1.all"
+    awk '{ sum += $1 } END { print sum / NR }' "$work/$1.all" > "$work/$1.speed"
+}
+
+memory_used() { # MiB: of the fullest GPU; without one, what is resident of the fullest process, with MPI's buffers
+    if [ -n "$gpus" ]; then
+        nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk -v ranks="$MACHINES" '{ print $1 / ranks }'
+    else
+        for process in $(run_processes); do awk '/^VmRSS/ { print $2 / 1024 }' "/proc/$process/status" 2> /dev/null; done
+    fi | sort -g | tail -n 1
+}
+
+tell_alone() { # WHAT NAME
+    row FIGURE "$1, each GPU alone" "$(awk '{ printf "%.0f ", $1 }' "$work/$2.all")tok/s, mean $(calculate "$(cat "$work/$2.speed")" %.0f)$3"
+}
+
+tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE
+    local speed share slowest
+    speed=$(cat "$work/$2.speed")
+    share=$(calculate "100 * $speed / ($3 * $(cat "$work/$4.speed"))" %.1f)
+    slowest=$(calculate "100 * $speed / ($3 * $(head -n 1 "$work/$4.all"))" %.1f)
+    row "$(verdict "$share >= $5" SLOW)" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU (floor $5%), $slowest% of $3 x the slowest$6"
+}
+
+# The same rows a rank: a rank computes what one GPU alone does, and the rest of the time is communication.
+weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
+    local n mode zero wire base=$4-alone name tokens ms ms1
+    speed_alone "$base" "$1" --model "$4" --micro-batch "$5" --batch-tokens $(($5 * speed_T)) || return
+    ms1=$(calculate "1000 * $5 * $speed_T / $(head -n 1 "$work/$base.all")" %.3f)
+    tell_alone "$4, $5 rows" "$base" "; the slowest one's step $ms1 ms"
+    for n in $3; do
+        tokens=$((n * $5 * speed_T))
+        for mode in 0 1 2 "1 bf16"; do # bf16: gradients are transferred in it, as llm.c's are
+            read -r zero wire <<< "$mode"
+            [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
+            name=$4-r$n-z$zero$wire
+            speed_run "$name" "$n" "$1" --model "$4" --micro-batch "$5" --batch-tokens $tokens --zero "$zero" \
+                --comm-dtype "${wire:-fp32}" || continue
+            ms=$(calculate "1000 * $tokens / $(cat "$work/$name.speed")" %.3f)
+            tell_speed "$4, $5 rows a rank, $n ranks, ZeRO-$zero${wire:+, $wire}" "$name" "$n" "$base" "$2" \
+                "; a step $ms ms, $(calculate "$ms - $ms1" %.2f) ms more than the slowest alone"
+        done
+    done
+}
+
+# The same batch for any number of ranks.
+strong_scaling() {
+    local base=$strong_model-b$strong_batch-alone name=$strong_model-b$strong_batch-r$RANKS tokens=$((strong_batch * speed_T))
+    local options=(--model "$strong_model" --micro-batch "$strong_rows" --batch-tokens "$tokens")
+    speed_alone "$base" 12 "${options[@]}" || return
+    tell_alone "$strong_model, $tokens tokens a step" "$base" ""
+    speed_run "$name" "$RANKS" 20 "${options[@]}" --zero 1 &&
+        tell_speed "$strong_model, $tokens tokens a step, $RANKS ranks, ZeRO-1" "$name" "$RANKS" "$base" 95 ""
+}
+
+scaling() {
+    strong_scaling
+    weak_scaling 30 95 "${rank_counts#1 }" "${small_model[@]}"
+    weak_scaling 16 96 "$RANKS" "${large_model[@]}"
+}
+
+# What --dry-run predicts in the lines that match, in MiB.
+planned() { # NAME PATTERN
+    awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$work/$1.plan"
+}
+
+# ZeRO changes only the state. What all modes take besides (the driver, NCCL, activations) follows from ZeRO-0, where each
+# rank has all of the state; what another mode takes above it is state.
+memory() {
+    local zero name used parameters rest state bytes want close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
+    options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))
+    for zero in 0 1 2; do
+        name=memory-z$zero
+        "$TRAINER" --dry-run --vocab-size "$vocabulary" --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
+            > "$work/$name.plan" 2> "$work/$name.error" || { row SKIP "ZeRO-$zero" "$(cat "$work/$name.error")"; return; }
+        speed_run "$name" "$RANKS" 5 "${options[@]}" --zero "$zero" || return
+        used=$(cat "$work/$name.memory")
+        parameters=$(awk '/^parameters / { gsub(/[,:]/, "", $2); print $2 }' "$work/$name.plan")
+        state=$(planned "$name" "parameters|master|working|gradients|AdamW")
+        [ "$zero" != 0 ] || rest=$(calculate "$used - $state" %.1f)
+        bytes=$(calculate "($used - $rest) * 1048576 / $parameters" %.2f)
+        want=$(calculate "$state * 1048576 / $parameters" %.2f)
+        [ -z "$gpus" ] || close=$(verdict "$bytes <= 1.05 * $want && $bytes >= 0.95 * $want")
+        row "$close" "$memory_model, $RANKS ranks, ZeRO-$zero" \
+            "$bytes bytes of state a parameter, predicted $want; $used MiB in all, predicted $(planned "$name" "memory in all")"
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+finish() {
+    local run
+    [ -z "$job" ] || { runs && kill_run; } 2> /dev/null
+    for run in "$work"/*/metrics.jsonl; do
+        [ ! -f "$run" ] || cp "$run" "$OUT/$(basename "$(dirname "$run")").jsonl"
+    done
+    rm -rf "$work"
+    show_table
+}
+
+declare -A stage_seconds=([agree]=130 [resume]=90 [faults]=90 [scaling]=280 [memory]=75) # d48's ranks take 15 s to start
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $stages
+begin_table "$OUT"
+work=$(mktemp -d -p "$OUT" runs.XXXXXX)
+trap 'status=$?; finish || status=1; exit $status' EXIT
+trap 'exit 130' INT TERM
+make_text "$work/text.bin" "$text_tokens" "$vocabulary"
+for stage in "$@"; do
+    begun=$SECONDS
+    echo "== $stage" | tee -a "$table"
+    stage_end=$((SECONDS + MACHINES * stage_seconds[$stage]))
+    [ $stage_end -lt "$LIMIT" ] || stage_end=$LIMIT
+    $stage
+    row FIGURE "the stage $stage took" "$((SECONDS - begun)) s"
+done

@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""metrics.jsonl, samples.jsonl and run.json of runs made here, and what scripts/to_tensorboard.py makes of them, as the
+package tensorboard reads it: check_logs.py BUILD_DIRECTORY
+"""
+import glob, json, logging, os, random, resource, shlex, shutil, signal, struct, subprocess, sys, tempfile, time
+
+BUILD = os.path.abspath(sys.argv[1])
+TO_TENSORBOARD = os.path.abspath("scripts/to_tensorboard.py")
+SEED = int(os.environ.get("SEED", time.time_ns() % 10**6))
+WORK = tempfile.mkdtemp(prefix="gns_logs_")
+STEPS = 60
+TAGS = {"progress/tokens": "tokens", "progress/batch_rows": "batch", "loss/train": "loss", "optimizer/lr": "lr",
+        "optimizer/grad_norm": "grad_norm", "speed/tok_per_s": "tok_per_s", "speed/mfu": "mfu", "gns/ln": "gns_ln",
+        "gns/ln_standard_error": "gns_ln_se", "gns/ln_lower_bound": "gns_ln_lower", "gns/total": "gns_total",
+        "gns/total_standard_error": "gns_total_se", "gns/total_lower_bound": "gns_total_lower",
+        "gns/ratio_total_to_ln": "gns_ratio"}
+failures = failed_tests = 0
+
+
+def check(condition, message):
+    global failures
+    if not condition:
+        failures += 1
+        if failures <= 10:
+            print("  " + message)
+
+
+class Skip(Exception):
+    pass
+
+
+def test(function):
+    global failures, failed_tests
+    failures, start, why = 0, time.time(), ""
+    try:
+        function()
+        word = "FAIL" if failures else "PASS"
+    except Skip as skip:
+        word, why = "SKIP", f" {skip}"
+    except Exception as error:  # a reader that chokes is a failure too
+        word, why = "FAIL", f" {type(error).__name__}: {error}"
+    failed_tests += word == "FAIL"
+    print(f"{word} logs/{function.__name__} {time.time() - start:.2f}s{why}", flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs
+
+PROMPT = '''say "it's"\t'''
+
+
+LARGEST_FILE = 1 << 20  # bytes, more than a checkpoint's
+
+
+def limit_files():
+    """Stands for a full disk, in the program alone: no file grows beyond LARGEST_FILE."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+
+
+def train(out, *more, steps=STEPS, code=0, wait=True, preexec_fn=None):
+    command = [f"{BUILD}/train_gpt2", "--train", "code_train_*.bin", "--val", "code_val_*.bin", "--vocab-size", "256",
+               "--layers", "2", "--heads", "2", "--channels", "32", "--seq-len", "32", "--val-every", "7",
+               "--val-tokens", "512", "--micro-batch", "8", "--batch-tokens", "256", "--lr", "3e-3", "--gns", "exact",
+               "--gns-exact-every", "3", "--sample-every", "8", "--sample-tokens", "20", "--prompt", PROMPT,
+               "--threads", "1", "--seed", str(SEED), "--checkpoint-every", "10", "--keep", "0", "--steps", str(steps),
+               "--out", out, *more]
+    if not wait:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
+                          preexec_fn=preexec_fn)
+    check(done.returncode == code, f"{shlex.join(command[-4:])}: exit code {done.returncode}: {done.stdout[-200:]}")
+    return command if code == 0 else [done.stdout]
+
+
+def lines_of(path):
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def steps_and_vals(out):
+    rows = lines_of(f"{out}/metrics.jsonl")
+    return [row for row in rows if "loss" in row], {row["step"]: row for row in rows if "val_loss" in row}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TensorBoard
+
+def to_tensorboard(*arguments, code=0):
+    done = subprocess.run([sys.executable, TO_TENSORBOARD, *arguments], capture_output=True, text=True, check=False)
+    check(done.returncode == code, f"to_tensorboard.py {arguments}: exit code {done.returncode}: {done.stderr[-300:]}")
+    return done.stdout + done.stderr
+
+
+def open_events(out):
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise Skip(f"the package tensorboard does not load: {error}") from None
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    events = EventAccumulator(out, size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def read_events(out):
+    """({tag: {step: number}}, {tag: {step: text}}); a step that is there twice is an error."""
+    events = open_events(out)
+    scalars = {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    texts = {}
+    for tag in events.Tags()["tensors"]:
+        assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+        texts[tag] = [(x.step, x.tensor_proto.string_val[0].decode()) for x in events.Tensors(tag)]
+    for kind in (scalars, texts):
+        for tag, points in kind.items():
+            assert len({step for step, _ in points}) == len(points), f"{tag}: a step is there twice"
+            kind[tag] = dict(points)
+    return scalars, texts
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the files must say
+
+def wanted_scalars(out):
+    rows, vals = steps_and_vals(out)
+    want = {tag: {row["step"]: row[name] for row in rows if row.get(name) is not None} for tag, name in TAGS.items()}
+    want["loss/val"] = {step: row["val_loss"] for step, row in vals.items()}
+    for row in rows:
+        for name in row:
+            if name.startswith("gns_type_") and row[name] is not None:
+                want.setdefault(f"gns_by_type/{name[9:]}", {})[row["step"]] = row[name]
+        for layer, scale in enumerate(row.get("gns_layer", [])):
+            if scale is not None:
+                want.setdefault(f"gns_by_layer/{layer:02d}", {})[row["step"]] = scale
+    return {tag: points for tag, points in want.items() if points}
+
+
+def as_float32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def check_scalars(out, scalars):
+    want = wanted_scalars(out)
+    check(set(scalars) == set(want), f"tags {set(scalars) ^ set(want)}")
+    for tag in want:
+        got = scalars.get(tag, {})
+        check(got == {step: as_float32(x) for step, x in want[tag].items()},
+              f"{tag}: {len(got)} points, want {len(want[tag])}: {sorted(got)[-3:]}")
+
+
+def verbatim(text):
+    return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
+
+
+def check_texts(out, texts, first_steps):
+    samples = {row["step"]: verbatim(row["text"]) for row in lines_of(f"{out}/samples.jsonl")}
+    check(texts["sample"] == samples, f"samples of steps {sorted(texts['sample'])}, want {sorted(samples)}")
+    check(sorted(texts["command"]) == first_steps, f"commands at {sorted(texts['command'])}, want {first_steps}")
+    for part in json.load(open(f"{out}/run.json"))["parts"]:
+        text = texts["command"].get(part["first_step"], "\n\n")
+        check(shlex.split(text.splitlines()[1]) == part["command"], f"the command of step {part['first_step']}: {text}")
+
+
+def check_events(out, first_steps):
+    scalars, texts = read_events(out)
+    check_scalars(out, scalars)
+    check_texts(out, texts, first_steps)
+
+
+def check_steps(out, last):
+    rows, vals = steps_and_vals(out)
+    check([row["step"] for row in rows] == list(range(1, last + 1)), "not every step once and in order")
+    check(sorted(vals) == sorted({*range(7, last, 7), last}), f"validations of steps {sorted(vals)}")
+
+
+def check_samples(out, *ends):
+    rows = lines_of(f"{out}/samples.jsonl")
+    check([row["step"] for row in rows] == sorted({*range(8, ends[-1], 8), *ends}),
+          f"samples of {[row['step'] for row in rows]}")
+    tokens = {row["step"]: row["tokens"] for row in steps_and_vals(out)[0]}
+    for row in rows:
+        check(row["prompt"] == PROMPT and row["text"].startswith(PROMPT), f"sample of step {row['step']}: {row}")
+        check(row["tokens"] == tokens[row["step"]], f"sample of step {row['step']}: {row['tokens']} tokens")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tests
+
+def one_run():
+    command = train("whole")
+    check_steps("whole", STEPS)
+    check_samples("whole", STEPS)
+    exact = [row["step"] for row in steps_and_vals("whole")[0] if "gns_total" in row]
+    check(exact == list(range(1, STEPS + 1, 3)), f"exact norms of steps {exact}")
+    info = json.load(open("whole/run.json"))
+    check(len(info["parts"]) == 1 and info["parts"][0]["command"] == command, f"run.json: {info['parts']}")
+    check(info["parts"][0]["directory"] == os.path.realpath(WORK) and info["parts"][0]["ranks"] == 1, "run.json: where")
+    check(info["parts"][0]["host"] == os.uname().nodename, f"run.json: host {info['parts'][0]['host']}")
+
+
+def tensorboard():
+    """A second call replaces the file of the first, and leaves others."""
+    shutil.copytree("whole", "shown")
+    open("shown/events.out.tfevents.0.notes", "w").close()
+    open_events("shown")  # Skip
+    for _ in range(3):
+        said = to_tensorboard("shown")
+        check("60 steps" in said, said)
+        sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
+        check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
+    check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file is gone")
+    check_events("shown", [1])
+    with open("shown/metrics.jsonl", "a") as file:
+        file.write('{"step": 61, "tokens": 1e9, "loss": 1, "tok_per_s": 1, "gns_ln_lower": 1e308, "hellaswag": 0.5')
+    check("60 steps" in to_tensorboard("shown"), "a line without its end counts")
+    with open("shown/metrics.jsonl", "a") as file:
+        file.write("}\n")
+    to_tensorboard("shown")
+    scalars, _ = read_events("shown")
+    check(scalars["gns/ln_lower_bound"][61] == float("inf"), "an infinite bound is not infinite")
+    check(scalars["test/hellaswag_acc"] == {61: 0.5}, f"{scalars.get('test/hellaswag_acc')}")
+
+
+def tensorboard_errors():
+    os.makedirs("empty")
+    said = to_tensorboard("empty", code=65)
+    check("empty/run.json: No such file" in said and said.count("\n") == 1, said)
+    check(os.listdir("empty") == [], "something is written where no run is")
+    os.makedirs("hidden/tensorboard")
+    with open("hidden/tensorboard/__init__.py", "w") as file:
+        file.write('raise ImportError("hidden")')
+    hidden = {**os.environ, "PYTHONPATH": "hidden", "GNS_IN_VENV": "1"}
+    done = subprocess.run([sys.executable, TO_TENSORBOARD, "whole"], env=hidden, capture_output=True, text=True,
+                          check=False)
+    check(done.returncode == 65 and "pip install tensorboard" in done.stderr, f"{done.returncode}: {done.stderr}")
+
+
+def without_clock(out):
+    return [{name: x for name, x in row.items() if name not in ("tok_per_s", "mfu")}
+            for row in lines_of(f"{out}/metrics.jsonl")]
+
+
+def go_back_to(out, step):
+    """As if the machine had failed before any later checkpoint was saved."""
+    for path in glob.glob(f"{out}/step_*"):
+        if int(path[-8:]) > step:
+            shutil.rmtree(path)
+
+
+def three_parts(out, look=lambda: None):
+    """One part ends at step 60 and is taken back to 30; the next is killed; the last ends. look: called in between."""
+    shutil.copytree("whole", out)
+    look()
+    go_back_to(out, 30)
+    child = train(out, steps=100000, wait=False)
+    deadline = time.time() + 60
+    while not os.path.exists(f"{out}/step_00000050") and time.time() < deadline and child.poll() is None:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    look()
+    go_back_to(out, 50)
+    train(out)
+    look()
+
+
+def interrupted():
+    three_parts("parts")
+    check_steps("parts", STEPS)
+    check_samples("parts", STEPS)
+    parts = json.load(open("parts/run.json"))["parts"]
+    check([part["first_step"] for part in parts] == [1, 31, 51], f"run.json: {parts}")
+    # The middle part had another horizon, and so another learning rate: steps 31 to 50, and what follows from them.
+    parts, whole = ([row for row in without_clock(out) if row["step"] <= 30] for out in ("parts", "whole"))
+    check(parts == whole, "steps 1 to 30 differ")
+
+
+def followed():
+    """A follower that was there before the run, and a viewer that stays open, across two resumes."""
+    open_events("whole")  # Skip
+    viewer = None
+
+    def look():
+        nonlocal viewer
+        deadline, want, shown = time.time() + 60, steps_and_vals("followed")[0][-1], []
+        while shown[-1:] != [(want["step"], as_float32(want["grad_norm"]))] and time.time() < deadline:
+            time.sleep(0.05)
+            events = open_events("followed")
+            shown = events.Tags()["scalars"] and [(x.step, x.value) for x in events.Scalars("optimizer/grad_norm")]
+        check(time.time() < deadline, f"step {want['step']} is never shown: {open('follow.log').read()}")
+        viewer = viewer or open_events("followed")
+        viewer.Reload()
+
+    with open("follow.log", "w") as log:
+        follower = subprocess.Popen([sys.executable, TO_TENSORBOARD, "followed", "--follow", "--every", "0.05"],
+                                    stdout=log, stderr=log)
+    try:
+        time.sleep(0.5)
+        three_parts("followed", look)
+        follower.send_signal(signal.SIGINT)
+        check(follower.wait(10) == 130, f"exit code {follower.returncode}")
+    finally:
+        follower.kill()
+    check_events("followed", [1, 31, 51])
+    live = {x.step: x.value for x in viewer.Scalars("loss/train")}
+    check(live == read_events("followed")[0]["loss/train"], f"the viewer shows {sorted(live.items())[-3:]}")
+    said = open("follow.log").read()
+    check(said.count("went back to an earlier step") >= 2, f"resumes: {said}")
+
+
+def torn_ends():
+    """A machine that failed may leave half a line."""
+    shutil.copytree("whole", "torn")
+    for path, end in (("samples.jsonl", b'{"step": 5, "tok'), ("metrics.jsonl", b'{"st')):
+        with open(f"torn/{path}", "ab") as file:
+            file.write(end)
+    train("torn", steps=70)
+    rows, vals = steps_and_vals("torn")
+    check([row["step"] for row in rows] == list(range(1, 71)), "not every step once and in order")
+    check(sorted(vals) == [*range(7, 60, 7), 60, 63, 70], f"validations of steps {sorted(vals)}")
+    check_samples("torn", STEPS, 70)
+
+
+def equal_to_the_uninterrupted():
+    """Taken back twice to the same step: nothing is left of the part in between."""
+    shutil.copytree("whole", "again")
+    for _ in range(2):
+        go_back_to("again", 40)
+        train("again")
+    check(without_clock("again") == without_clock("whole"), "metrics.jsonl differs")
+    check(open("again/samples.jsonl").read() == open("whole/samples.jsonl").read(), "samples.jsonl differs")
+    check([part["first_step"] for part in json.load(open("again/run.json"))["parts"]] == [1, 41], "run.json: parts")
+    with open("again/run.json", "w") as file:
+        file.write('{"parts": [{"first_st')  # no longer whole
+    go_back_to("again", 50)
+    train("again")
+    check(without_clock("again") == without_clock("whole"), "metrics.jsonl differs after a damaged run.json")
+
+
+def cannot_write():
+    os.makedirs("blocked/samples.jsonl/inside")
+    output = train("blocked", steps=10, code=74)[-1]
+    check("error: blocked/samples.jsonl" in output and output.count("\n") == 1, f"samples.jsonl is a directory: {output}")
+
+
+def failed_sample_at_the_end():
+    """The run's last sample cannot be written: that is an error, and the model is saved all the same."""
+    os.makedirs("full")
+    with open("full/samples.jsonl", "w") as file:
+        file.truncate(LARGEST_FILE)  # a new run leaves it as it is
+    output = train("full", steps=7, code=74, preexec_fn=limit_files)[-1]
+    check("error: full/samples.jsonl" in output, f"what failed is not said: {output[-200:]}")
+    check(glob.glob("full/step_*") == ["full/step_00000007"], f"checkpoints {glob.glob('full/step_*')}")
+    done = subprocess.run([f"{BUILD}/train_gpt2", "--check", "full/step_00000007"], capture_output=True, check=False)
+    check(done.returncode == 0, f"the checkpoint is not whole: {done.stderr}")
+
+
+def not_ours():
+    """A new run cuts nothing in its directory, and moves another run's log aside."""
+    os.makedirs("shared")
+    foreign = {"samples.jsonl": '{"id": 7}\n', "metrics.jsonl": "a\nb\n"}
+    for name, text in foreign.items():
+        with open(f"shared/{name}", "w") as file:
+            file.write(text)
+    train("shared", steps=10)
+    for name, text in foreign.items():
+        check(open(f"shared.1/{name}").read() == text, f"{name} is not as it was")
+    os.makedirs("lent")
+    with open("lent/samples.jsonl", "w") as file:
+        file.write(foreign["samples.jsonl"])
+    train("lent", steps=10)
+    check(open("lent/samples.jsonl").read().startswith(foreign["samples.jsonl"]), "samples.jsonl is not as it was")
+
+
+def main():
+    os.chdir(WORK)
+    with open("text.txt", "w", encoding="utf-8") as file:
+        rng = random.Random(SEED)
+        words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(50)]
+        file.write(" ".join(rng.choices(words, k=20000)))
+    subprocess.run([f"{BUILD}/data/tokenize", "--tokenizer", "bytes", "--out", "code", "--val-fraction", "0.1",
+                    "text.txt"], check=True, capture_output=True)
+    for function in (one_run, tensorboard, tensorboard_errors, interrupted, followed, torn_ends,
+                     equal_to_the_uninterrupted, cannot_write, failed_sample_at_the_end, not_ours):
+        test(function)
+
+
+try:
+    main()
+finally:
+    shutil.rmtree(WORK, ignore_errors=True)
+if failed_tests:
+    print(f"  SEED={SEED}")
+sys.exit(1 if failed_tests else 0)

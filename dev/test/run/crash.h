@@ -1,0 +1,77 @@
+// crash: what the tests of checkpoints under attack share: test_crash.c (one process) and test_crash_ranks.c. Each says
+// first what it runs, with COMMAND. The run "whole" is the one that nobody disturbs; "part" comes to harm, and must end
+// like it in the end.
+#ifndef GNS_CRASH_H
+#define GNS_CRASH_H
+
+#include "checkpoint/archive.h"
+#include "faults.h"
+#include "../trainer.h"
+
+#include <time.h>
+
+// Other ones every time; GNS_SEED=N for those of a run that printed N.
+static struct { uint64_t seed, count; } draws;
+static inline void draw_begin(void) {
+    const char *seed = getenv("GNS_SEED");
+    draws.seed = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL);
+    printf("  seed %llu\n", (unsigned long long)draws.seed);
+}
+static inline uint32_t draw(uint32_t below) { return rng_u32(draws.seed, 5, draws.count++) % below; }
+
+static inline void sleep_us(long us) { usleep((useconds_t)us); }
+
+__attribute__((format(printf, 1, 2))) static inline pid_t start(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    pid_t child = trainer_start(format, args);
+    va_end(args);
+    return child;
+}
+
+// Until a run under way has written this, or for a minute: a busy machine takes its time.
+static inline void wait_for(const char *path, const char *text) {
+    for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) sleep_us(1000);
+}
+
+// How many calls of each kind the whole run makes.
+static long calls_of_run[CALLS + 1]; // on rank 0
+
+// No checkpoint got its name before all of it was on the disk, whatever failed.
+static inline void check_synced(const char *what) {
+    CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
+}
+
+// The newest good checkpoint is there and is not older than the last that got its name.
+static inline void check_nothing_lost(const char *what) {
+    char directory[ARCHIVE_PATH];
+    bool found = false;
+    int64_t step = -1;
+    Error e = {0};
+    FILE *notes = fopen("/dev/null", "w");
+    long committed = faults->committed;
+    check_synced(what);
+    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, NULL, &found, &step, directory, &e) : 0;
+    fclose(notes);
+    CHECK(code == 0, "%s: %s", what, e.what);
+    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was there, and now there is %ld", what,
+          committed, found ? (long)step : -1);
+}
+
+static inline void check_goes_on(const char *what) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == 0, "%s: taken up again: exit code %d: %s", what, code, log_tail());
+    check_same_end("whole", "part", what);
+}
+
+static inline void remove_part(void) {
+    char path[32];
+    remove_tree("part");
+    for (int i = 1; i < 4; i++) {
+        snprintf(path, sizeof path, "part.%d", i);
+        remove_tree(path);
+    }
+}
+
+#endif

@@ -1,0 +1,301 @@
+// Writes down what an engine computes, for dev/oracle/check_engine.py to compare with the float64 oracle:
+// dump_steps DIR writes DIR/CASE.safetensors, a small model a case. Each file has the settings as metadata, and
+//
+//     tokens               I32 (steps, B, T + 1)
+//     param0/NAME          F32, before, and paramN/NAME after all steps
+//     loss, loss_eval      F64 (B), L_b in step 1: of single-row steps, and the mean of engine_eval's row
+//     grad/NAME            F32, mean over the batch of g_b in step 1
+//     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
+//     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
+//     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
+//     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN but for LayerNorms
+//     losses               F64 (steps), batch means before the update
+//     padding_max          F64, largest |parameter| outside the tensors after all steps
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/safetensors.h"
+#include "math/schedule.h"
+#include "../small_model.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+enum { STEPS = 10 };
+
+typedef struct {
+    const char *name;
+    ModelConfig config;
+    int seq_len, batch, micro_batch;
+    double grad_clip, weight_decay, eps;
+} Case;
+
+// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
+// few words that all of them recur (the cross term of the tied weight); and T and C above the blocks in which kernels
+// take them. Clipping is active in some cases and off or out of reach in others.
+// Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
+static const Case cases[] = {
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8},
+};
+
+// One case under way: the engine, host copies of its arrays, and what goes into the file.
+typedef struct {
+    const Case *c;
+    Model model;
+    Engine *engine;
+    UpdateConfig update;
+    Schedule schedule;
+    uint64_t seed;
+    uint16_t *tokens;           // (STEPS, B, T + 1)
+    float *before, *after;      // parameters, flat
+    float *grad;                // mean over the batch in step 1, flat
+    double *grad_sq;            // a tensor
+    double *example_sq;         // (tensors, B)
+    double *sum_exact, *sum_ln; // a tensor
+    double *loss, *loss_eval;   // (B)
+    double losses[STEPS], padding_max;
+} Dump;
+
+static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
+
+static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
+    *d = (Dump){.c = c, .seed = seed};
+    double tokens_per_step = (double)c->batch * c->seq_len;
+    d->update = (UpdateConfig){.beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .eps = c->eps,
+                               .weight_decay = c->weight_decay,
+                               .grad_clip = c->grad_clip,
+                               .batch = c->batch};
+    d->schedule = (Schedule){SCHEDULE_COSINE, 3e-3, 3.5 * tokens_per_step, (STEPS - 1) * tokens_per_step, 0.1};
+    TRY(model_create(&d->model, &c->config, e));
+    size_t flat = d->model.flat_count, tensors = (size_t)d->model.tensor_count, B = (size_t)c->batch;
+    float **floats[] = {&d->before, &d->after, &d->grad};
+    for (size_t i = 0; i < 3; i++) TRY(memory_alloc((void **)floats[i], flat * sizeof(float), "parameters", e));
+    double **doubles[] = {&d->grad_sq, &d->sum_exact, &d->sum_ln, &d->example_sq, &d->loss, &d->loss_eval};
+    for (size_t i = 0; i < 6; i++) TRY(memory_alloc((void **)doubles[i], tensors * B * sizeof(double), "norms", e));
+    size_t count = (size_t)STEPS * B * (size_t)(c->seq_len + 1);
+    TRY(memory_alloc((void **)&d->tokens, count * sizeof *d->tokens, "tokens", e));
+    small_tokens(c->config.vocab, seed, count, d->tokens);
+    small_params(&d->model, seed, d->before);
+    EngineConfig config = {.model = &d->model, .micro_batch = c->micro_batch, .seq_len = c->seq_len, .gns = GNS_EXACT};
+    TRY(engine_create(&cpu_engine, &d->engine, &config, e));
+    return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
+}
+
+static void dump_destroy(Dump *d) {
+    engine_destroy(d->engine);
+    model_destroy(&d->model);
+    void *all[] = {d->tokens,    d->before, d->after,      d->grad, d->grad_sq,
+                   d->sum_exact, d->sum_ln, d->example_sq, d->loss, d->loss_eval};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
+}
+
+// Forward and backward over some rows; what comes out goes to loss_sum, grad_sq and example_sq (a tensor each).
+static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *grad_sq,
+                   double *example_sq, Error *e) {
+    StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq};
+    for (int k = 0; k < d->model.tensor_count; k++) grad_sq[k] = example_sq[k] = NAN;
+    TRY(small_batch(d->engine, tokens, rows, d->c->seq_len, d->c->micro_batch, mode, e));
+    TRY(engine_norms(d->engine, all_of(&d->model), e));
+    TRY(engine_result(d->engine, &result, e));
+    *loss_sum = result.loss_sum;
+    return 0;
+}
+
+// Losses and squared gradient norms of the rows of step 1, one row at a time.
+static int measure_examples(Dump *d, Error *e) {
+    int T = d->c->seq_len, B = d->c->batch;
+    float *token_loss = d->grad; // (T); a gradient comes here later
+    for (int b = 0; b < B; b++) {
+        const uint16_t *row = d->tokens + (size_t)b * (size_t)(T + 1);
+        TRY(measure(d, row, 1, GNS_EXACT, &d->loss[b], d->grad_sq, d->sum_exact, e));
+        for (int k = 0; k < d->model.tensor_count; k++)
+            d->example_sq[(size_t)k * (size_t)B + (size_t)b] = d->sum_exact[k];
+        TRY(engine_eval(d->engine, row, 1, T, token_loss, e));
+        d->loss_eval[b] = 0;
+        for (int t = 0; t < T; t++) d->loss_eval[b] += (double)token_loss[t] / T;
+    }
+    return 0;
+}
+
+// The batched step without its update: gradient and sums of norms, in both modes.
+static int measure_batch(Dump *d, Error *e) {
+    double loss;
+    TRY(measure(d, d->tokens, d->c->batch, GNS_LN, &loss, d->grad_sq, d->sum_ln, e));
+    TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, d->grad_sq, d->sum_exact, e));
+    TRY(engine_store(d->engine, STATE_GRAD, all_of(&d->model), d->grad, e));
+    for (size_t i = 0; i < d->model.flat_count; i++) d->grad[i] /= (float)d->c->batch;
+    return 0;
+}
+
+static int train(Dump *d, Error *e) {
+    size_t step_tokens = (size_t)d->c->batch * (size_t)d->c->seq_len;
+    size_t tensors = (size_t)d->model.tensor_count;
+    double *scratch; // norms that nobody asks for
+    TRY(memory_alloc((void **)&scratch, 2 * tensors * sizeof *scratch, "norms", e));
+    int code = 0;
+    for (int step = 1; step <= STEPS; step++) {
+        const uint16_t *rows = d->tokens + (size_t)(step - 1) * (size_t)d->c->batch * (size_t)(d->c->seq_len + 1);
+        double loss_sum;
+        TRY_GOTO(measure(d, rows, d->c->batch, GNS_OFF, &loss_sum, scratch, scratch + tensors, e));
+        d->losses[step - 1] = loss_sum / d->c->batch;
+        d->update.step = step;
+        d->update.lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        TRY_GOTO(engine_update(d->engine, all_of(&d->model), &d->update, e));
+    }
+    TRY_GOTO(engine_store(d->engine, STATE_PARAM, all_of(&d->model), d->after, e));
+    const Model *model = &d->model;
+    for (size_t k = 0; k < tensors; k++) {
+        size_t begin = model->tensors[k].offset + model->tensors[k].count;
+        size_t end = k + 1 < tensors ? model->tensors[k + 1].offset : model->flat_count;
+        for (size_t i = begin; i < end; i++) {
+            double x = fabs((double)d->after[i]);
+            if (!(x <= d->padding_max)) d->padding_max = x; // NaN gets through
+        }
+    }
+done:
+    memory_free(scratch);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The file. One walk over its tensors serves both to declare them and to write their data.
+
+typedef struct {
+    SafetensorsWriter *writer;
+    bool declare;
+} File;
+
+static int file_put(File *f, const char *group, const char *name, SafetensorsType type, int dimensions,
+                    const uint64_t *shape, const void *data, Error *e) {
+    char full[128];
+    size_t bytes = safetensors_type_bytes(type);
+    for (int i = 0; i < dimensions; i++) bytes *= shape[i];
+    snprintf(full, sizeof full, "%s%s%s", group, *name ? "/" : "", name);
+    if (!f->declare) return safetensors_write(f->writer, data, bytes, e);
+    safetensors_add(f->writer, full, type, dimensions, shape);
+    return 0;
+}
+
+static int put_doubles(File *f, const char *group, const char *name, const double *x, uint64_t count, Error *e) {
+    return file_put(f, group, name, SAFETENSORS_F64, count != 0, &count, x, e); // count 0: a scalar
+}
+
+static int put_flat(File *f, const char *group, const Tensor *t, const float *flat, Error *e) {
+    uint64_t shape[2] = {t->rows, t->columns};
+    return file_put(f, group, t->name, SAFETENSORS_F32, t->dimensions, shape + (2 - t->dimensions), flat + t->offset,
+                    e);
+}
+
+static int put_all(File *f, const Dump *d, Error *e) {
+    uint64_t B = (uint64_t)d->c->batch;
+    TRY(put_doubles(f, "loss", "", d->loss, B, e));
+    TRY(put_doubles(f, "loss_eval", "", d->loss_eval, B, e));
+    TRY(put_doubles(f, "losses", "", d->losses, STEPS, e));
+    TRY(put_doubles(f, "padding_max", "", &d->padding_max, 0, e));
+    for (int k = 0; k < d->model.tensor_count; k++) {
+        const Tensor *t = &d->model.tensors[k];
+        TRY(put_doubles(f, "example_sq", t->name, d->example_sq + (size_t)k * B, B, e));
+        TRY(put_doubles(f, "example_sq_sum", t->name, &d->sum_exact[k], 0, e));
+        TRY(put_doubles(f, "grad_sq", t->name, &d->grad_sq[k], 0, e));
+        TRY(put_doubles(f, "example_sq_ln", t->name, &d->sum_ln[k], 0, e));
+        TRY(put_flat(f, "param0", t, d->before, e));
+        TRY(put_flat(f, "grad", t, d->grad, e));
+        TRY(put_flat(f, "paramN", t, d->after, e));
+    }
+    return 0;
+}
+
+static int put_tokens(File *f, const Dump *d, Error *e) {
+    uint64_t shape[3] = {STEPS, (uint64_t)d->c->batch, (uint64_t)d->c->seq_len + 1};
+    size_t count = shape[0] * shape[1] * shape[2];
+    int32_t *wide;
+    TRY(memory_alloc((void **)&wide, count * sizeof *wide, "tokens", e));
+    for (size_t i = 0; i < count; i++) wide[i] = d->tokens[i];
+    int code = file_put(f, "tokens", "", SAFETENSORS_I32, 3, shape, wide, e);
+    memory_free(wide);
+    return code;
+}
+
+static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
+    const Case *c = d->c;
+    const struct {
+        const char *key;
+        double value;
+    } settings[] = {
+        {"layers", c->config.layers},
+        {"heads", c->config.heads},
+        {"channels", c->config.channels},
+        {"vocab", c->config.vocab},
+        {"context", c->config.context},
+        {"seq_len", c->seq_len},
+        {"batch", c->batch},
+        {"micro_batch", c->micro_batch},
+        {"steps", STEPS},
+        {"lr", d->schedule.lr},
+        {"beta1", d->update.beta1},
+        {"beta2", d->update.beta2},
+        {"eps", d->update.eps},
+        {"weight_decay", d->update.weight_decay},
+        {"grad_clip", d->update.grad_clip},
+        {"warmup_tokens", d->schedule.warmup_tokens},
+        {"train_tokens", d->schedule.train_tokens},
+        {"final_frac", d->schedule.final_frac},
+        {"seed", (double)d->seed},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        char value[32];
+        snprintf(value, sizeof value, "%.17g", settings[i].value);
+        safetensors_add_metadata(writer, settings[i].key, value);
+    }
+}
+
+static int dump_write(const Dump *d, const char *directory, Error *e) {
+    char name[64], path[1024];
+    File f = {0};
+    int code = 0;
+    snprintf(name, sizeof name, "%s.safetensors", d->c->name);
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(safetensors_create(&f.writer, path, e));
+    put_metadata(f.writer, d);
+    for (int pass = 0; pass < 2; pass++) {
+        f.declare = pass == 0;
+        TRY_GOTO(put_all(&f, d, e));
+        TRY_GOTO(put_tokens(&f, d, e));
+    }
+    return safetensors_finish(f.writer, NULL, e);
+done:
+    safetensors_abandon(f.writer);
+    return code;
+}
+
+static int case_run(const Case *c, const char *directory, uint64_t seed, Error *e) {
+    Dump d;
+    int code = 0;
+    TRY_GOTO(dump_create(&d, c, seed, e));
+    TRY_GOTO(measure_examples(&d, e));
+    TRY_GOTO(measure_batch(&d, e));
+    TRY_GOTO(train(&d, e));
+    TRY_GOTO(dump_write(&d, directory, e));
+done:
+    dump_destroy(&d);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2 || argc > 3) {
+        fprintf(stderr, "usage: dump_steps DIR [SEED]\n");
+        return ERR_USAGE;
+    }
+    Error e = {0};
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    int code = directory_create(argv[1], &e);
+    for (size_t i = 0; !code && i < sizeof cases / sizeof *cases; i++) code = case_run(&cases[i], argv[1], seed, &e);
+    if (code) error_print(&e, 0, 1);
+    return code;
+}

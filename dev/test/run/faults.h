@@ -1,0 +1,326 @@
+// faults: system calls that fail, fall short or end the program when told to. The linker sends the library's calls here
+// (-Wl,--wrap=write and so on, see the Makefile), so this works without touching the code under test. For programs that
+// run the trainer in child processes: plan and counts lie in memory that all share, a file of the present directory.
+#ifndef GNS_FAULTS_H
+#define GNS_FAULTS_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+// What can go wrong. OPEN: for writing, or creating.
+typedef enum { CALL_WRITE, CALL_FSYNC, CALL_RENAME, CALL_MKDIR, CALL_OPEN, CALL_UNLINK, CALL_ALLOC, CALLS } Call;
+static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir", "open", "unlink", "malloc"};
+
+typedef enum {
+    FAULT_NONE,
+    FAULT_KILL,  // the program is gone: before the call, or with half of a write done
+    FAULT_ONCE,  // the call fails
+    FAULT_ON,    // it and all later ones of its kind
+    FAULT_SHORT, // a write that writes half
+} Fault;
+
+enum { FAULT_RANKS = 4 };
+
+typedef struct {
+    Fault fault;
+    int rank;           // to which it happens
+    int call;           // of this kind; -1: any but ALLOC
+    long at;            // the n-th such call, from 1
+    int error;          // errno
+    long free_kb;       // what statvfs says is left, if not 0
+    long disk_kb;       // or how large it says the disk is, on which checkpoints alone take room
+    long slow_us;       // what an fsync takes besides
+    long slow_store_us; // what an engine_store takes besides
+    long slow_step_us;  // what a step takes besides, where steps are counted
+    long flip_step;     // of whose checkpoint the disk keeps one bit other than it was given; 0: of none
+
+    struct {
+        _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
+        _Atomic long steps;            // begun
+        _Atomic int process;           // 0: has not come so far
+    } of[FAULT_RANKS];
+    _Atomic long slowed;    // fsyncs that slow_us made slow, or is making
+    _Atomic long committed; // step of the last checkpoint that got its name; 0: none
+    _Atomic long struck;    // calls that failed
+    _Atomic long unsynced;  // files and directories of checkpoints that got their names before they were on the disk
+    _Atomic long unnamed;   // names of checkpoints that are not on the disk
+
+    // one bit of a rank's weights that changes before a step
+    int stray_rank; // -1: none does
+    long stray_step;
+    size_t stray_element;
+
+    bool apart; // each rank finds itself on a machine of its own
+} Faults;
+
+static Faults *faults; // shared with the children
+
+static pid_t faults_parent; // faults happen in children only
+static int faults_rank;     // this process's
+
+static void faults_setup(void) {
+    int fd = open("faults", O_RDWR | O_CREAT, 0666);
+    if (fd < 0 || ftruncate(fd, sizeof *faults) != 0) abort();
+    faults = mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (faults == MAP_FAILED) abort();
+    close(fd);
+}
+
+// The same in a rank that mpirun started.
+static inline void faults_join(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    faults_setup();
+    faults_parent = 1;
+    faults_rank = rank ? atoi(rank) : 0;
+    faults->of[faults_rank].process = getpid();
+}
+
+static void faults_plan(Fault fault, int call, long at, int error) {
+    memset((void *)faults, 0, sizeof *faults);
+    faults_parent = getpid();
+    faults->fault = fault;
+    faults->stray_rank = -1;
+    faults->call = call;
+    faults->at = at;
+    faults->error = error;
+}
+
+static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
+
+// Is this the call that it happens to? Counts it, in any case.
+static bool meant(Call call) {
+    if (!in_child()) return false;
+    _Atomic long *count = faults->of[faults_rank].count;
+    long of_kind = ++count[call], of_any = call == CALL_ALLOC ? 0 : ++count[CALLS];
+    long n = faults->call < 0 ? of_any : faults->call == (int)call ? of_kind : 0;
+    if (n == 0 || faults->fault == FAULT_NONE || faults->rank != faults_rank) return false;
+    return faults->fault == FAULT_ON ? n >= faults->at : n == faults->at;
+}
+
+static bool strikes(Call call) {
+    if (!meant(call)) return false;
+    if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
+    faults->struck++;
+    errno = faults->error;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced: a
+// checkpoint may get its name when its files, the directory that lists them, and the metrics it continues are.
+
+enum { FAULT_FILES = 256 };
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        ino_t inode;
+        bool dirty;
+    } file[FAULT_FILES]; // of the checkpoint that is being written, and its directory
+    int count;
+    bool metrics_synced; // since the last checkpoint
+} disk = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+// The path of an open file, or "".
+static void path_of_descriptor(int fd, char path[PATH_MAX]) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, PATH_MAX - 1);
+    path[n > 0 ? n : 0] = 0;
+}
+
+static void disk_mark(ino_t inode, bool dirty) {
+    int i = 0;
+    pthread_mutex_lock(&disk.lock);
+    while (i < disk.count && disk.file[i].inode != inode) i++;
+    if (i == disk.count && dirty) {
+        if (disk.count == FAULT_FILES) abort();
+        disk.file[disk.count++].inode = inode;
+    }
+    if (i < disk.count) disk.file[i].dirty = dirty;
+    pthread_mutex_unlock(&disk.lock);
+}
+
+static void disk_written(int fd) {
+    struct stat st;
+    char path[PATH_MAX];
+    path_of_descriptor(fd, path);
+    if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
+}
+
+static void disk_created(const char *path) { // so its directory is another
+    struct stat st;
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    if (!slash || !strstr(path, ".step_")) return;
+    *slash = 0;
+    if (stat(directory, &st) == 0) disk_mark(st.st_ino, true);
+}
+
+static void disk_synced(int fd) {
+    struct stat st;
+    char path[PATH_MAX];
+    path_of_descriptor(fd, path);
+    if (strstr(path, "/metrics.jsonl")) disk.metrics_synced = true;
+    if (fstat(fd, &st) != 0) return;
+    if (S_ISDIR(st.st_mode) && !strstr(path, "/.step_")) faults->unnamed = 0;
+    disk_mark(st.st_ino, false);
+}
+
+static bool disk_is_dirty(ino_t inode) {
+    for (int i = 0; i < disk.count; i++)
+        if (disk.file[i].inode == inode) return disk.file[i].dirty;
+    return false;
+}
+
+static void disk_named(const char *checkpoint) {
+    DIR *directory = opendir(checkpoint);
+    pthread_mutex_lock(&disk.lock);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (strcmp(entry->d_name, "..") != 0) faults->unsynced += disk_is_dirty(entry->d_ino); // the directory's: "."
+    faults->unsynced += !disk.metrics_synced;
+    faults->unnamed++;
+    disk.count = 0;
+    disk.metrics_synced = false;
+    pthread_mutex_unlock(&disk.lock);
+    if (directory) closedir(directory);
+}
+
+static void flip_on_disk(int fd) {
+    char path[PATH_MAX], name[40];
+    unsigned char byte;
+    path_of_descriptor(fd, path);
+    snprintf(name, sizeof name, "/.step_%08ld", faults->flip_step);
+    if (!strstr(path, name)) return;
+    int file = open(path, O_RDWR);
+    if (file < 0 || pread(file, &byte, 1, 0) != 1) abort();
+    byte ^= 1;
+    if (pwrite(file, &byte, 1, 0) != 1 || close(file) != 0) abort();
+    faults->flip_step = 0;
+    faults->struck++;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The calls
+
+ssize_t __real_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+    bool is_meant = meant(CALL_WRITE);
+    if (in_child()) disk_written(fd);
+    if (!is_meant) {
+        ssize_t written = __real_write(fd, data, bytes);
+        if (in_child() && faults->flip_step) flip_on_disk(fd);
+        return written;
+    }
+    bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
+    ssize_t written = fails ? -1 : __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
+    if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
+    if (fails) errno = faults->error;
+    faults->struck++;
+    return written;
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) {
+    if (in_child() && faults->slow_us) {
+        faults->slowed++;
+        usleep((useconds_t)faults->slow_us);
+    }
+    if (strikes(CALL_FSYNC)) return -1;
+    int result = __real_fsync(fd);
+    if (result == 0 && in_child()) disk_synced(fd);
+    return result;
+}
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+    if (strikes(CALL_RENAME)) return -1;
+    int result = __real_rename(from, to);
+    const char *step = strstr(to, "/step_");
+    if (result == 0 && faults && step && !strchr(step, '.')) {
+        faults->committed = atol(step + 6);
+        disk_named(to);
+    }
+    return result;
+}
+
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode) { return strikes(CALL_MKDIR) ? -1 : __real_mkdir(path, mode); }
+
+int __real_unlink(const char *path);
+int __wrap_unlink(const char *path);
+int __wrap_unlink(const char *path) { return strikes(CALL_UNLINK) ? -1 : __real_unlink(path); }
+
+int __real_unlinkat(int directory, const char *name, int flags);
+int __wrap_unlinkat(int directory, const char *name, int flags);
+int __wrap_unlinkat(int directory, const char *name, int flags) {
+    return strikes(CALL_UNLINK) ? -1 : __real_unlinkat(directory, name, flags);
+}
+
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if ((flags & (O_WRONLY | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    int fd = __real_open(path, flags, mode);
+    if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
+    return fd;
+}
+
+int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
+    return strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
+}
+
+// What the checkpoints of a run directory take on the disk, whole or not.
+static long disk_used_kb(const char *run) {
+    long blocks = 0; // of 512 bytes
+    DIR *directory = opendir(run);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char path[PATH_MAX];
+        DIR *inner = NULL;
+        struct stat st;
+        if (strstr(entry->d_name, "step_"))
+            snprintf(path, sizeof path, "%s/%s", run, entry->d_name), inner = opendir(path);
+        for (struct dirent *file; inner && (file = readdir(inner));)
+            if (fstatat(dirfd(inner), file->d_name, &st, 0) == 0 && S_ISREG(st.st_mode)) blocks += st.st_blocks;
+        if (inner) closedir(inner);
+    }
+    if (directory) closedir(directory);
+    return blocks / 2;
+}
+
+int __real_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st) {
+    int result = __real_statvfs(path, st);
+    if (!in_child() || (!faults->free_kb && !faults->disk_kb)) return result;
+    long left = faults->disk_kb ? faults->disk_kb - disk_used_kb(path) : faults->free_kb;
+    st->f_frsize = 1024;
+    st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
+    return result;
+}
+
+#endif

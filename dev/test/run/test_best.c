@@ -1,0 +1,211 @@
+// --keep-best: the checkpoint with the lowest validation loss stays, whatever the rhythm of validation and checkpoints,
+// across stops and failures, and whatever --keep and the disk say; against what metrics.jsonl says of every validation.
+#define _DEFAULT_SOURCE
+#include "run/state.h"
+#include "faults.h"
+#include "../trainer.h"
+
+#include <math.h>
+
+#define SMALL_COMMAND                                                                                                  \
+    "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "       \
+    "--seq-len 8 --threads 1 --micro-batch 2 --val-tokens 128 --gns off --lr-schedule constant --out part "
+
+// With a learning rate that is much too high the loss goes up and down.
+#define RUN_COMMAND SMALL_COMMAND "--lr 0.3 --seed %d "
+#define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
+enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
+
+static int seed; // of a run whose lowest loss is neither at its beginning nor at its end
+
+typedef struct {
+    long step, last; // of the lowest validation loss; of the last step
+    double loss;
+} Lowest;
+
+static Lowest lowest_after(long step, const char *metrics) {
+    Lowest lowest = {.loss = INFINITY};
+    size_t bytes;
+    char *text = read_text(metrics, &bytes), *save = NULL;
+    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save)) {
+        char *val = strstr(line, "\"val_loss\": ");
+        lowest.last = atol(strstr(line, "\"step\": ") + 8);
+        if (!val || lowest.last <= step || !(atof(val + 12) < lowest.loss)) continue;
+        lowest.loss = atof(val + 12);
+        lowest.step = lowest.last;
+    }
+    memory_free(text);
+    return lowest;
+}
+
+static Lowest lowest_of(const char *metrics) { return lowest_after(0, metrics); }
+
+static bool is_in_the_middle(const Lowest *lowest) { return lowest->step > 7 && lowest->step + 10 <= lowest->last; }
+
+static void test_an_example_is_found(void) {
+    Lowest lowest = {0};
+    while (!is_in_the_middle(&lowest) && seed++ < 50) {
+        CHECK(trainer_run(COMMAND "--val-every 7", seed, TOKENS) == 0, "%s", log_tail());
+        lowest = lowest_of("part/metrics.jsonl");
+        remove_tree("part");
+    }
+    CHECK(is_in_the_middle(&lowest), "none in %d", seed);
+}
+
+static int count_checkpoints(void) {
+    int count = -1;
+    Error e = {0};
+    CHECK_OK(archive_count("part", &count, &e), &e);
+    return count;
+}
+
+static void check_best(const char *what, int kept) {
+    Error e = {0};
+    Lowest lowest = lowest_of("part/metrics.jsonl");
+    CHECK(is_in_the_middle(&lowest), "%s: step %ld of %ld: a bad example", what, lowest.step, lowest.last);
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
+    CHECK(count_checkpoints() == kept + 1, "%s: %d are kept", what, count_checkpoints());
+}
+
+static void test_the_best_stays(void) {
+    CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS) == 0, "%s", log_tail());
+    Lowest lowest = lowest_of("part/metrics.jsonl");
+    check_best("a run", 2);
+    CHECK(log_mentions(path_of("lowest validation loss %.4f after step %ld, in part/step_%08ld", lowest.loss,
+                               lowest.step, lowest.step)),
+          "%s", log_tail());
+    int code = trainer_run("train_gpt2 --check part");
+    CHECK(code == 0 && log_mentions(path_of("lowest validation loss %.4f after step %ld", lowest.loss, lowest.step)),
+          "%s", log_tail());
+
+    CHECK(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK(count_checkpoints() == 2, "not asked for, and %d are kept", count_checkpoints());
+    CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
+    remove_tree("part.1");
+    remove_tree("part");
+}
+
+// In five parts, where what is the best is told from the checkpoint.
+static void test_across_stops(void) {
+    for (int part = 1; part <= PARTS; part++)
+        CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part) == 0, "%s", log_tail());
+    check_best("in parts", 2);
+
+    // one that somebody has taken away is forgotten; and without the option the best goes like the others
+    Lowest lowest = lowest_of("part/metrics.jsonl");
+    const char *gone =
+        path_of("validation loss %.4f after step %ld, whose checkpoint is not", lowest.loss, lowest.step);
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && !log_mentions(gone), "%s", log_tail());
+    remove_tree(path_of("part/step_%08ld", lowest.step));
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(gone), "%s", log_tail());
+    CHECK(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000) == 64 && log_mentions("--val-every above 0"),
+          "%s", log_tail());
+    CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints() == 2, "%d are kept: %s",
+          count_checkpoints(), log_tail());
+    long begun = newest_step("part");
+    Error e = {0};
+    CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500) == 0, "%s", log_tail());
+    lowest = lowest_after(begun, "part/metrics.jsonl");
+    CHECK(lowest.step > begun, "no validation after step %ld", begun);
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
+    remove_tree("part");
+}
+
+// Between checkpoints, and where there are no others.
+static void test_alone(void) {
+    CHECK(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed) == 0, "%s",
+          log_tail());
+    Lowest lowest = lowest_of("part/metrics.jsonl");
+    Error e = {0};
+    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
+    remove_tree("part");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// On a disk that is too small for --keep
+
+// Every validation is the best so far, and the best one before it is the oldest checkpoint by then.
+#define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
+enum { FALLING_STEPS = 13 };
+static long one_kb; // of such a checkpoint
+
+// What the newest whole checkpoint calls the best is there, as it was written: a run that goes on promises it. So is
+// what the run's last words name.
+static void check_best_is_there(const char *what) {
+    char directory[ARCHIVE_PATH];
+    bool found = false;
+    int64_t step;
+    Error e = {0};
+    RunSummary summary = {0};
+    FILE *notes = fopen("/dev/null", "w");
+    int code = archive_newest("part", notes, NULL, &found, &step, directory, &e);
+    fclose(notes);
+    CHECK(code == 0 && (found || newest_step("part") < 0), "%s: %s", what, e.what);
+    if (found) CHECK_OK(run_state_summary(&summary, directory, &e), &e);
+    long best = (long)summary.best.step, named = 0;
+    if (best) CHECK(archive_verify(path_of("part/step_%08ld", best), NULL, &e) == 0, "%s: %s", what, e.what);
+    size_t bytes;
+    char *log = read_text("log", &bytes), *lowest = log ? strstr(log, "lowest validation loss") : NULL;
+    if (lowest) named = atol(strstr(lowest, "after step ") + 11);
+    CHECK(named == 0 || archive_has("part", named), "%s: %s", what, log_tail());
+    memory_free(log);
+}
+
+// Room for three and a half, the one that is being written among them.
+static void plan_little_room(Fault fault, long at) {
+    faults_plan(fault, CALL_RENAME, at, EIO);
+    faults->disk_kb = 7 * one_kb / 2 + 64; // which the program reckons with for state.json
+}
+
+static int run_with_little_room(Fault fault, long at) {
+    remove_tree("part");
+    plan_little_room(fault, at);
+    return trainer_run(FALLING);
+}
+
+// Killed, or failing, at any rename: those that give a checkpoint its name, and those that take one away.
+static void test_little_room(void) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(FALLING) == 0, "%s", log_tail());
+    CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
+    one_kb = disk_used_kb("part") / 2; // the last one is the best
+    CHECK(run_with_little_room(FAULT_NONE, -1) == 0, "%s", log_tail());
+    CHECK(log_mentions("note: part/step_00000006 went to make room on the disk\n"), "it had room");
+    long renames = faults->of[0].count[CALL_RENAME];
+    check_best_is_there("little room");
+    for (long n = 1; n <= renames; n++) {
+        CHECK(run_with_little_room(FAULT_KILL, n) == 1000 + SIGKILL, "%s", log_tail());
+        check_best_is_there(path_of("killed at rename %ld", n));
+        run_with_little_room(FAULT_ONCE, n);
+        check_best_is_there(path_of("rename %ld fails", n));
+    }
+    remove_tree("part");
+}
+
+// The best of all is not as it was written: the one before it is, and the run's last words name that.
+static void test_the_best_is_not_saved(void) {
+    const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(command, seed, (long)TOKENS) == 0, "%s", log_tail());
+    long best = lowest_of("part/metrics.jsonl").step;
+    remove_tree("part");
+    plan_little_room(FAULT_NONE, -1);
+    faults->flip_step = best;
+    CHECK(trainer_run(command, seed, (best + 8) * 16) == 0, "%s", log_tail()); // until none after it can be better
+    CHECK(faults->struck == 1 && log_mentions(path_of("step %ld was not saved", best)), "%s", log_tail());
+    CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
+    check_best_is_there("the best is not saved");
+    remove_tree("part");
+}
+
+int main(void) {
+    trainer_setup();
+    faults_setup();
+    RUN(test_an_example_is_found);
+    RUN(test_the_best_stays);
+    RUN(test_across_stops);
+    RUN(test_alone);
+    RUN(test_little_room);
+    RUN(test_the_best_is_not_saved);
+    return trainer_end();
+}

@@ -1,0 +1,669 @@
+// Checkpoints under attack: processes killed at any call, disks that are full or fail, bits that flip, signals. The
+// previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
+// nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
+#define _DEFAULT_SOURCE
+#define COMMAND  "--train-tokens 900 --checkpoint-every 3 "
+#define FOR_LONG "--train-tokens 3000000 --checkpoint-every 3 " // longer than any test waits
+#include "model/engine.h"
+#include "crash.h"
+
+#include <sys/file.h>
+
+static void test_undisturbed(void) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
+    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
+    CHECK(!log_mentions("NOT ENOUGH"), "a warning");
+    CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
+    CHECK(newest_step("whole") > 15, "%ld steps", newest_step("whole"));
+    check_synced("undisturbed");
+    CHECK(faults->unnamed == 0 && calls_of_run[CALL_FSYNC] > 50, "%ld fsyncs", calls_of_run[CALL_FSYNC]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Killed
+
+static int count_good(const char *out) {
+    int good = 0;
+    Error e;
+    for (long step = newest_step(out); step > 0; step--)
+        good += archive_verify(path_of("%s/step_%08ld", out, step), NULL, &e) == 0;
+    return good;
+}
+
+// A checkpoint has its name from when it is whole until before the first of its files goes.
+static void check_all_good(const char *what) {
+    Error e;
+    int count = 0, good = count_good("part");
+    if (access("part", F_OK) == 0) CHECK_OK(archive_count("part", &count, &e), &e);
+    CHECK(good == count, "%s: %d of %d checkpoints are whole", what, good, count);
+}
+
+static void test_killed_at_every_call(void) {
+    long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 12;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
+        const char *what = path_of("killed at call %ld", n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        int code = trainer_run(COMMAND "--out part");
+        CHECK(code == 1000 + SIGKILL, "%s: exit code %d", what, code);
+        check_nothing_lost(what);
+        check_all_good(what);
+        check_goes_on(what);
+    }
+}
+
+// What a killed run left unfinished goes, of whatever step; what is not ours stays.
+static void test_tidies_up(void) {
+    static const char *const left = "part/.step_00000777.partial", *const other = "part/.step_notes";
+    Error e;
+    remove_part();
+    CHECK_OK(directory_create("part", &e), &e);
+    copy_tree(path_of("whole/step_%08ld", newest_step("whole")), left);
+    copy_file("train.bin", other);
+    check_goes_on("a part of a checkpoint");
+    CHECK(access(left, F_OK) != 0 && access(other, F_OK) == 0, "%s or not %s is there", left, other);
+}
+
+// Again and again, at moments that the clock chooses, until the run has come to its end in spite of it.
+static void test_killed_at_random_moments(void) {
+    long kills = 0, wanted = trainer.thorough ? 1000 : 12;
+    while (kills < wanted && !test_state.failures) {
+        remove_part();
+        long here = 0;
+        for (int code = -1; code != 0 && !test_state.failures;) {
+            faults_plan(FAULT_NONE, -1, 0, 0);
+            pid_t child = start(COMMAND "--out part");
+            if (here < wanted) sleep_us(draw(60000)), kill(child, SIGKILL);
+            code = trainer_wait(child);
+            CHECK(code == 0 || code == 1000 + SIGKILL, "exit code %d: %s", code, log_tail());
+            kills += code != 0, here += code != 0;
+            check_nothing_lost("killed");
+        }
+        check_same_end("whole", "part", path_of("killed %ld times", here));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Calls that fail
+
+// One call of a kind fails, or it and all after it. Either training goes on to the right end, or it stops with a code
+// that fits; and in any case what was there stays, and the same command goes on.
+static void check_failure(Fault fault, Call call, long n, int error) {
+    const char *what =
+        path_of("%s %ld %s with %s", call_names[call], n, fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
+    remove_part();
+    faults_plan(fault, call, n, error);
+    int code = trainer_run(COMMAND "--out part");
+    bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
+    CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
+    bool said = log_mentions(code ? "error: " : "warning: ");
+    said = said || (code == 0 && call == CALL_ALLOC); // where a checkpoint that cannot be looked at is kept for that
+    CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
+    CHECK(faults->struck > 0, "%s: it did not", what);
+    check_nothing_lost(what);
+    if (code == 0) check_same_end("whole", "part", what);
+    else check_goes_on(what);
+}
+
+static void test_calls_that_fail(void) {
+    static const int errors[] = {ENOSPC, EIO};
+    for (int call = 0; call < CALLS; call++) {
+        long stride = trainer.thorough ? 1 : calls_of_run[call] / 3 + 1, k = 0;
+        for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[call]; n += stride, k++) {
+            check_failure(FAULT_ONCE, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[k % 2]);
+            check_failure(FAULT_ON, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[(k + 1) % 2]);
+        }
+    }
+}
+
+// Interrupted calls and short writes are nobody's failure.
+static void test_interrupted_calls(void) {
+    static const struct {
+        Fault fault;
+        Call call;
+        int error;
+    } cases[] = {{FAULT_ONCE, CALL_WRITE, EINTR}, {FAULT_ONCE, CALL_FSYNC, EINTR}, {FAULT_SHORT, CALL_WRITE, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        long calls = calls_of_run[cases[i].call], stride = trainer.thorough ? 1 : calls / 3 + 1;
+        for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
+            const char *what = path_of("%s %ld interrupted", call_names[cases[i].call], n);
+            remove_part();
+            faults_plan(cases[i].fault, cases[i].call, n, cases[i].error);
+            int code = trainer_run(COMMAND "--out part");
+            CHECK(code == 0 && !log_mentions("warning"), "%s: exit code %d: %s", what, code, log_tail());
+            check_same_end("whole", "part", what);
+        }
+    }
+}
+
+// A disk without room is noticed before anything is written. Training goes on, and says at its end that it is not saved.
+static void test_no_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->free_kb = 64;
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_WRITE && log_mentions("step 3 was not saved") && log_mentions("the disk has 0.1 MiB left"),
+          "exit code %d: %s", code, log_tail());
+    CHECK(newest_step("part") == -1, "something was written");
+    CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
+    CHECK(log_mentions("NOT ENOUGH. Not one can be saved: make room"), "no warning");
+    CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
+    check_goes_on("no room");
+}
+
+// The size of a disk on which so many checkpoints have room, the one that is being written among them, and half of one
+// more.
+static long disk_of(double checkpoints) {
+    long one = disk_used_kb("whole") / 2;                  // there are two
+    return (long)((checkpoints + 0.5) * (double)one) + 64; // what the program reckons with besides, for state.json
+}
+
+// On a disk that is too small for --keep the older ones go sooner, and the run ends as it would have.
+static void test_little_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
+    CHECK(log_mentions("note: part/step_00000003 went to make room on the disk\n"), "%s", log_tail());
+    CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
+              log_mentions("NOT ENOUGH. Older ones make room"),
+          "no warning");
+    CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
+    check_same_end("whole", "part", "little room");
+
+    faults_plan(FAULT_NONE, -1, 0, 0); // none goes where that would not be enough
+    faults->free_kb = 1;
+    code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
+    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones make room"), "exit code %d: %s", code, log_tail());
+    CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
+
+    remove_part(); // and --keep 0 is a promise
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    code = trainer_run(COMMAND "--out part --keep 0");
+    CHECK(code == ERR_WRITE && count_good("part") == 2, "exit code %d, %d good ones", code, count_good("part"));
+    CHECK(log_mentions("is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes") &&
+              log_mentions("--keep"),
+          "%s", log_tail());
+    check_goes_on("two of all");
+}
+
+// Killed at any moment, and where the newest one is not as it was written: the newest good one never goes.
+static void test_little_room_under_attack(void) {
+    long calls = calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 8;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls - 10; n += stride) { // which may be a few less here
+        const char *what = path_of("little room, killed at call %ld", n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        faults->disk_kb = disk_of(2);
+        CHECK(trainer_run(COMMAND "--out part") == 1000 + SIGKILL, "%s: %s", what, log_tail());
+        check_nothing_lost(what);
+        check_goes_on(what);
+    }
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(2);
+    faults->flip_step = 9;
+    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+    CHECK(log_mentions("step 9 was not saved") && !log_mentions("step 12 was"), "%s", log_tail());
+    check_same_end("whole", "part", "little room, and a disk that lies");
+
+    long last = newest_step("whole"); // room for one alone: it stays, however many are to come
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(1);
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_WRITE && count_good("part") == 1 && newest_step("part") == 3, "exit code %d: %s", code,
+          log_tail());
+    CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
+          log_tail());
+    CHECK(log_mentions("NOT ENOUGH. One alone has room, and stays"), "no warning");
+    check_goes_on("room for one");
+}
+
+// Asked to stop where nothing can be saved: who asked, what is lost, and what there is.
+static void test_stopped_without_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_of(1);
+    pid_t child = start(FOR_LONG "--out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 4,"); // what is saved is behind it
+    kill(child, SIGINT);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
+              log_mentions("which is not saved, and the newest checkpoint is part/step_00000003: part: "),
+          "exit code %d: %s", code, log_tail());
+    remove_part();
+}
+
+// What the disk gives back is looked at before older checkpoints go: two good ones are left, as --keep 2 promises.
+static void test_disk_that_lies(void) {
+    long last = newest_step("whole");
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->flip_step = 9;
+    CHECK(trainer_run(COMMAND "--out part --keep 2") == 0, "%s", log_tail());
+    CHECK(faults->struck == 1 && log_mentions("step 9 was not saved") && log_mentions("XXH3"), "%s", log_tail());
+    check_same_end("whole", "part", "a checkpoint that was not as written");
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->flip_step = last;
+    int code = trainer_run(COMMAND "--out part --keep 2");
+    CHECK(code == ERR_WRITE && faults->struck == 1 && log_mentions("does not give back"), "exit code %d: %s", code,
+          log_tail());
+    CHECK(newest_step("part") == last && count_good("part") == 2, "%d good ones are left", count_good("part"));
+    check_goes_on("the last checkpoint was not as written");
+}
+
+// A snapshot that is taken while the next step is under way is of the step before, however long it takes.
+static int store_slowly(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    if (faults && faults->slow_store_us && getpid() != faults_parent) sleep_us(faults->slow_store_us);
+    return cpu_engine.store(engine, kind, range, values, e);
+}
+
+static void test_slow_snapshots(void) {
+    static const char *const every_step = "--train-tokens 400 --checkpoint-every 1 --keep 0 --out";
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run("%s fast", every_step) == 0, "%s", log_tail());
+    faults->slow_store_us = 5000;
+    CHECK(trainer_run("%s slow", every_step) == 0, "%s", log_tail());
+    CHECK(newest_step("fast") > 9 && newest_step("slow") == newest_step("fast"), "%ld steps", newest_step("slow"));
+    for (long step = 1; step <= newest_step("fast"); step++)
+        check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Damage
+
+static void flip_bit(const char *path, uint64_t bit) {
+    size_t bytes;
+    char *text = read_text(path, &bytes);
+    Error e;
+    if (text) text[bit / 8] ^= (char)(1 << bit % 8);
+    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
+    memory_free(text);
+}
+
+// A run directory: files, and directories of files.
+static void copy_run(const char *from, const char *to) {
+    Names names;
+    Error e = {0};
+    CHECK_OK(directory_create(to, &e), &e);
+    CHECK_OK(directory_list(from, &names, &e), &e);
+    for (int i = 0; i < names.count; i++) {
+        const char *inner = path_of("%s/%s", from, names.name[i]), *copy = path_of("%s/%s", to, names.name[i]);
+        if (directory_exists(inner)) copy_tree(inner, copy);
+        else copy_file(inner, copy);
+    }
+    names_free(&names);
+}
+
+static uint64_t bits_of(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? 8 * (uint64_t)st.st_size : 0;
+}
+
+// Every single bit counts, in whatever file, and the message names the file.
+static void test_flipped_bits_are_noticed(void) {
+    char checkpoint[64]; // path_of has a short memory
+    snprintf(checkpoint, sizeof checkpoint, "whole/step_%08ld", newest_step("whole"));
+    Names names;
+    Error e = {0};
+    CHECK_OK(directory_list(checkpoint, &names, &e), &e);
+    CHECK(names.count == 8, "%d files", names.count);
+    int rounds = trainer.thorough ? 10000 : 400;
+    for (int i = 0; i < rounds; i++) {
+        const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
+        uint64_t bit = (uint64_t)draw(1u << 31) % bits_of(path);
+        flip_bit(path, bit);
+        CHECK_ERROR(archive_verify(checkpoint, NULL, &e), &e, ERR_INPUT, name);
+        flip_bit(path, bit);
+    }
+    CHECK_OK(archive_verify(checkpoint, NULL, &e), &e);
+    names_free(&names);
+}
+
+// Where a checkpoint is named as a model it is not taken as it is, either: of all its files but the optimizer's.
+static void check_named_damage(const char *checkpoint, const char *file) {
+    int want = strcmp(file, "optimizer.safetensors") == 0 ? 0 : ERR_INPUT;
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    int code = trainer_run("train_gpt2 --sample-only --threads 1 --sample-tokens 2 --model %s", checkpoint);
+    CHECK(code == want && (!want || log_mentions(file)), "%s damaged: exit code %d: %s", file, code, log_tail());
+}
+
+// And a run falls back past it, says so, and still ends as it should.
+static void test_falls_back(void) {
+    static const char *const files[] = {"model.safetensors", "MANIFEST.json",         "state.json",
+                                        "config.json",       "optimizer.safetensors", "vocab.json",
+                                        "merges.txt",        "tokenizer_config.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        remove_part();
+        copy_run("whole", "part");
+        long newest = newest_step("part");
+        char path[80];
+        snprintf(path, sizeof path, "part/step_%08ld/%s", newest, files[i]);
+        flip_bit(path, draw((uint32_t)bits_of(path)));
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        int code = trainer_run(COMMAND "--out part");
+        CHECK(code == 0 && log_mentions(path) && log_mentions("Skipped"), "exit code %d: %s", code, log_tail());
+        CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0, "the damaged one is gone");
+        check_same_end("whole", "part", files[i]);
+        check_named_damage(path_of("part/step_%08ld.damaged", newest), files[i]);
+        CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
+              "--check: %s", log_tail());
+    }
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
+    for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
+        if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_INPUT && log_mentions("all of its 2 checkpoints"), "exit code %d: %s", code, log_tail());
+}
+
+static void check_says(int code, const char *path, const char *text) {
+    int got = trainer_run("train_gpt2 --check %s", path);
+    CHECK(got == code && log_mentions(text) && log_mentions(path), "--check %s: exit code %d, not '%s': %s", path, got,
+          text, log_tail());
+}
+
+// --check of one file: a checkpoint's, a shard, weights by themselves. Whole, cut short, and with a bit flipped.
+static void test_check_of_a_file(void) {
+    static const char *const files[] = {"part/step_00000001/model.safetensors", "part/step_00000001/state.json",
+                                        "part/step_00000001/MANIFEST.json", "shard.bin", "alone.safetensors"};
+    remove_part();
+    copy_tree(path_of("whole/step_%08ld", newest_step("whole")), "part/step_00000001");
+    copy_file("train.bin", "shard.bin");
+    copy_file("part/step_00000001/model.safetensors", "alone.safetensors");
+    check_says(ERR_INPUT, "part/step_00000001/other.json", "not listed");
+    check_says(ERR_INPUT, "nowhere.bin", "no such file");
+    check_says(0, "part/step_00000001/optimizer.safetensors", "moment2.0-");
+    rename("part/step_00000001/MANIFEST.json", "aside");
+    check_says(ERR_INPUT, "part/step_00000001", "an incomplete checkpoint");
+    rename("aside", "part/step_00000001/MANIFEST.json");
+    for (int i = 0; i < 5; i++) {
+        const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
+        check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
+        flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
+        check_says(ERR_INPUT, files[i], "error: ");
+        CHECK(truncate(files[i], 1000) == 0, "truncate");
+        check_says(ERR_INPUT, files[i], "error: ");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Signals
+
+static pid_t start_and_wait_for_steps(const char *command) {
+    pid_t child = start("%s", command);
+    wait_for("log", "engine ");
+    return child;
+}
+
+static void test_signals(void) {
+    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT, SIGHUP};
+    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"};
+    int rounds = trainer.thorough ? 200 : 8, stopped = 0;
+    remove_part();
+    for (int i = 0; i < rounds || (!stopped && i < 100); i++) {
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        pid_t child = start_and_wait_for_steps(COMMAND "--out part");
+        sleep_us(draw(4000));
+        kill(child, signals[i % 4]);
+        int code = trainer_wait(child);
+        CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
+        if (code == ERR_STOPPED) {
+            stopped++;
+            const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
+            CHECK(log_mentions(names[i % 4]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
+            continue;
+        }
+        check_same_end("whole", "part", "after signals");
+        remove_part();
+    }
+    CHECK(stopped > 0, "no signal came in time");
+    check_goes_on("after signals");
+}
+
+static void test_second_signal_ends_at_once(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    pid_t child = start_and_wait_for_steps("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    faults->slow_us = 30000000; // so that the save is under way when it comes
+    kill(child, SIGTERM);
+    for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
+    double before = clock_seconds();
+    kill(child, SIGTERM);
+    int code = trainer_wait(child);
+    CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
+    CHECK(clock_seconds() - before < 20, "took %.2f s", clock_seconds() - before);
+    remove_part();
+    check_goes_on("two signals");
+}
+
+// A terminal that is gone says so to the shell, to its job, and to the job once more when the shell ends. Under nohup
+// nobody minds.
+static void test_hangups(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_us = 100000;
+    signal(SIGHUP, SIG_DFL); // these tests may be under nohup themselves
+    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
+    for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_STOPPED && log_mentions("SIGHUP: stopped after step"), "exit code %d: %s", code, log_tail());
+    const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
+    CHECK(log_mentions(saved), "no '%s' in: %s", saved, log_tail());
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    signal(SIGHUP, SIG_IGN);
+    child = start_and_wait_for_steps(COMMAND "--out part");
+    signal(SIGHUP, SIG_DFL);
+    kill(child, SIGHUP);
+    code = trainer_wait(child);
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    check_same_end("whole", "part", "nohup");
+}
+
+// The second one is turned away before it looks at what is there: what the first saves meanwhile must not seem to be in
+// its way.
+static void test_one_run_at_a_time(void) {
+    remove_part();
+    copy_run("whole", "part");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_us = 200000;
+    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
+    int code = trainer_run(COMMAND "--out part");
+    CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
+    CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
+    CHECK(log_mentions(path_of(": process %ld on ", (long)child)), "it does not say who: %s", log_tail());
+    kill(child, SIGKILL);
+    trainer_wait(child);
+    remove_part();
+    check_goes_on("one at a time");
+}
+
+// Holds the lock of "part" until it is killed, as a machine does that is gone: nobody here can be seen to hold it.
+static pid_t lock_from_elsewhere(const char *holder) {
+    int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
+    CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
+    pid_t child = fork();
+    if (!child) pause(), _exit(0);
+    close(fd);
+    Error e = {0};
+    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), NULL, &e), &e);
+    else unlink("part/written_by");
+    return child;
+}
+
+static void release(pid_t holder) {
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+}
+
+// The lock of a machine that crashed goes when the server gives it up: a run that goes on waits for that, says so at
+// once, and can be stopped meanwhile. --fresh does not wait, nor what has no more time than the other ranks have.
+static void test_waits_for_a_lock_from_elsewhere(void) {
+    static const char *const holders[] = {NULL, "elsewhere 1 7 no-boot-of-this-machine\n", "half a li"};
+    char self[80];
+    snprintf(self, sizeof self, "here %ld 1 no-start-of-this-process\n", (long)getpid());
+    for (int i = 0; i < 4; i++) {
+        const char *holder = i < 3 ? holders[i] : self;
+        remove_part();
+        copy_run("whole", "part");
+        pid_t lock = lock_from_elsewhere(holder);
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        pid_t child = start(COMMAND "--out part");
+        wait_for("log", "Waiting for it, up to 120 s");
+        CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
+        CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
+        CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
+        release(lock);
+        int code = trainer_wait(child);
+        CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
+    }
+    pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
+    wait_for("log", "Waiting for it");
+    kill(child, SIGTERM);
+    int code = trainer_wait(child);
+    CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
+    code = trainer_run(COMMAND "--fresh --out part");
+    CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
+    code = trainer_run(COMMAND "--deadline-setup 1 --out part");
+    CHECK(code == ERR_USAGE && log_mentions("up to 1 s"), "exit code %d: %s", code, log_tail());
+    release(lock);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checkpoints without a run
+
+static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
+    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
+    Manifest manifest = {.count = 0};
+    FileDigest digest;
+    Error e = {0};
+    CHECK_OK(archive_begin(out, step, directory, stderr, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
+    manifest_add(&manifest, "state.json", digest);
+    CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
+}
+
+// What is in the way twice, and more often, keeps its own name each time, and what it holds.
+static void test_set_aside_again(void) {
+    static const char *const asides[] = {"aside/step_00000002.damaged", "aside/step_00000002.damaged.2",
+                                         "aside/step_00000002.damaged.3"};
+    Error e = {0};
+    CHECK_OK(directory_create("aside", &e), &e);
+    make_checkpoint("aside", 1, "first", 5);
+    for (int i = 0; i < 3; i++) {
+        size_t bytes;
+        FILE *notes = fopen("notes", "w");
+        make_checkpoint("aside", 2, path_of("again %d", i), 7);
+        CHECK_OK(archive_set_aside_after("aside", 1, notes, &e), &e);
+        fclose(notes);
+        char *said = read_text("notes", &bytes);
+        CHECK(said && strcmp(said, path_of("aside/step_00000002 is now %s\n", asides[i])) == 0, "'%s'", said);
+        CHECK(!directory_exists("aside/step_00000002"), "still in the way");
+        memory_free(said);
+    }
+    for (int i = 0; i < 3; i++) {
+        size_t bytes;
+        char *text = read_text(path_of("%s/state.json", asides[i]), &bytes);
+        CHECK(text && bytes == 7 && memcmp(text, path_of("again %d", i), 7) == 0, "%s: %s", asides[i], text);
+        CHECK_OK(archive_verify(asides[i], NULL, &e), &e);
+        memory_free(text);
+    }
+    CHECK_OK(archive_verify("aside/step_00000001", NULL, &e), &e);
+}
+
+// A file of several megabytes goes to the disk in another way than the small ones above: killed at every call, too.
+static void test_killed_within_a_large_file(void) {
+    const size_t bytes = (9 << 20) + 5;
+    unsigned char *data = malloc(bytes);
+    FILE *notes = fopen("/dev/null", "w");
+    int code = -1;
+    long n = 0;
+    for (size_t i = 0; i < bytes; i++) data[i] = (unsigned char)draw(256);
+    while (code != 0 && !test_state.failures) {
+        char directory[ARCHIVE_PATH];
+        int64_t step = -1;
+        bool found;
+        Error e = {0};
+        remove_tree("large");
+        CHECK_OK(directory_create("large", &e), &e);
+        make_checkpoint("large", 1, data, bytes);
+        faults_plan(FAULT_KILL, -1, ++n, 0);
+        pid_t child = fork();
+        if (!child) make_checkpoint("large", 2, data, bytes), _exit(0);
+        code = trainer_wait(child);
+        CHECK(code == 0 || code == 1000 + SIGKILL, "call %ld: exit code %d", n, code);
+        CHECK_OK(archive_newest("large", notes, NULL, &found, &step, directory, &e), &e);
+        CHECK(found && step == (faults->committed ? 2 : 1), "killed at call %ld: step %ld", n, (long)step);
+    }
+    CHECK(n > 8 && faults->of[0].count[CALL_WRITE] >= 4, "%ld calls", n);
+    fclose(notes);
+    free(data);
+}
+
+// Whatever is kept, in whatever rhythm, and however many are damaged: the newest good one is never removed.
+static void test_retention(void) {
+    int rounds = trainer.thorough ? 1000 : 60;
+    FILE *notes = fopen("/dev/null", "w");
+    Error e = {0};
+    for (int round = 0; round < rounds; round++) {
+        int64_t keep = draw(5) + 1, step = 0, newest = 0, newest_found = 0; // keep 1 as well: it must hold too
+        int count, damaged = 0;
+        bool found;
+        char directory[ARCHIVE_PATH];
+        remove_tree("kept");
+        CHECK_OK(directory_create("kept", &e), &e);
+        for (int i = 0; i < 6; i++) {
+            step += 1 + draw(1000);
+            make_checkpoint("kept", step, &step, sizeof step);
+            if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
+            else newest = step;
+            CHECK_OK(archive_thin("kept", keep, -1, stderr, &e), &e);
+            if (newest) {
+                CHECK_OK(archive_newest("kept", notes, NULL, &found, &newest_found, directory, &e), &e);
+                CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);
+            }
+        }
+        CHECK_OK(archive_count("kept", &count, &e), &e);
+        CHECK(count <= keep + damaged, "%d kept with --keep %ld, %d damaged", count, (long)keep, damaged);
+        int good = 0, want = 6 - damaged < keep ? 6 - damaged : (int)keep;
+        for (int64_t s = 1; s <= step; s++) good += file_exists(path_of("kept/step_%08ld/state.json", (long)s));
+        CHECK(good == want, "%d good ones kept, want %d", good, want);
+    }
+    fclose(notes);
+}
+
+int main(void) {
+    trainer_setup();
+    trainer.engine.store = store_slowly;
+    faults_setup();
+    draw_begin();
+    RUN(test_undisturbed);
+    RUN(test_killed_at_every_call);
+    RUN(test_tidies_up);
+    RUN(test_killed_at_random_moments);
+    RUN(test_calls_that_fail);
+    RUN(test_interrupted_calls);
+    RUN(test_no_room);
+    RUN(test_little_room);
+    RUN(test_little_room_under_attack);
+    RUN(test_stopped_without_room);
+    RUN(test_disk_that_lies);
+    RUN(test_slow_snapshots);
+    RUN(test_flipped_bits_are_noticed);
+    RUN(test_falls_back);
+    RUN(test_check_of_a_file);
+    RUN(test_signals);
+    RUN(test_second_signal_ends_at_once);
+    RUN(test_hangups);
+    RUN(test_one_run_at_a_time);
+    RUN(test_waits_for_a_lock_from_elsewhere);
+    RUN(test_set_aside_again);
+    RUN(test_killed_within_a_large_file);
+    RUN(test_retention);
+    return trainer_end();
+}

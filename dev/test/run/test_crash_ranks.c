@@ -1,0 +1,350 @@
+// Checkpoints under attack, with several ranks: the program is killed at any call, calls fail on any rank, signals come
+// at random moments to any of them, a rank's weights change under its hands; and a run goes on with another number of
+// ranks. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of this program itself:
+//
+//     test_crash_ranks rank train_gpt2 ...     one rank of it
+#define _DEFAULT_SOURCE
+#define COMMAND                                                                                                        \
+    "--train-tokens 640 --checkpoint-every 3 --deadline-setup 60 --deadline-step 60 --deadline-checkpoint 60 "
+#include "model/engine.h"
+#include "crash.h"
+
+enum { RANKS = FAULT_RANKS };
+
+static int disturbed_step(Engine *engine, Error *e) {
+    long step = ++faults->of[faults_rank].steps;
+    if (faults->slow_step_us) sleep_us(faults->slow_step_us);
+    if (faults->stray_rank == faults_rank && faults->stray_step == step)
+        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1 << 12; // no update rounds it away
+    return cpu_engine.begin_step(engine, e);
+}
+
+int __real_gethostname(char *name, size_t bytes);
+int __wrap_gethostname(char *name, size_t bytes);
+int __wrap_gethostname(char *name, size_t bytes) {
+    if (!faults || !faults->apart) return __real_gethostname(name, bytes);
+    snprintf(name, bytes, "node%d", faults_rank);
+    return 0;
+}
+
+// Who reads all of a checkpoint, to see whether it is as it was written.
+int __real_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
+    if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, directory);
+    return __real_manifest_verify(manifest, directory, what, e);
+}
+
+static void test_undisturbed(void) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
+    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
+    CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
+    CHECK(newest_step("whole") > 9, "%ld steps", newest_step("whole"));
+    check_synced("undisturbed");
+    CHECK(faults->unnamed == 0, "a name that is not on the disk");
+    for (int r = 1; r < RANKS; r++) {
+        CHECK(faults->of[r].steps == faults->of[0].steps, "rank %d: %ld steps", r, faults->of[r].steps);
+        for (int call = CALL_FSYNC; call <= CALL_MKDIR; call++)
+            CHECK(faults->of[r].count[call] == 0, "rank %d also calls %s", r, call_names[call]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Killed
+
+// Rank 0 does all of the writing.
+static void test_killed_at_every_call(void) {
+    long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 3;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
+        const char *what = path_of("killed at call %ld", n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        int code = trainer_run(COMMAND "--out part");
+        bool named =
+            log_mentions("process rank 0") || log_mentions("1 process returned"); // mpirun's words, early and late
+        CHECK(code == 128 + SIGKILL && named, "%s: exit code %d: %s", what, code, log_tail());
+        check_nothing_lost(what);
+        check_goes_on(what);
+    }
+}
+
+static bool all_in_step(long step) {
+    for (int r = 0; r < RANKS; r++)
+        if (faults->of[r].steps < step) return false;
+    return true;
+}
+
+// Starts the run, and returns at a random moment of its steps.
+// Some moment of a run whose 20 steps take longer than what is waited, so that most moments lie within it.
+static pid_t start_and_wait(void) {
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_step_us = 20000;
+    pid_t child = start(COMMAND "--out part");
+    for (int i = 0; i < 60000 && !all_in_step(1); i++) sleep_us(1000);
+    sleep_us(draw(300000));
+    return child;
+}
+
+// Whichever rank it hits.
+static void test_killed_at_random_moments(void) {
+    int rounds = trainer.thorough ? 100 : 2, kills = 0;
+    for (int i = 0; i < rounds || (!kills && i < 20); i++) {
+        int rank = (int)draw(RANKS);
+        const char *what = path_of("rank %d killed", rank);
+        remove_part();
+        pid_t child = start_and_wait();
+        kill(faults->of[rank].process, SIGKILL);
+        int code = trainer_wait(child);
+        CHECK(code == 0 || code == 128 + SIGKILL, "%s: exit code %d: %s", what, code, log_tail());
+        kills += code != 0;
+        check_nothing_lost(what);
+        check_goes_on(what);
+    }
+    CHECK(kills > 0, "no kill came in time");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Calls that fail
+
+// On one rank. Either training goes on to the right end, or all of it stops with a code that fits and one line.
+static void check_failure(Fault fault, int rank, Call call, long n, int error) {
+    const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
+                               fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
+    remove_part();
+    faults_plan(fault, call, n, error);
+    faults->rank = rank;
+    int code = trainer_run(COMMAND "--out part");
+    bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
+    CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
+    bool said = log_mentions("error (rank ") || log_mentions("error: "); // before the rank is known
+    bool board = call == CALL_OPEN && n == 1; // the watchdogs', opened before all else: they do without (comm.c)
+    said = code ? said : call == CALL_ALLOC || board || log_mentions("warning: "); // kept where it cannot be looked at
+    CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
+    CHECK(rank > 0 || faults->struck > 0, "%s: it did not", what); // others may make fewer calls
+    check_nothing_lost(what);
+    if (code == 0) check_same_end("whole", "part", what);
+    else check_goes_on(what);
+}
+
+static void test_calls_that_fail(void) {
+    static const int errors[] = {ENOSPC, EIO};
+    long k = 0;
+    for (int call = 0; call < CALL_ALLOC; call++) {
+        long stride = trainer.thorough ? 1 : calls_of_run[call] + 1;
+        for (long n = 1 + (long)draw((uint32_t)calls_of_run[call]) % stride; n <= calls_of_run[call]; n += stride, k++)
+            check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, 0, (Call)call, n, errors[k / 2 % 2]);
+    }
+}
+
+static void test_allocations_that_fail(void) {
+    long most = calls_of_run[CALL_ALLOC], stride = trainer.thorough ? 1 : most / 2 + 1, k = draw(RANKS);
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= most; n += stride, k++)
+        check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, (int)(k % RANKS), CALL_ALLOC, n, ENOMEM);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Signals
+
+// One rank gets it, or all of them, each when it pleases; all stop after the same step, which is saved. Did it come in
+// time?
+static bool check_signal(int signal_number, const char *name, bool to_all) {
+    pid_t child = start_and_wait();
+    for (int k = 0, first = (int)draw(RANKS); k < (to_all ? RANKS : 1); k++) {
+        kill(faults->of[(first + k) % RANKS].process, signal_number);
+        sleep_us(draw(3000));
+    }
+    int code = trainer_wait(child);
+    CHECK(code == 0 || code == ERR_STOPPED, "%s: exit code %d: %s", name, code, log_tail());
+    for (int r = 1; r < RANKS; r++)
+        CHECK(faults->of[r].steps == faults->of[0].steps, "%s: rank %d made %ld steps, rank 0 %ld", name, r,
+              faults->of[r].steps, faults->of[0].steps);
+    if (code == 0) {
+        check_same_end("whole", "part", "after signals");
+        remove_part();
+        return false;
+    }
+    const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
+    CHECK(log_mentions(saved), "%s: no '%s' in: %s", name, saved, log_tail());
+    CHECK(log_mentions("stopped after step"), "%s: %s", name, log_tail());
+    return true;
+}
+
+static void test_signals(void) {
+    static const struct {
+        int number;
+        const char *name;
+    } signals[] = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}};
+    int rounds = trainer.thorough ? 200 : 3, stopped = 0;
+    remove_part();
+    for (int i = 0; i < rounds || (!stopped && i < 30); i++)
+        stopped += check_signal(signals[i % 3].number, signals[i % 3].name, i % 2);
+    CHECK(stopped > 0, "no signal came in time");
+    check_goes_on("after signals");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Other numbers of ranks
+
+// The values of "name": in a metrics.jsonl, one behind the other. Returns how many.
+static int read_values(const char *path, const char *name, double *values, int most) {
+    size_t bytes;
+    char *text = read_text(path, &bytes);
+    int count = 0;
+    for (const char *at = text; at && count < most && (at = strstr(at, name)); at += strlen(name))
+        values[count++] = strtod(at + strlen(name), NULL);
+    memory_free(text);
+    return count;
+}
+
+static void check_same_values(const char *run, const char *name, double tolerance) {
+    enum { MOST = 1000 };
+    static double want[MOST], got[MOST];
+    int n = read_values("whole/metrics.jsonl", name, want, MOST);
+    CHECK(n > 0 && read_values(path_of("%s/metrics.jsonl", run), name, got, MOST) == n, "%s: %d of %s", run, n, name);
+    for (int i = 0; i < n; i++)
+        CHECK(fabs(got[i] - want[i]) <= tolerance * fabs(want[i]), "%s: %s number %d is %.9g, not %.9g", run, name, i,
+              got[i], want[i]);
+}
+
+// From a random step of `first`, a run of so many ranks, on to its end with others. With the same ranks it is the same
+// run, to the bit.
+static void check_other_ranks(const char *first, int from, int to, int zero) {
+    char second[48]; // for longer than path_of keeps it
+    snprintf(second, sizeof second, "%s_to%d_zero%d", first, to, zero);
+    long step = 3 * (1 + (long)draw((uint32_t)newest_step(first) / 3));
+    copy_tree(path_of("%s/step_%08ld", first, step), path_of("%s/step_%08ld", second, step));
+    copy_file(path_of("%s/metrics.jsonl", first), path_of("%s/metrics.jsonl", second));
+    trainer.ranks = to;
+    CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", second, zero) == 0, "%s", log_tail());
+    CHECK(log_mentions("resuming from") || step == newest_step(first), "%s: %s", second, log_tail());
+    CHECK(log_mentions(path_of("ranks: %d then, %d now\n", from, to)) == (to != from), "%s: %s", second, log_tail());
+    check_same_values(second, "\"examples\": ", 0);
+    check_same_values(second, "\"batch\": ", 0);
+    check_same_values(second, "\"loss\": ", 1e-5);
+    check_same_values(second, "\"val_loss\": ", 1e-5);
+    if (to == from) check_same_end(first, second, second);
+}
+
+// Every pair, the moments shared out or not; the long form has both for each, and the pairs of the same.
+static void test_other_ranks(void) {
+    static const int ranks[] = {1, 2, 4};
+    for (int from = 0; from < 3; from++) {
+        char first[16];
+        snprintf(first, sizeof first, "from%d", ranks[from]);
+        trainer.ranks = ranks[from];
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, (int)draw(2)) == 0, "%s", log_tail());
+        check_same_values(first, "\"loss\": ", 1e-5);
+        for (int to = 0; to < 3; to++) {
+            int zero = (int)draw(2);
+            if (to == from && !trainer.thorough) continue;
+            check_other_ranks(first, ranks[from], ranks[to], zero);
+            if (trainer.thorough) check_other_ranks(first, ranks[from], ranks[to], 1 - zero);
+        }
+    }
+    trainer.ranks = RANKS;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is read at a start
+
+static void check_only_rank_0_reads(const char *checkpoint) {
+    CHECK(log_mentions(path_of("(rank 0 reads %s)", checkpoint)), "not by rank 0: %s", log_tail());
+    for (int rank = 1; rank < RANKS; rank++)
+        CHECK(!log_mentions(path_of("(rank %d reads ", rank)), "by rank %d: %s", rank, log_tail());
+}
+
+// Rank 0 looks for the newest checkpoint, and all go on from the one that it found good.
+static void test_rank_0_finds_the_checkpoint(void) {
+    char last[PATH_MAX];
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--out kept --keep 0") == 0, "%s", log_tail());
+    copy_tree("kept/step_00000003", "part/step_00000003");
+    copy_tree("kept/step_00000006", "part/step_00000006");
+    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
+    CHECK(truncate("part/step_00000006/state.json", 5) == 0, "truncate");
+    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+    CHECK(log_mentions("resuming from part/step_00000003") && log_mentions("Skipped"), "%s", log_tail());
+    check_only_rank_0_reads("part/step_00000006");
+    check_only_rank_0_reads("part/step_00000003");
+    CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one is gone");
+    check_same_end("whole", "part", "past a damaged one");
+    // a run to be looked at, and a model that a run begins with: once on a machine
+    CHECK(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part") == 0, "%s", log_tail());
+    snprintf(last, sizeof last, "part/step_%08ld", newest_step("part"));
+    check_only_rank_0_reads(last);
+    CHECK(trainer_run("train_gpt2 --train train.bin --threads 1 --model %s --seq-len 8 --batch-tokens 64 --steps 1 "
+                      "--val-every 0 --out part.1",
+                      last) == 0,
+          "%s", log_tail());
+    check_only_rank_0_reads(last);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Weights that change by themselves
+
+// One bit of one rank before step 5: the run ends at the next comparison, names who differs and where, saves nothing of
+// it, and goes on from what it had.
+static void check_stray(const Model *model, int ranks, bool apart, const char *who, int compare_every) {
+    const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
+    long found = compare_every == 1 ? 5 : 6; // or before the checkpoint of step 6
+    trainer.ranks = ranks;
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->apart = apart;
+    faults->stray_rank = 1;
+    faults->stray_step = 5;
+    faults->stray_element = t->offset + draw((uint32_t)t->count);
+    int code = trainer_run(COMMAND "--out part --compare-every %d --zero 0", compare_every);
+    CHECK(code == ERR_RANK, "exit code %d: %s", code, log_tail());
+    const char *line = path_of("step %ld: ranks %s: weights that must be the same everywhere differ, first in %s",
+                               found, who, t->name);
+    CHECK(log_mentions(line), "no '%s' in: %s", line, log_tail());
+    CHECK(newest_step("part") == 3, "the newest checkpoint is %ld", newest_step("part"));
+    check_nothing_lost("a stray bit");
+    if (ranks == RANKS) check_goes_on("a stray bit");
+    trainer.ranks = RANKS;
+}
+
+static void test_stray_weights(void) {
+    const ModelConfig config = {.layers = 1, .heads = 1, .channels = 16, .vocab = 256, .context = 8}; // the trainer's
+    Model model;
+    Error e;
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    check_stray(&model, 4, false, "1", 1);
+    check_stray(&model, 4, true, "1 on node1", 0);
+    check_stray(&model, 2, false, "0, 1", 1); // which of the two it is nobody can tell
+    check_stray(&model, 2, true, "0 on node0, 1 on node1", 1);
+    model_destroy(&model);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2 && strcmp(argv[1], "rank") == 0) {
+        faults_join();
+        if (faults->apart) setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1", 1);
+        EngineApi engine = cpu_engine;
+        engine.begin_step = disturbed_step;
+        return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
+    }
+    trainer_setup();
+    faults_setup();
+    draw_begin();
+    trainer.ranks = trainer.batch_min = RANKS;
+    if (system("command -v mpirun > /dev/null") != 0 ||
+        (trainer_run("train_gpt2 --version") != 0 && log_mentions("built without MPI"))) {
+        printf("SKIP test_crash_ranks: no Open MPI here, or a build without it\n");
+        return trainer_end();
+    }
+    RUN(test_undisturbed);
+    RUN(test_killed_at_every_call);
+    RUN(test_killed_at_random_moments);
+    RUN(test_calls_that_fail);
+    RUN(test_allocations_that_fail);
+    RUN(test_signals);
+    RUN(test_other_ranks);
+    RUN(test_rank_0_finds_the_checkpoint);
+    RUN(test_stray_weights);
+    return trainer_end();
+}

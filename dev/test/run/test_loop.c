@@ -1,0 +1,203 @@
+// The training loop against one written down here, step by step: which rows a step takes and how many, its learning
+// rate, what it divides by, the step that AdamW is told of, and what the log says. Same engine, same bits. And what
+// becomes of a gradient that is not finite, and of the noise scale in the batch ramp.
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/checkpoint.h"
+#include "model/engine.h"
+#include "../trainer.h"
+
+enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKENS = 1600, WARMUP = 200, SEED = 31 };
+enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
+static const double peak = 1e-2, final_frac = 0.1;
+
+// Warm-up and a straight line down, times the root of the batch's share of the reference batch. tokens: after the step.
+static double wanted_lr(double tokens, double batch) {
+    double down = 1 - (1 - final_frac) * (tokens - WARMUP) / (TOKENS - WARMUP);
+    return peak * (tokens < WARMUP ? tokens / WARMUP : down) * sqrt(batch / REFERENCE);
+}
+
+// From LOW to HIGH rows with the tokens done before the step; the last step takes what is left.
+static int wanted_batch(int tokens) {
+    int batch = (int)round(LOW + (double)(HIGH - LOW) * tokens / TOKENS), left = (TOKENS - tokens) / T;
+    return batch < left ? batch : left;
+}
+
+static int copy_in(void *flat, Range range, const float *values, Error *e) {
+    (void)e;
+    memcpy((float *)flat + range.begin, values, range_length(range) * sizeof *values);
+    return 0;
+}
+
+// The number behind "name": in a line of the log.
+static double number_in(const char *line, const char *name) {
+    char field[40];
+    snprintf(field, sizeof field, "\"%s\": ", name);
+    const char *at = strstr(line, field);
+    return at ? strtod(at + strlen(field), NULL) : NAN;
+}
+
+typedef struct {
+    Model model;
+    Engine *engine;
+    Dataset *data;
+    double *grad_sq, *example_sq; // (tensors)
+    float *weights;               // (flat_count)
+} World;
+
+static void world_open(World *w) {
+    const ModelConfig shape = {.layers = 1, .heads = 1, .channels = 16, .vocab = V, .context = T};
+    Error e = {0};
+    CHECK_OK(model_create(&w->model, &shape, &e), &e);
+    EngineConfig config = {.model = &w->model, .micro_batch = MICRO_BATCH, .seq_len = T, .threads = 1, .gns = GNS_OFF};
+    CHECK_OK(engine_create(&cpu_engine, &w->engine, &config, &e), &e);
+    CHECK_OK(dataset_open(&w->data, "train.bin", T, V, SEED, &e), &e);
+    w->grad_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
+    w->example_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
+    w->weights = calloc(w->model.flat_count, sizeof(float));
+    for (int i = 0; i < w->model.tensor_count; i++) {
+        const Tensor *t = &w->model.tensors[i];
+        model_init_values(&w->model, t, SEED, 0, t->count, w->weights + t->offset);
+    }
+    CHECK_OK(engine_load(w->engine, STATE_PARAM, (Range){0, w->model.flat_count}, w->weights, &e), &e);
+}
+
+static void world_close(World *w) {
+    engine_destroy(w->engine);
+    dataset_close(w->data);
+    model_destroy(&w->model);
+    free(w->grad_sq);
+    free(w->example_sq);
+    free(w->weights);
+}
+
+// Step number `step`, of `batch` rows from example `first` on. line: what the log says of it.
+static void make_step(World *w, int step, int first, int batch, const char *line) {
+    uint16_t rows[MICRO_BATCH * (T + 1)];
+    const Range all = {0, w->model.flat_count};
+    const int tokens = (first + batch) * T;
+    StepResult result = {.grad_sq = w->grad_sq, .example_sq = w->example_sq};
+    Error e = {0};
+    double sq = 0;
+    UpdateConfig update = {.lr = wanted_lr(tokens, batch),
+                           .beta1 = 0.8,
+                           .beta2 = 0.9,
+                           .eps = 1e-7,
+                           .weight_decay = 0.3,
+                           .grad_clip = 0.5,
+                           .step = step,
+                           .batch = batch};
+    CHECK_OK(engine_begin_step(w->engine, &e), &e);
+    for (int done = 0; done < batch; done += MICRO_BATCH) {
+        int n = batch - done < MICRO_BATCH ? batch - done : MICRO_BATCH;
+        CHECK_OK(dataset_rows(w->data, (uint64_t)(first + done), n, rows, &e), &e);
+        CHECK_OK(engine_micro_step(w->engine, rows, n, GNS_OFF, &e), &e);
+    }
+    CHECK_OK(engine_norms(w->engine, all, &e), &e);
+    CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
+    CHECK_OK(engine_result(w->engine, &result, &e), &e);
+    for (int i = 0; i < w->model.tensor_count; i++) sq += w->grad_sq[i];
+    CHECK(number_in(line, "step") == step && number_in(line, "tokens") == tokens, "step %d: %s", step, line);
+    CHECK(number_in(line, "examples") == first + batch && number_in(line, "batch") == batch, "step %d: %s", step, line);
+    CHECK(number_in(line, "loss") == result.loss_sum / batch, "step %d: %.17g: %s", step, result.loss_sum / batch,
+          line);
+    CHECK_CLOSE(number_in(line, "lr"), update.lr, 1e-14, 0);
+    CHECK_CLOSE(number_in(line, "grad_norm"), sqrt(sq) / batch, 1e-14, 0);
+}
+
+static void test_every_step(void) {
+    World w;
+    Error e = {0};
+    size_t bytes;
+    int step = 0, examples = 0;
+    CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                      "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
+                      "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
+                      "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip 0.5 "
+                      "--gns off --seed %d --out run",
+                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, SEED) == 0,
+          "%s", log_tail());
+    char *log = read_text("run/metrics.jsonl", &bytes);
+    world_open(&w);
+    for (char *line = log ? strtok(log, "\n") : NULL; line && examples * T < TOKENS; line = strtok(NULL, "\n")) {
+        int batch = wanted_batch(examples * T);
+        make_step(&w, ++step, examples, batch, line);
+        examples += batch;
+    }
+    CHECK(examples * T == TOKENS && step > 20, "%d steps, %d examples", step, examples);
+    size_t flat = w.model.flat_count;
+    float *saved = calloc(flat, sizeof *saved);
+    CHECK_OK(engine_store(w.engine, STATE_PARAM, (Range){0, flat}, w.weights, &e), &e);
+    CHECK_OK(checkpoint_load_model(path_of("run/step_%08d", step), &w.model, copy_in, saved, &e), &e);
+    CHECK(memcmp(saved, w.weights, flat * sizeof *saved) == 0, "other weights at the end");
+    free(saved);
+    memory_free(log);
+    world_close(&w);
+}
+
+// A gradient that is not finite changes neither weights nor moments.
+static void test_nonfinite_gradient(void) {
+    World w;
+    Error e = {0};
+    uint16_t row[T + 1];
+    const UpdateConfig update = {.lr = peak, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-7, .step = 1, .batch = 1};
+    world_open(&w);
+    const Range all = {0, w.model.flat_count};
+    float *got = malloc(range_float_bytes(all)), *zeros = calloc(all.end, sizeof *zeros);
+    w.weights[w.model.tensors[2].offset] = NAN;
+    CHECK_OK(engine_load(w.engine, STATE_PARAM, all, w.weights, &e), &e);
+    CHECK_OK(dataset_rows(w.data, 0, 1, row, &e), &e);
+    CHECK_OK(engine_begin_step(w.engine, &e), &e);
+    CHECK_OK(engine_micro_step(w.engine, row, 1, GNS_OFF, &e), &e);
+    CHECK_OK(engine_norms(w.engine, all, &e), &e);
+    CHECK_OK(engine_update(w.engine, all, &update, &e), &e);
+    for (int kind = 0; kind < 2; kind++) {
+        CHECK_OK(engine_store(w.engine, kind ? STATE_MOMENT1 : STATE_PARAM, all, got, &e), &e);
+        CHECK(memcmp(got, kind ? zeros : w.weights, range_float_bytes(all)) == 0, "%s", kind ? "moments" : "weights");
+    }
+    free(got);
+    free(zeros);
+    world_close(&w);
+}
+
+// The batches of a run follow from its log: they double once kappa times gns_ratio times the noise scale's lower bound
+// has been above twice the batch for two half-lives without a break.
+static void check_ramp(const char *path, double kappa) {
+    size_t bytes;
+    char *log = read_text(path, &bytes);
+    double batch = RAMP_LOW, above = 0;
+    for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        bool last = number_in(line, "tokens") == RAMP_TOKENS; // may be cut short
+        CHECK(last || number_in(line, "batch") == batch, "%g rows, want %g: %.40s", number_in(line, "batch"), batch,
+              line);
+        double lower = strstr(line, "\"gns_ln_lower\": null") ? NAN : number_in(line, "gns_ln_lower");
+        above = kappa * number_in(line, "gns_ratio") * lower > 2 * batch ? above + batch * T : 0;
+        if (batch < RAMP_HIGH && above >= 2 * HALF_LIFE) batch *= 2, above = 0;
+    }
+    CHECK(batch == RAMP_HIGH, "it ends at %g rows", batch);
+    memory_free(log);
+}
+
+// The target is kappa x ratio x scale: it does not matter which factor it comes from.
+static void test_ramp_target(void) {
+    static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
+    for (int i = 0; i < 2; i++)
+        CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                          "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
+                          "--train-tokens %d --gns ln --gns-half-life %d --lr %g --ramp-kappa %g --gns-ratio %g "
+                          "--checkpoint-every 0 --out target%d",
+                          V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, factors[i][0],
+                          factors[i][1], i) == 0,
+              "%s", log_tail());
+    for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0]);
+    long step = newest_step("target0");
+    CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");
+    check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
+}
+
+int main(void) {
+    trainer_setup();
+    RUN(test_every_step);
+    RUN(test_nonfinite_gradient);
+    RUN(test_ramp_target);
+    return trainer_end();
+}

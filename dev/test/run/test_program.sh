@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# The trainer as a program: runs repeat bit for bit, whatever the number of threads; replay repeats a ramp; --dry-run
+# knows the memory. Uses $GNS_BUILD (dev/test/run.sh sets it).
+set -u
+. "$(dirname "$0")/../checks.sh" program
+cd "$work" || exit 70
+
+cat "$root"/llmc/*/*.[ch] > text.txt
+"$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
+
+small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 32
+    --val-every 10 --val-tokens 1024 --warmup-tokens 4000"
+ramp="--ramp gns --batch-min 4 --batch-max 32 --train-tokens 60000 --gns-half-life 3000 --ramp-kappa 4 --micro-batch 6 --lr 3e-3"
+
+run() { # run OUT OPTIONS...
+    local out=$1
+    shift
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
+}
+
+same() {
+    diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
+    cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
+}
+
+two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 && same a b; }
+threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
+another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
+the_ramp_grew() {
+    [ "$(grep -o '"batch": [0-9]*' a/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
+}
+replay_repeats_the_batches() {
+    run e --ramp replay:a/metrics.jsonl --batch-min 4 --batch-max 32 --batch-tokens 128 --train-tokens 60000 \
+        --micro-batch 6 --lr 3e-3 --threads 1 &&
+        diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
+}
+replay_goes_on_in_step() { # or not at all: another file's rows would be those of other tokens
+    local n=0 batch
+    sequence() { for batch in "$@"; do echo "{\"step\": $((++n)), \"batch\": $batch}"; done; }
+    sequence 2 2 2 2 2 2 2 2 8 8 > short_steps.jsonl
+    n=0 && sequence 8 8 8 8 8 8 > long_steps.jsonl # fewer steps than have been done, for as many tokens and more
+    n=0 && sequence 4 4 2 2 2 2 4 4 4 4 4 4 > other_steps.jsonl
+    run l --ramp replay:short_steps.jsonl --train-tokens 512 --threads 1 || return 1
+    run l --ramp replay:long_steps.jsonl --train-tokens 1024 --threads 1 && { echo "long_steps accepted"; return 1; }
+    grep -q '^error: --ramp replay:long_steps.jsonl: .* step 6 .* 1536 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    run l --ramp replay:other_steps.jsonl --train-tokens 1024 --threads 1 && { echo "other_steps accepted"; return 1; }
+    grep -q '^error: --ramp replay:other_steps.jsonl: .* step 8 .* 768 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, which the horizon cuts
+    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
+    run l --ramp replay:short_steps.jsonl --train-tokens 1024 --threads 1 || return 1 # to the file's end: what the cut step lacks
+    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 2 | tr -dc '0-9\n' | tr '\n' ' ')" = "4 4 " ] || { cat l/metrics.jsonl; return 1; }
+}
+ends_on_the_horizon() {
+    [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
+}
+micro_batch_does_not_matter() { # beyond rounding
+    run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
+        run g --steps 20 --batch-tokens 384 --micro-batch 1 --gns exact --threads 1 --lr 3e-3 || return 1
+    paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
+        awk '{ d = $2 - $4; if (d < 0) d = -d; if (!($2 > 0) || d > 1e-5 * $2) { print "losses " $2 " and " $4; exit 1 } }'
+}
+recomputing_changes_no_bit() {
+    run r0 --steps 5 --micro-batch 6 --threads 2 && run r1 --steps 5 --micro-batch 6 --threads 2 --recompute gelu &&
+        run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
+}
+a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
+    run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
+    small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
+        run h --model "$(ls -d f/step_*)" --steps 1 --lr 0 --batch-tokens 384 --threads 1 || return 1
+    local before after
+    before=$(grep -o '"val_loss": .*' f/metrics.jsonl | tail -n 1)
+    after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
+    [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
+}
+a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run does later does not matter to ours
+    local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
+    mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
+    run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
+    grep -q "^model .*; weights from $from$" w2.log && grep -q '"start":[[:space:]]*"source"' w2/step_00000003/state.json || { cat w2.log; return 1; }
+    cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
+        run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
+        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors || return 1
+    echo bad > source/step_00099999/model.safetensors # nothing of it is read or said any more
+    run w1 --model "f/${from##*/}" --steps 6 && run w2 --model source --steps 6 && ! grep -q '\(warning\|note\|--model\|source/\)' w2.log || { cat w2.log; return 1; }
+    grep -q "\"model\": *\"$from\"" w2/run.json || { cat w2/run.json; return 1; }
+    rm -r source && run w2 --model source --steps 7 && run w1 --model "f/${from##*/}" --steps 7 &&
+        diff <(numbers w1) <(numbers w2) && cmp w1/step_00000007/model.safetensors w2/step_00000007/model.safetensors || return 1
+    run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
+    grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
+}
+says_where_the_weights_are_from() {
+    run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log || { cat n.log; return 1; }
+    run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # goes on
+    small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
+        run o --model n/step_00000002 --steps 1 --threads 1 &&
+        grep -q '^model   .*, T 32; weights from n/step_00000002$' o.log || { cat o.log; return 1; }
+    "$train" --eval-only --model n/step_00000003 --val 'code_val_*.bin' > o.log && grep -q '^model   .*, T 32$' o.log || { cat o.log; return 1; }
+}
+says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
+    local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
+    grep -q "$note" n.log && { cat n.log; return 1; } # of bytes
+    small=${small/--vocab-size 256/} run p --steps 1 --threads 1 && [ "$(grep -c "$note" p.log)" = 1 ] || { cat p.log; return 1; }
+    small=${small/--vocab-size 256/} run q --steps 1 --threads 1 --tokenizer bytes || return 1
+    grep -q "$note" q.log && { cat q.log; return 1; }
+    small="--train code_train_*.bin --seq-len 32" run u --model q/step_00000001 --steps 1 --threads 1 || return 1
+    ! grep -q "$note" u.log || { cat u.log; return 1; }
+}
+the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
+    learn_vocabulary 300 vocabulary text.txt || return
+    "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
+    local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
+    run v1 --steps 1 --threads 1 --tokenizer bytes && grep -q '^model .*, vocabulary 256, T 32' v1.log || { cat v1.log; return 1; }
+    ! grep -q '^warning' v1.log || { cat v1.log; return 1; }
+    run v2 --steps 1 --threads 1 --tokenizer vocabulary && # bytes, and a tokenizer of words
+        grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
+    run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
+        grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
+    run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was said
+        grep -q "$seems"'and the vocabulary is 1500: leave --vocab-size out' v8.log || { cat v8.log; return 1; }
+    run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
+    small=${small//code_/words_} run v5 --steps 1 --threads 1 --tokenizer vocabulary && ! grep -q '^warning' v5.log &&
+        small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
+    "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
+}
+says_how_long_it_is() { # of a new run, of one that goes on with another batch, and of one that is over
+    local windows
+    run v --steps 20 --batch-tokens 384 --threads 1 || return 1
+    windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
+    grep -qx 'run     20 steps of 12 rows of 32 tokens, 7680 tokens' v.log &&
+        grep -qx "data    .* windows of T; the run is $(awk -v w="$windows" 'BEGIN { printf "%.3g", 7680 / (w * 32) }') epochs" v.log || { cat v.log; return 1; }
+    run v --steps 20 --batch-tokens 768 --threads 1 &&
+        grep -qx 'run     10 more steps of 24 rows of 32 tokens, to step 30: 15360 tokens in all' v.log &&
+        [ -d v/step_00000030 ] || { cat v.log; return 1; }
+    run v --steps 5 --batch-tokens 384 --threads 1 &&
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --steps 5 of 384 tokens are 1920 tokens\. .*v/step_00000030' v.log || { cat v.log; return 1; }
+    run v --train-tokens 15360 --batch-tokens 384 --threads 1 &&
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --train-tokens is 15360\. ' v.log || { cat v.log; return 1; }
+    grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
+}
+says_that_it_validates_on_what_it_trains_on() { # by another name, too
+    local note='^note: --val shares 1 of its 1 shards with --train: '
+    cp code_train_*.bin again.bin
+    small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
+    ! grep -q "$note" v.log
+}
+samples_from_a_model() {
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
+        cmp s1 s2 && grep -q '^static int' s1 && [ "$(wc -c < s1)" -ge 61 ]
+}
+several_samples() { # of which the first is the one that there is otherwise
+    local model
+    model=$(newest_checkpoint f)
+    "$train" --sample-only --model "$model" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
+        "$train" --sample-only --model "$model" --prompt 'static int' --sample-tokens 50 --seed 3 --samples 3 > s3 || return 1
+    [ "$(grep -c '^--- sample [123] of 3$' s3)" = 3 ] && [ "$(grep -c '^static int' s3)" = 3 ] || { cat s3; return 1; }
+    diff s1 <(sed -n '/^--- sample 1/,/^--- sample 2/p' s3 | sed '1d;$d') || return 1
+    [ "$(sed 's/^--- sample/\f&/' s3 | awk 'BEGIN { RS = "\f" } NR > 1 { sub(/[^\n]*\n/, ""); print | "cksum" ; close("cksum") }' | sort -u | wc -l)" = 3 ] || { cat s3; return 1; }
+    run x --steps 4 --threads 1 --sample-every 2 --samples 2 --sample-tokens 9 --prompt int &&
+        [ "$(grep -c '"text": "int' x/samples.jsonl)" = 4 ] && [ "$(grep -c '"step": 2,' x/samples.jsonl)" = 2 ] || { cat x/samples.jsonl; return 1; }
+}
+a_prompt_from_a_file() { # longer than an option's text may be, and than the model sees
+    head -c 6000 text.txt | tr -d '\000-\010\013-\037' > prompt.txt
+    "$train" --sample-only --model "$(newest_checkpoint f)" --prompt @prompt.txt --sample-tokens 5 > s1 &&
+        cmp -n "$(wc -c < prompt.txt)" prompt.txt s1 && [ "$(wc -c < s1)" -gt "$(wc -c < prompt.txt)" ] || return 1
+    run y --steps 2 --threads 1 --sample-every 2 --sample-tokens 9 --prompt @prompt.txt && grep -q '"prompt": "@prompt.txt"' y/run.json &&
+        grep -qxF "...$(tail -c 200 prompt.txt | head -n 1)" y.log && grep -qF "$(tail -n 1 prompt.txt)" y.log &&
+        ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is the file copied into each line of samples.jsonl
+        tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
+}
+greedy_sampling_takes_top_1() {
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
+}
+a_run_is_checked() { # its checkpoints, and nothing else in it
+    cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
+        [ "$(grep -c ': as it was written$' checked.log)" = "$(ls -d checked/step_0* | wc -l)" ] || { tail -n 3 checked.log; }
+}
+an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.jsonl ] && same a a.1; }
+config_file_is_the_command_line() {
+    tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
+        awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
+    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
+}
+a_reader_that_leaves_does_not_end_it() { # Ctrl-C ends the tee of `... | tee log` as well
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
+    [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
+    [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
+}
+a_full_disk_behind_standard_output() {
+    "$train" --help > /dev/full 2> full.log
+    [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
+        { cat full.log; return 1; }
+}
+says_what_it_was_built_from() { # the commit, here and in every run's run.json
+    local commit
+    commit=$(cat "$root/$build/commit")
+    [ -n "$commit" ] || skip "no git, or not a clone" || return
+    "$train" --version | tee version | grep -qE '^gns\.c [0-9.]+ \([0-9a-z.-]+\+?\)$' && grep -qF "($commit)" version ||
+        { cat version; return 1; }
+    grep -qF "\"program\": \"$(cat version)\"" a/run.json
+}
+dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
+    local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
+    local plan peak
+    plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
+    peak=$("$root/$build/dev/test/run/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
+    awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
+        print "planned " plan " MiB, took " peak; exit 1 } }'
+}
+
+for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
+    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint says_where_the_weights_are_from \
+    says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers says_how_long_it_is \
+    says_that_it_validates_on_what_it_trains_on samples_from_a_model several_samples a_prompt_from_a_file \
+    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
+    try $test
+done
+exit $failed

@@ -1,0 +1,469 @@
+// Resumption: a run that was interrupted and taken up again is, to the bit, the run that was not; and what may and may
+// not change in between. GNS_LONG=1: from every step rather than from some.
+#define _POSIX_C_SOURCE 200809L
+#include "math/outliers.h"
+#include "base/manifest.h"
+#include "../trainer.h"
+
+// From every step of a run with a growing batch: only that checkpoint is there, and the full metrics.jsonl behind it.
+static void test_from_every_step(void) {
+    long tokens = trainer.thorough ? 24000 : 5000, stride = trainer.thorough ? 1 : 7;
+    CHECK(trainer_run("--train-tokens %ld --out whole --checkpoint-every 1 --keep 0", tokens) == 0, "%s", log_tail());
+    long steps = newest_step("whole");
+    CHECK(steps > (trainer.thorough ? 200 : 60), "%ld steps", steps);
+    for (long step = 1; step < steps; step += stride) {
+        remove_tree("part");
+        copy_tree(path_of("whole/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
+        int code = trainer_run("--train-tokens %ld --out part --checkpoint-every 0", tokens);
+        CHECK(code == 0, "step %ld: exit code %d: %s", step, code, log_tail());
+        check_same_end("whole", "part", path_of("step %ld", step));
+    }
+}
+
+// metrics.jsonl has every step once and in order, and validations behind theirs.
+static void test_every_step_once(void) {
+    size_t bytes;
+    char *text = read_text("part/metrics.jsonl", &bytes);
+    long last = 0, lines = 0;
+    CHECK(text != NULL && bytes > 0 && text[bytes - 1] == '\n', "no metrics, or no end");
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n"), lines++) {
+        long step = atol(line + strlen("{\"step\": "));
+        if (strstr(line, "\"val_loss\"")) CHECK(step == last, "validation of step %ld behind step %ld", step, last);
+        else CHECK(step == ++last, "step %ld, want %ld", step, last);
+    }
+    CHECK(last == newest_step("part") && lines > last, "%ld steps, %ld lines", last, lines);
+    memory_free(text);
+}
+
+// A finished run is not trained again; a longer one goes on.
+static void test_complete(void) {
+    CHECK(trainer_run("--train-tokens 600 --out done") == 0, "%s", log_tail());
+    long step = newest_step("done");
+    copy_file("done/metrics.jsonl", "before.jsonl");
+    CHECK(trainer_run("--train-tokens 600 --out done") == 0, "%s", log_tail());
+    CHECK(log_mentions("this run is complete"), "%s", log_tail());
+    CHECK(newest_step("done") == step && same_file("done/metrics.jsonl", "before.jsonl"), "something was done");
+    CHECK(trainer_run("--train-tokens 900 --out done") == 0, "%s", log_tail());
+    CHECK(log_mentions("--train-tokens 600 is now 900"), "%s", log_tail());
+    CHECK(newest_step("done") > step, "the longer run did not go on");
+    CHECK(trainer_run("--train-tokens 900 --out done --fresh") == 0, "%s", log_tail());
+    CHECK(log_mentions("done held an earlier run: moved to done.1"), "%s", log_tail());
+    CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
+}
+
+// The curve at the end of a log; from malloc.
+static char *curve_of_log(void) {
+    static const char begin[] = "training loss (nats a token)", end[] = "million tokens";
+    size_t bytes;
+    char *log = read_text("log", &bytes), *from = log ? strstr(log, begin) : NULL,
+         *to = from ? strstr(from, end) : NULL;
+    char *curve = to ? strndup(from, (size_t)(to - from)) : strdup("none");
+    memory_free(log);
+    return curve;
+}
+
+// It is that of the whole run, whatever parts it had.
+static void test_curve(void) {
+    static const char *const command = "--train-tokens 900 --checkpoint-every 3 --keep 0 --out curve";
+    CHECK(trainer_run("%s", command) == 0, "%s", log_tail());
+    char *whole = curve_of_log();
+    for (long step; (step = newest_step("curve")) > 12;) remove_tree(path_of("curve/step_%08ld", step));
+    CHECK(trainer_run("%s", command) == 0 && log_mentions("resuming from curve/step_00000012"), "%s", log_tail());
+    char *parts = curve_of_log();
+    CHECK(strlen(whole) > 500 && strcmp(whole, parts) == 0, "%s\n%s", whole, parts);
+    free(whole), free(parts);
+}
+
+static double value_in(const char *line, const char *name) {
+    const char *at = line ? strstr(line, name) : NULL;
+    return at ? strtod(at + strlen(name), NULL) : NAN;
+}
+
+// What a run is made of: options of their own, so that each can be another one.
+#define OWN "train_gpt2 --threads 1 --heads 1 --model d1 --out own --checkpoint-every 5 "
+
+static void without_blanks(char *text) {
+    char *to = text;
+    for (; text && *text; text++)
+        if (*text != ' ') *to++ = *text;
+    if (to) *to = 0;
+}
+
+static void test_what_may_change(void) {
+    CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 10 "
+                          "--lr 1e-3 --micro-batch 4 --batch-tokens 32") == 0,
+          "%s", log_tail());
+    CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 20 "
+                          "--lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 --val val.bin --val-every 4") == 0,
+          "%s", log_tail());
+    static const char *const said[] = {"resuming from own/step_00000010: 10 steps, 320 tokens done",
+                                       "--steps 10 is now 20",
+                                       "--lr 0.001 is now 0.002",
+                                       "--micro-batch 4 is now 2",
+                                       "--beta2 0.95 is now 0.99",
+                                       "--val \"\" is now \"val.bin\""};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        CHECK(log_mentions(said[i]), "no '%s' in:\n%s", said[i], log_tail());
+    CHECK(!log_mentions("build: "), "it is the same build: %s", log_tail());
+
+    // of the first part all that was given, also in a file; of the next one what is no more as it was
+    static const char *const kept[] = {
+        "\"options\": {\"train\": \"train.bin\", \"out\": \"own\", \"seed\": 5, \"model\": \"d1\", \"layers\": 1, "
+        "\"heads\": 1, \"channels\": 16, \"vocab_size\": 64, \"micro_batch\": 4, \"seq_len\": 8, \"batch_tokens\": 32, "
+        "\"steps\": 10, \"lr\": 0.001, \"checkpoint_every\": 5, \"threads\": 1},",
+        "\"options\": {\"val\": \"val.bin\", \"micro_batch\": 2, \"batch_tokens\": 64, \"steps\": 20, \"lr\": 0.002, "
+        "\"beta2\": 0.99, \"val_every\": 4},"};
+    size_t bytes;
+    char *text = read_text("own/run.json", &bytes);
+    without_blanks(text);
+    for (int i = 0; i < 2; i++) {
+        char want[500];
+        snprintf(want, sizeof want, "%s", kept[i]);
+        without_blanks(want);
+        CHECK(text && strstr(text, want), "part %d: no %s in %.2000s", i + 1, want, text);
+    }
+    memory_free(text);
+}
+
+// Another model than the other tests': what it is called and where it lies is all that counts.
+#define SMALL                                                                                                          \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
+    "--train train.bin "
+
+// Without --batch-tokens a micro-batch is the batch.
+static void test_another_micro_batch(void) {
+#define CONSTANT SMALL "--lr-schedule constant "
+    CHECK(trainer_run(CONSTANT "--micro-batch 4 --steps 20 --out mb") == 0, "%s", log_tail());
+    CHECK(trainer_run(CONSTANT "--micro-batch 4 --steps 10 --out mb2") == 0, "%s", log_tail());
+    int code = trainer_run(CONSTANT "--micro-batch 2 --steps 20 --out mb2");
+    CHECK(code == ERR_USAGE && log_mentions("--micro-batch was 4 and is 2") && log_mentions("add --batch-tokens 32 "),
+          "exit code %d: %s", code, log_tail());
+    code = trainer_run(CONSTANT "--micro-batch 2 --batch-tokens 32 --steps 20 --out mb2");
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    double want = NAN, got = NAN;
+    size_t bytes;
+    char *a = read_text("mb/metrics.jsonl", &bytes), *b = read_text("mb2/metrics.jsonl", &bytes);
+    if (a) want = value_in(strstr(a, "{\"step\": 20,"), "\"loss\": ");
+    if (b) got = value_in(strstr(b, "{\"step\": 20,"), "\"loss\": ");
+    CHECK(fabs(got / want - 1) < 1e-5, "loss %.9g after the change, %.9g without", got, want);
+    memory_free(a), memory_free(b);
+}
+
+// Another state.json, in a checkpoint that is whole.
+static void put_state(const char *checkpoint, const char *text) {
+    Manifest manifest, changed = {.count = 0};
+    Error e = {0};
+    CHECK_OK(file_save(path_of("%s/state.json", checkpoint), text, strlen(text), NULL, &e), &e);
+    CHECK_OK(manifest_read(&manifest, checkpoint, &e), &e);
+    for (int i = 0; i < manifest.count; i++) {
+        bool it = strcmp(manifest.file[i].name, "state.json") == 0;
+        manifest_add(&changed, manifest.file[i].name, it ? digest_of(text, strlen(text)) : manifest.file[i].digest);
+    }
+    CHECK_OK(manifest_write(&changed, checkpoint, &e), &e);
+}
+
+// A slash behind a name means nothing, and where --out is a link the runs stay where it leads.
+static void test_places(void) {
+    Error e;
+    CHECK_OK(directory_create("far/run", &e), &e);
+    CHECK(symlink("far/run", "near") == 0, "a link");
+    CHECK(trainer_run(SMALL "--steps 3 --out near/") == 0, "%s", log_tail());
+    CHECK(trainer_run(SMALL "--steps 4 --out near/ --fresh") == 0, "%s", log_tail());
+    long first = newest_step("far/run.1"), second = newest_step("far/run");
+    CHECK(first == 3 && second == 4, "steps %ld and %ld", first, second);
+#define TUNE "train_gpt2 --threads 1 --seq-len 8 --train train.bin --out tuned "
+    CHECK(trainer_run(TUNE "--steps 2 --model near/step_00000004") == 0, "%s", log_tail());
+    CHECK(trainer_run(TUNE "--steps 4 --model near/step_00000004/") == 0, "%s", log_tail());
+    CHECK(log_mentions("resuming from tuned/step_00000002"), "%s", log_tail());
+    size_t bytes;
+    char *text = read_text("tuned/step_00000004/state.json", &bytes), other[1 << 16] = "";
+    char *name = text ? strstr(text, "\"step_00000004\"") : NULL; // a build that took the slash for a part of the name
+    CHECK(name && bytes < sizeof other - 100, "state.json does not name the model");
+    if (name)
+        snprintf(other, sizeof other, "%.*s\"near/step_00000004/\"%s", (int)(name - text), text,
+                 name + strlen("\"step_00000004\""));
+    put_state("tuned/step_00000004", other);
+    CHECK(trainer_run(TUNE "--steps 5 --model near/step_00000004") == 0, "%s", log_tail());
+    memory_free(text);
+}
+
+static void test_what_may_not_change(void) {
+    static const struct {
+        const char *options, *field;
+    } cases[] = {
+        {"--layers 2 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin", "model.layers"},
+        {"--layers 1 --channels 32 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin", "model.channels"},
+        {"--layers 1 --channels 16 --vocab-size 65 --seq-len 8 --seed 5 --train train.bin", "model.vocab"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 16 --seed 5 --train train.bin", "--seq-len"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 6 --train train.bin", "seed = 5"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train other.bin", "train_data"},
+        {"--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train *e*.bin", "train_data"},
+    };
+    copy_file("own/metrics.jsonl", "before.jsonl");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = trainer_run(OWN "%s --steps 30 --batch-tokens 32", cases[i].options);
+        CHECK(code == ERR_INPUT, "%s: exit code %d: %s", cases[i].field, code, log_tail());
+        CHECK(log_mentions(cases[i].field), "no '%s' in: %s", cases[i].field, log_tail());
+    }
+    rename("train.bin", "same.bin"); // another name is another shard
+    int code =
+        trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train same.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
+    copy_file("other.bin", "train.bin"); // as is another text of the same length under its name
+    code =
+        trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
+    rename("same.bin", "train.bin");
+    code = trainer_run("train_gpt2 --threads 1 --heads 2 --model d1 --out own --layers 1 --channels 16 --vocab-size 64 "
+                       "--seq-len 8 --seed 5 --train train.bin --steps 30");
+    CHECK(code == ERR_INPUT && log_mentions("model.heads"), "%d: %s", code, log_tail());
+    CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
+}
+
+// Fields of a checkpoint's state.json ("noise.ranks": one within another) get names that no build knows, in a checkpoint
+// that is whole.
+static void hide_fields(const char *checkpoint, const char *const *fields) {
+    size_t bytes;
+    char *text = read_text(path_of("%s/state.json", checkpoint), &bytes);
+    for (; *fields; fields++) {
+        char *at = text;
+        for (const char *name = *fields; name; name = strchr(name, '.') ? strchr(name, '.') + 1 : NULL)
+            at = at ? strstr(at, path_of("\"%.*s\":", (int)strcspn(name, "."), name)) : NULL;
+        CHECK(at != NULL, "state.json has no %s", *fields);
+        if (at) at[1] = '_';
+    }
+    put_state(checkpoint, text);
+    memory_free(text);
+}
+
+// The first test's run as it was at a step, and from there on.
+static void copy_part(void) {
+    remove_tree("part");
+    copy_tree("whole/step_00000010", "part/step_00000010");
+    copy_file("whole/metrics.jsonl", "part/metrics.jsonl");
+}
+
+static int run_part(void) {
+    return trainer_run("--train-tokens %d --out part --checkpoint-every 0", trainer.thorough ? 24000 : 5000);
+}
+
+static int run_without(const char *const *fields) {
+    copy_part();
+    hide_fields("part/step_00000010", fields);
+    return run_part();
+}
+
+// A build that is older lacks what came later: it goes on where there is one thing only that it can have meant, and
+// elsewhere it is named.
+static void test_older_builds(void) {
+    static const char *const later[] = {"build", "tuning", "noise.ranks", "options.tune", "options.compare_every",
+                                        NULL};
+    static const char *const needed[] = {"tokens", "ramp", "noise.ln", "seed", "model", "train_data", NULL};
+    int code = run_without(later);
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    CHECK(log_mentions("resuming from part/step_00000010") && !log_mentions("--tune") &&
+              !log_mentions("--compare-every") && log_mentions("build: an unknown build then, gns.c "),
+          "%s", log_tail());
+    check_same_end("whole", "part", "fields that came later");
+    for (int i = 0; needed[i]; i++) {
+        code = run_without((const char *[]){needed[i], NULL});
+        CHECK(code == ERR_INPUT, "%s: exit code %d: %s", needed[i], code, log_tail());
+        CHECK(log_mentions(path_of("state.json: no field \"%s\"", needed[i])) &&
+                  log_mentions("it was written by gns.c ") && log_mentions("go on with the program that wrote it"),
+              "%s: %s", needed[i], log_tail());
+    }
+}
+
+// Another format in a checkpoint's manifest, whose hash of itself is right.
+static void put_format(const char *checkpoint, const char *format) {
+    char other[1 << 12], path[80], name[] = "\"format\": ";
+    size_t bytes;
+    Error e = {0};
+    snprintf(path, sizeof path, "%s/MANIFEST.json", checkpoint);
+    char *text = read_text(path, &bytes);
+    const char *above = text ? strstr(text, "\"format\": 1,") : NULL,
+               *end = text ? strstr(text, "  \"xxh3_128_above") : NULL;
+    CHECK(above && end, "the manifest has no format: %s", text);
+    if (above && end) {
+        int at = (int)(above - text), rest = at + (int)strlen(name) + 1;
+        int n = snprintf(other, sizeof other, "%.*s%s%s%.*s", at, text, name, format, (int)(end - text) - rest,
+                         text + rest);
+        snprintf(other + n, sizeof other - (size_t)n, "  \"xxh3_128_above\": \"%s\"\n}\n",
+                 digest_of(other, (size_t)n).hash);
+        CHECK_OK(file_save(path, other, strlen(other), NULL, &e), &e);
+    }
+    memory_free(text);
+}
+
+static void check_refused_format(int code, const char *format) {
+    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/MANIFEST.json: \"format\" at byte ") &&
+              log_mentions(" is not 1. was it written by a newer version?") && !log_mentions("Skipped"),
+          "%s: exit code %d: %s", format, code, log_tail());
+}
+
+// Of another format than ours, neither is read on, though every byte is as it was written; nor is it taken for damaged,
+// which would cost what another build has done since the checkpoint before.
+static void test_manifest_of_another_format(void) {
+    static const char *const formats[] = {"2", "0", "1.5", "\"1\"", "null"};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        copy_part();
+        copy_tree("whole/step_00000009", "part/step_00000009");
+        put_format("part/step_00000010", formats[i]);
+        check_refused_format(run_part(), formats[i]);
+        CHECK(directory_exists("part/step_00000010") && same_file("whole/metrics.jsonl", "part/metrics.jsonl"),
+              "%s: something was done", formats[i]);
+        check_refused_format(trainer_run("train_gpt2 --check part"), formats[i]);
+        check_refused_format(trainer_run("train_gpt2 --check part/step_00000010"), formats[i]);
+        check_refused_format(trainer_run("train_gpt2 --sample-only --threads 1 --model part"), formats[i]);
+        check_refused_format(trainer_run("train_gpt2 --sample-only --threads 1 --model part/step_00000010"),
+                             formats[i]);
+    }
+    copy_part(); // an older one than ours is of no concern
+    copy_tree("whole/step_00000009", "part/step_00000009");
+    put_format("part/step_00000009", "2");
+    int code = run_part();
+    CHECK(code == 0 && log_mentions("resuming from part/step_00000010"), "exit code %d: %s", code, log_tail());
+}
+
+static void test_state_of_another_format(void) {
+    size_t bytes;
+    char *text = read_text("whole/step_00000010/state.json", &bytes),
+         *format = text ? strstr(text, "\"format\":") : NULL;
+    CHECK(format != NULL, "state.json has no format");
+    if (!format) return;
+    format[strcspn(format, "0123456789")] = '2';
+    copy_part();
+    put_state("part/step_00000010", text);
+    int code = run_part();
+    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/state.json: format 2 at byte ") &&
+              log_mentions("only 1 is known; it was written by gns.c "),
+          "exit code %d: %s", code, log_tail());
+    memory_free(text);
+}
+
+// Counts that no run could have written, in a file whose JSON is sound.
+static void test_impossible_counts(void) {
+    static const char *const fields[] = {"tokens", "step"};
+    size_t bytes;
+    char *text = read_text("whole/step_00000010/state.json", &bytes), other[1 << 16];
+    for (int i = 0; i < 2; i++) {
+        char *at = text ? strstr(text, path_of("\"%s\":", fields[i])) : NULL;
+        CHECK(at && bytes + 1 < sizeof other, "state.json has no %s", fields[i]);
+        if (!at) continue;
+        at += strcspn(at, "0123456789");
+        snprintf(other, sizeof other, "%.*s9%s", (int)(at - text), text, at); // 10 becomes 910
+        copy_part();
+        put_state("part/step_00000010", other);
+        int code = run_part();
+        CHECK(code == ERR_INPUT && log_mentions(path_of("state.json: field \"%s\" at byte ", fields[i])),
+              "%s: exit code %d: %s", fields[i], code, log_tail());
+    }
+    memory_free(text);
+}
+
+// Nothing is out of line before there are 128 values to compare with; the next one can be.
+static void test_window(void) {
+    Outliers o = {.count = 0};
+    for (int i = 0; i < 128; i++) CHECK(isnan(outliers_z(&o, i % 2)), "value %d is judged", i);
+    CHECK_CLOSE(outliers_z(&o, 2), (2 - 0.5) / 0.5, 1e-12, 0);
+}
+
+// Steps that are outliers make no update, leave no trace in the noise averages, and say so, and the window that judges them survives a resumption: the run
+// goes on from before and from behind its first skipped step.
+#define OUTLIERS                                                                                                       \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
+    "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 0.5 --skip-grad-z 2.2 "
+
+// How many standard deviations value[n] lies above the mean of the 128 before it; NaN where there are fewer.
+static double deviations(const double *value, long n) {
+    double sum = 0, squares = 0;
+    for (long i = n - 128; n >= 128 && i < n; i++) sum += value[i], squares += value[i] * value[i];
+    double mean = sum / 128;
+    return n < 128 ? NAN : (value[n] - mean) / sqrt(squares / 128 - mean * mean);
+}
+
+static void test_outliers_are_skipped(void) {
+    enum { STEPS = 200 };
+    static double loss[STEPS], norm[STEPS];
+    long by_loss = 0, by_norm = 0;
+    double last_ln_s = NAN;
+    CHECK(trainer_run(OUTLIERS "--out outliers --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
+    CHECK(log_mentions("is an outlier (loss "), "nothing was skipped: %s", log_tail());
+    size_t bytes;
+    char *text = read_text("outliers/metrics.jsonl", &bytes);
+    long skipped = 0, first = 0;
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        long step = atol(line + strlen("{\"step\": "));
+        bool said = strstr(line, "\"skipped\": true") != NULL;
+        if (step < 1 || step > STEPS) break;
+        loss[step - 1] = value_in(line, "\"loss\": "), norm[step - 1] = value_in(line, "\"grad_norm\": ");
+        double loss_z = deviations(loss, step - 1), norm_z = deviations(norm, step - 1);
+        CHECK(said == (loss_z > 0.5 || norm_z > 2.2), "step %ld: z %.3g and %.3g", step, loss_z, norm_z);
+        by_loss += loss_z > 0.5 && !(norm_z > 2.2), by_norm += norm_z > 2.2 && !(loss_z > 0.5);
+        skipped += said;
+        double ln_s = value_in(line, "\"gns_ln_s\": ");
+        CHECK(step < 3 || (ln_s == last_ln_s) == said, "step %ld: noise %.17g after %.17g", step, ln_s, last_ln_s);
+        last_ln_s = ln_s;
+        if (said && !first) first = step;
+        bool same = same_file(path_of("outliers/step_%08ld/model.safetensors", step),
+                              path_of("outliers/step_%08ld/model.safetensors", step - 1));
+        CHECK(step == 1 || same == said, "step %ld %s, and its weights %s", step, said ? "skipped" : "not skipped",
+              same ? "are the same" : "differ");
+    }
+    memory_free(text);
+    CHECK(first > 128 && skipped < 30, "%ld skipped, the first at step %ld", skipped, first);
+    CHECK(by_loss > 0 && by_norm > 0, "%ld by the loss alone, %ld by the gradient's norm alone", by_loss, by_norm);
+    for (long step = first - 1; step <= first; step++) {
+        remove_tree("part");
+        copy_tree(path_of("outliers/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("outliers/metrics.jsonl", "part/metrics.jsonl");
+        CHECK(trainer_run(OUTLIERS "--out part") == 0, "%s", log_tail());
+        check_same_end("outliers", "part", path_of("outliers, from step %ld", step));
+    }
+}
+
+// A last step that the horizon cuts, to one row of 16 here, is out of line by its size alone: it is not judged, and
+// leaves nothing in the windows.
+static void test_cut_step_is_no_outlier(void) {
+    enum { STEPS = 140, ROWS = 16 };
+    static double norm[STEPS + 1];
+    int steps = 0;
+    size_t bytes;
+    CHECK(
+        trainer_run("train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "
+                    "--train train.bin --train-tokens %d --batch-tokens %d --lr 3e-3 --skip-grad-z 6 --out cut",
+                    (STEPS * ROWS + 1) * 8, ROWS * 8) == 0,
+        "%s", log_tail());
+    char *text = read_text("cut/metrics.jsonl", &bytes);
+    for (char *line = text ? strtok(text, "\n") : NULL; line && steps <= STEPS; line = strtok(NULL, "\n")) {
+        norm[steps++] = value_in(line, "\"grad_norm\": ");
+        CHECK(!strstr(line, "\"skipped\""), "skipped: %s", line);
+    }
+    memory_free(text);
+    CHECK(steps == STEPS + 1 && deviations(norm, STEPS) > 6, "%d steps, z %g", steps, deviations(norm, STEPS));
+    char *state = read_text(path_of("cut/step_%08d/state.json", STEPS + 1), &bytes);
+    char *window = state ? strstr(state, "\"grad_window\"") : NULL;
+    CHECK(window && value_in(window, "\"count\":") == STEPS, "%.60s", window);
+    memory_free(state);
+}
+
+int main(void) {
+    trainer_setup();
+    RUN(test_from_every_step);
+    RUN(test_every_step_once);
+    RUN(test_complete);
+    RUN(test_curve);
+    RUN(test_what_may_change);
+    RUN(test_another_micro_batch);
+    RUN(test_places);
+    RUN(test_what_may_not_change);
+    RUN(test_older_builds);
+    RUN(test_manifest_of_another_format);
+    RUN(test_state_of_another_format);
+    RUN(test_impossible_counts);
+    RUN(test_window);
+    RUN(test_outliers_are_skipped);
+    RUN(test_cut_step_is_no_outlier);
+    return trainer_end();
+}

@@ -1,0 +1,168 @@
+// --tune: what is tuned is written down and taken up again, by every rank, and a choice that does not fit is said. The
+// engine's part is played by the CPU engine with three functions of its own: a
+// machine, and a tuning that holds on it alone. What tuning does to matrix products is for a GPU to show.
+#define _POSIX_C_SOURCE 200809L
+#include "model/engine.h"
+#include "../trainer.h"
+
+#include <cjson/cJSON.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The fake. Under mpirun its machine is called GNS_TEST_MACHINE, and on rank 1 GNS_TEST_MACHINE_1.
+
+static const char *machine; // NULL: the CPU engine itself
+static char tuning[TUNING_BYTES];
+
+static int fake_tune(Engine *engine, Error *e) {
+    if (!machine) return cpu_engine.tune(engine, e);
+    if (!*tuning) {
+        snprintf(tuning, sizeof tuning, "%s: 8,8,8,0000,0,0,16=1f.0.%d", machine, (int)getpid());
+        printf("timed %s\n", tuning);
+    }
+    return 0;
+}
+
+static const char *fake_tuning(const Engine *engine) { return machine ? tuning : cpu_engine.tuning(engine); }
+
+static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
+    if (!machine) return cpu_engine.set_tuning(engine, text, e);
+    bool fits = !*text || (strncmp(text, machine, strlen(machine)) == 0 && text[strlen(machine)] == ':');
+    snprintf(tuning, sizeof tuning, "%s", fits ? text : "");
+    printf("%s of %s took [%s]\n", fits ? "engine" : "wrong engine", machine, tuning);
+    return fits ? 0 : FAIL(e, ERR_INPUT, NULL, "tuned for another than %s", machine);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Looking
+
+// "tuning" of a JSON file, or "(none)".
+static const char *recorded(const char *path) {
+    static char text[4][TUNING_BYTES];
+    static int next;
+    char *out = text[next++ % 4];
+    size_t bytes;
+    char *file = read_text(path, &bytes);
+    cJSON *json = cJSON_Parse(file);
+    const char *value = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "tuning"));
+    snprintf(out, TUNING_BYTES, "%s", value ? value : "(none)");
+    cJSON_Delete(json);
+    memory_free(file);
+    return out;
+}
+
+// run.json and the newest checkpoint must say the same; returns it.
+static const char *recorded_by(const char *run) {
+    const char *text = recorded(path_of("%s/run.json", run));
+    const char *state = recorded(path_of("%s/step_%08ld/state.json", run, newest_step(run)));
+    CHECK(strcmp(text, state) == 0, "run.json: '%s', state.json: '%s'", text, state);
+    return text;
+}
+
+static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+#define RUN_OF                                                                                                         \
+    "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 "                      \
+    "--seq-len 8 --threads 1 --micro-batch 4 "
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tests
+
+static void test_not_asked_for(void) {
+    machine = "Fake 1";
+    CHECK(trainer_run(RUN_OF "--steps 2 --out plain") == 0, "%s", log_tail());
+    CHECK(!log_mentions("timed") && !log_mentions("tuned "), "%s", log_tail());
+    CHECK(strcmp(recorded_by("plain"), "") == 0, "'%s'", recorded_by("plain"));
+}
+
+// The choice of the first part holds for all later ones, asked for or not.
+static void test_kept_on_resume(void) {
+    char first[TUNING_BYTES];
+    machine = "Fake 1";
+    CHECK(trainer_run(RUN_OF "--steps 2 --out kept --tune") == 0, "%s", log_tail());
+    snprintf(first, sizeof first, "%s", recorded_by("kept"));
+    CHECK(log_mentions("timed Fake 1: ") && begins(first, "Fake 1: 8,8,8"), "'%s': %s", first, log_tail());
+    for (int steps = 4; steps <= 6; steps += 2) {
+        CHECK(trainer_run(RUN_OF "--steps %d --out kept%s", steps, steps == 6 ? " --tune" : "") == 0, "%s", log_tail());
+        CHECK(!log_mentions("timed") && log_mentions(path_of("engine of Fake 1 took [%s]", first)), "%s", log_tail());
+        CHECK(strcmp(recorded_by("kept"), first) == 0, "'%s', want '%s'", recorded_by("kept"), first);
+        CHECK(!log_mentions("note:") && log_mentions("tuned   1 matrix product"), "%s", log_tail());
+    }
+    CHECK(trainer_run(RUN_OF "--steps 2 --out kept --tune --fresh") == 0, "%s", log_tail());
+    CHECK(log_mentions("timed Fake 1: ") && strcmp(recorded_by("kept"), first) != 0, "%s", log_tail());
+}
+
+// On another machine the run goes on, says so, and tunes again only if it is asked to.
+static void test_another_machine(void) {
+    machine = "Fake 1";
+    CHECK(trainer_run(RUN_OF "--steps 2 --out moved --tune") == 0, "%s", log_tail());
+    machine = "Fake 12"; // whose name begins like the other's
+    CHECK(trainer_run(RUN_OF "--steps 4 --out moved --tune") == 0, "%s", log_tail());
+    CHECK(log_mentions("note: moved/step_00000002: tuned for another than Fake 12"), "%s", log_tail());
+    CHECK(begins(recorded_by("moved"), "Fake 12: "), "'%s'", recorded_by("moved"));
+    machine = "Fake 1";
+    CHECK(trainer_run(RUN_OF "--steps 6 --out moved") == 0, "%s", log_tail());
+    CHECK(log_mentions("note: moved/step_00000004: tuned for another than Fake 1"), "%s", log_tail());
+    CHECK(strcmp(recorded_by("moved"), "") == 0, "'%s'", recorded_by("moved"));
+}
+
+// The CPU engine has nothing to tune, and goes on with a GPU's run.
+static void test_cpu(void) {
+    machine = NULL;
+    CHECK(trainer_run(RUN_OF "--steps 2 --out cpu --tune") == ERR_USAGE, "%s", log_tail());
+    CHECK(log_mentions("--tune is for GPUs") && !directory_exists("cpu"), "%s", log_tail());
+    machine = "Fake 1";
+    CHECK(trainer_run(RUN_OF "--steps 2 --out cpu --tune") == 0, "%s", log_tail());
+    machine = NULL;
+    CHECK(trainer_run(RUN_OF "--steps 4 --out cpu") == 0, "%s", log_tail());
+    CHECK(log_mentions("tuned for Fake 1, and this is the CPU"), "%s", log_tail());
+    CHECK(strcmp(recorded_by("cpu"), "") == 0, "'%s'", recorded_by("cpu"));
+}
+
+static char self[PATH_MAX];
+
+// Two ranks on these machines. "" where there is no MPI.
+static int run_ranks(const char *machine_0, const char *machine_1, const char *options) {
+    char line[2 * PATH_MAX];
+    snprintf(line, sizeof line,
+             "OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader ASAN_OPTIONS=detect_leaks=0 GNS_TEST_MACHINE='%s' "
+             "GNS_TEST_MACHINE_1='%s' mpirun -np 2 --oversubscribe --allow-run-as-root --bind-to none '%s' " RUN_OF
+             "--steps 2 %s > log 2>&1",
+             machine_0, machine_1, self, options);
+    int status = system(line);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_ranks(void) {
+    if (system("command -v mpirun > /dev/null 2>&1") != 0) SKIP("no mpirun here");
+    int code = run_ranks("Fake 1", "Fake 1", "--out ranks --tune");
+    if (code == ERR_USAGE && log_mentions("install Open MPI")) SKIP("a build without MPI");
+    CHECK(code == 0, "%d: %s", code, log_tail());
+    const char *text = recorded_by("ranks");
+    CHECK(begins(text, "Fake 1: "), "'%s'", text);
+    CHECK(log_mentions(path_of("engine of Fake 1 took [%s]", text)), "rank 1 took another: %s", log_tail());
+    code = run_ranks("Fake 1", "Fake 2", "--out mixed --tune");
+    CHECK(code == 0 && log_mentions("note: the ranks have different GPUs"), "%d: %s", code, log_tail());
+    CHECK(log_mentions("engine of Fake 1 took []"), "rank 0 keeps what rank 1 has not: %s", log_tail());
+    CHECK(strcmp(recorded_by("mixed"), "") == 0, "'%s'", recorded_by("mixed"));
+}
+
+int main(int argc, char **argv) {
+    trainer.engine = cpu_engine;
+    trainer.engine.tune = fake_tune;
+    trainer.engine.tuning = fake_tuning;
+    trainer.engine.set_tuning = fake_set_tuning;
+    if (argc > 1) { // one of the ranks
+        const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+        machine = getenv(rank && *rank == '1' ? "GNS_TEST_MACHINE_1" : "GNS_TEST_MACHINE");
+        return program_main(argc - 1, argv + 1, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
+    }
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n < 0) return 1;
+    trainer_setup();
+    RUN(test_not_asked_for);
+    RUN(test_kept_on_resume);
+    RUN(test_another_machine);
+    RUN(test_cpu);
+    RUN(test_ranks);
+    return trainer_end();
+}

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# What the pages in dev/docs and the README say of options, files and figures, against what is there.
+# GNS_BUILD names the build directory.
+set -u
+. "$(dirname "$0")/../checks.sh" docs
+help=$work/help
+"$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
+
+# What --help says of each option, a line each: its name, and its name in llm.c where it has one.
+awk '
+    function tell(text) {
+        if (!match(text, /^  --[a-z0-9-]+/)) return
+        option = substr(text, 3, RLENGTH - 2)
+        if (match(text, /llm\.c +-[a-z]+/)) { alias = substr(text, RSTART, RLENGTH); sub(/.* /, " ", alias) } else alias = ""
+        print option alias
+    }
+    /^  --/ { tell(text); text = "" }
+    { text = text $0 }
+    END { tell(text) }
+' "$help" > "$work/options"
+
+# Every row of the three tables, in its second column: an option that exists; of llm.c's, one with that alias.
+tables() {
+    awk -v options="$work/options" -F ' *[|] *' '
+        BEGIN {
+            while ((getline line < options) > 0) { split(line, word, " "); known[word[1]] = 1; if (word[2]) alias[word[2]] = word[1] }
+        }
+        /^## / { llmc = /llm\.c/ }
+        /^[|] `/ {
+            from = $2; to = $3; gsub(/`/, "", from); gsub(/`/, "", to); rows++
+            split(to, word, " ")
+            if (to != "" && !(word[1] in known)) print from ": no option " word[1]
+            if (llmc) { told[from] = 1; if (alias[from] != to) print from ": is " alias[from] ", not " to }
+        }
+        END { for (flag in alias) if (!(flag in told)) print flag ": is missing"; if (rows < 60) print rows " rows" }
+    ' dev/docs/coming-from.md
+}
+
+# What the recipes' launcher takes llm.c's flags for is what the trainer does.
+aliases() {
+    local pair pairs
+    pairs=$(sed -n '/^declare -A ALIASES=/,/)$/p' scripts/launch.sh | grep -oE '\[-[a-z]+\]=--[a-z-]+' | tr -d '[]')
+    [ "$(wc -w <<< "$pairs")" -ge 15 ] || echo "scripts/launch.sh: which aliases? $pairs"
+    for pair in $pairs; do
+        grep -qxF -- "${pair#*=} ${pair%%=*}" "$work/options" || echo "scripts/launch.sh: $pair is not so in --help"
+    done
+}
+
+# The flags of llm.c that the page says are passed over are.
+passed_over() {
+    local flag flags said
+    flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*say so in one line: `\([^`]*\)`.*/\1/p')
+    [ -n "$flags" ] || echo "the page names none"
+    for flag in $flags; do
+        said=$("$train" "$flag" 1 --check dev/docs/none 2>&1)
+        [[ $said == *"$flag "*"has no counterpart"* ]] || echo "$flag is not passed over"
+    done
+}
+
+# Options of the trainer in code: those of its commands in every ```sh block.
+options() {
+    local page option
+    for page in README.md dev/docs/*.md; do
+        awk '/^```/ { code = $0 == "```sh"; next }
+            code { if (!more) ours = /train_gpt2(cu)? |run_gpt2_/; more = /\\$/; if (ours) { sub(/ # .*/, ""); print } }' "$page" |
+            grep -oE -- '--[a-z][a-z0-9-]*' | sort -u | while read -r option; do
+            case $option in --bind-to | --allow-run-as-root) continue ;; esac # mpirun's
+            grep -qE -- "^  $option( |\$)" "$help" || echo "$page: no option $option"
+        done
+    done
+}
+
+# Links to files, and the programs that a page has one run, exist.
+files() {
+    local page link file
+    for page in README.md dev/docs/*.md; do
+        grep -oE '\]\([^)#]+' "$page" | cut -c 3- | grep -v '^http' | while read -r link; do
+            [ -e "$(dirname "$page")/$link" ] || echo "$page: no $link"
+        done
+        grep -oE '(^|[ `])(scripts|data|dev)/[a-z0-9_/]+\.(sh|py|c|md|sbatch)' "$page" | tr -d ' `' | sort -u |
+            while read -r file; do [ -e "$file" ] || echo "$page: no $file"; done
+    done
+}
+
+size() {
+    local bytes
+    bytes=$(cat dev/docs/*.* | wc -c)
+    [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
+}
+
+for test in tables aliases passed_over options files size; do
+    begin
+    complaints=$($test 2>&1)
+    check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
+    end $test
+done
+exit $failed

@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# What `make clean` removes and keeps, first builds on a machine without MPI or a library, and builds for several GPUs: in
+# made-up directories.
+set -u
+. "$(dirname "$0")/../checks.sh" make
+unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
+
+with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # in this directory
+program() { printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod +x "$1"; } # FILE TEXT
+
+begin
+mkdir -p "$work"/tree/{data,build/{cpu/llmc,cpu-nompi-generic-san,cuda-BF16,demo/run/step_00000008,ramp_study,venv/bin,cpustudy}}
+cd "$work/tree" || exit 70
+with_make
+touch build/cpu/llmc/x.o build/demo/run/step_00000008/model.safetensors build/fuzz_coverage
+ln -s build/cpu/train_gpt2 train_gpt2
+ln -s ../build/cpu/data/tokenize data/tokenize
+returns 0 make clean
+for gone in build/cpu build/cpu-nompi-generic-san build/cuda-BF16 build/fuzz_coverage train_gpt2 data/tokenize; do
+    check "$gone is left" [ ! -e $gone -a ! -L $gone ]
+    check "$gone: not said to go" grep -qE "^rm .*$gone( |\$)" "$work/log"
+done
+for kept in build/demo/run/step_00000008/model.safetensors build/ramp_study build/venv/bin build/cpustudy; do
+    check "$kept is gone" [ -e $kept ]
+done
+check "what is kept is not said: $(tail -n 1 "$work/log")" says "$work/log" "kept: build/cpustudy build/demo build/ramp_study build/venv"
+rm -rf build && mkdir build
+returns 0 make clean
+check "an empty build is said to be kept" [ "$(grep -c kept "$work/log")" = 0 ]
+end clean
+
+# A target looks again for MPI after deps.sh has installed it.
+begin
+mkdir -p "$work"/first/{bin,scripts,llmc/base,dev/test/base}
+cd "$work/first" || exit 70
+with_make
+program bin/pkg-config 'exit 1'
+program bin/mpicc '[ -e installed ] || exit 1; [ "$1" != --showme:link ] || echo -lm'
+program scripts/deps.sh 'touch installed'
+echo 'int engine;' > train_gpt2.c
+echo 'int module;' > llmc/base/module.c
+printf '#include <stdio.h>\nint main(int n, char **words) { return n == 2 && printf("%%s seconds\\n", words[1]) > 0 ? 0 : 1; }\n' > dev/test/base/fuzz_none.c
+PATH=$work/first/bin:$PATH returns 0 make fuzz
+check "no fuzzer ran: $(tail -n 1 "$work/log")" says "$work/log" "600 seconds"
+check "built without MPI: $(ls -d build/*)" [ -e build/cpu-san/dev/test/base/fuzz_none -a ! -e build/cpu-nompi-san ]
+cd "$root" || exit 70
+end first_time_without_mpi
+
+# A missing header of a library is an error of one line.
+begin
+mkdir -p "$work"/bare/{bin,none}
+cd "$work/bare" || exit 70
+with_make
+ln -s "$root/llmc" .
+program bin/cc 'for word; do [ "$word" != -E ] || exec gcc -nostdinc "$@"; done
+exec gcc "$@"'
+returns 2 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI=1 BUILD=build/cpu
+check "not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
+check "$(cat "$work/log")" says "$work/log" "error: no cjson/cJSON.h: scripts/deps.sh demo installs"
+touch none/xxhash.h && mkdir none/cjson && touch none/cjson/cJSON.h
+returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI=1 BUILD=build/cpu CFLAGS="-I$PWD/none"
+returns 0 make clean
+check "kept: $(cat "$work/log")" [ ! -e build ]
+end no_header
+
+# An nvcc that logs its arguments, and prints the file `report` for what it compiles.
+mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
+cd "$work/gpu" || exit 70
+with_make
+program cuda/bin/nvcc 'echo "$*" >> calls
+for word; do [ "$before" != -o ] || : > "$word"; before=$word; done
+case "$*" in *" -c "*) cat report >&2 ;; esac'
+echo 'int module;' | tee llmc/base/module.c > llmc/run/main_cuda.c
+touch train_gpt2.cu llmc/cuda/kernel.cu report
+build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_gpt2cu CUDA_HOME="$work/gpu/cuda" NO_MPI=1 "$@"; } # [VARIABLE=VALUE...]
+compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
+gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
+
+# Other GPUs or flags recompile what depends on them, and only that.
+begin
+returns 0 build_gpu CUDA_ARCH=90a
+check "first: $(compiled)" [ "$(compiled)" = "kernel.cu sm_90a train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH=90a
+check "the same again: $(cat calls)" [ ! -s calls ]
+returns 0 build_gpu CUDA_ARCH=80
+check "for another: $(compiled)" [ "$(compiled)" = "kernel.cu sm_80 train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH="80 90"
+check "for two: $(compiled)" [ "$(compiled)" = "kernel.cu sm_80 sm_90a train_gpt2.cu" ]
+returns 0 build_gpu CUDA_ARCH=80
+returns 0 build_gpu CUDA_ARCH=80 CFLAGS="-O1 -DWORD='\"word\"'"
+check "flags of C: $(cat "$work/log")" says "$work/log" "-o build/cpu-nompi/llmc/base/module.o"
+check "flags of C: nvcc compiled $(compiled)" [ -z "$(compiled)" ]
+returns 0 build_gpu CUDA_ARCH=80 CFLAGS="-O1 -DWORD='\"word\"'"
+check "the same flags: $(cat "$work/log")" [ ! -s calls ]
+for native in 1 0 1 0; do
+    returns 0 build_gpu CUDA_ARCH=80 NATIVE=$native
+    library=build/cpu-nompi$([ $native = 1 ] || echo -generic)/libgns.a
+    check "NATIVE=$native: linked with another library: $(cat calls)" says calls " $library "
+    check "NATIVE=$native: nvcc compiled $(compiled)" [ -z "$(compiled)" ]
+done
+end other_flags
+
+# The GPUs that nvidia-smi lists.
+begin
+finds() { # COMPUTE_CAPABILITIES ARCHITECTURES
+    gpus "$1"
+    rm -rf build
+    returns 0 build_gpu
+    check "$1: $(compiled)" [ "$(compiled)" = "kernel.cu $2 train_gpt2.cu" ]
+}
+finds '9.0\n9.0' sm_90a
+finds '7.5\n8.0' sm_80
+finds '8.9\n12.0\n6.1' "sm_120 sm_89"
+finds 'No devices were found' "sm_80 sm_90a"
+finds 'NVIDIA-SMI has failed (error 9)\n[N/A]' "sm_80 sm_90a"
+too_old() { # CAPABILITY [VARIABLE=VALUE]
+    returns 2 build_gpu "${@:2}"
+    check "$1: $(cat "$work/log")" says "$work/log" "compute capability $1: the CUDA trainer needs 8.0 (A100) or newer; CUDA_ARCH=80 builds for another machine"
+    check "$1: more than a line: $(cat "$work/log")" one_line "$work/log"
+}
+gpus '7.5\n7.5'
+too_old 7.5
+gpus 9.0
+too_old 7.0 CUDA_ARCH="70 90a"
+end gpus_found
+
+# Register spills fail a build for GPUs that kernels are tuned for; for others they are warnings.
+begin
+gpus 9.0
+for arch in 80 90a 120 86; do
+    printf "ptxas info    : Compiling entry function 'thrifty' for 'sm_120'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Compiling entry function 'too_large' for 'sm_$arch'\nptxas info    : Function properties for too_large\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n" > report
+    case $arch in 80 | 90a) code=2 ;; *) code=0 ;; esac
+    rm -rf build
+    returns $code build_gpu CUDA_ARCH=$arch
+    check "sm_$arch: $(cat "$work/log")" says "$work/log" "too_large"
+    check "sm_$arch: $(cat "$work/log")" says "$work/log" "registers spill"
+    check "sm_$arch: names what does not spill" [ "$(grep -c thrifty "$work/log")" = 0 ]
+    check "sm_$arch: an object is left" [ $code = 0 -o "$(find build -name kernel.o -o -name train_gpt2.o | wc -l)" = 0 ]
+done
+cd "$root" || exit 70
+end spills
+exit $failed

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# scripts/report.py and scripts/critical_batch.py on made-up runs with known answers.
+# Skipped if neither build/venv nor python3 has their packages.
+set -u
+. "$(dirname "$0")/../checks.sh" report
+
+# A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
+# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
+# steps.
+make_run() {
+    mkdir -p "$work/$1"
+    echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
+    awk -v B="$2" -v N="$3" 'BEGIN {
+        S = 100 + 3200 / B
+        for (s = 1; s <= N; s++) {
+            loss = 4 - 2 * s / S; n = s <= N / 2 ? 4 : 64
+            printf "{\"step\": %d, \"tokens\": %d, \"examples\": %d, \"batch\": %d, \"loss\": %.9f, \"lr\": 0.001, ", \
+                s, 64 * s * B, s * B, B, loss
+            printf "\"grad_norm\": 1, \"tok_per_s\": 640, \"mfu\": null, \"gns_ln\": %s, \"gns_ln_se\": %s, ", \
+                s == 3 ? "null" : n, s < 2 ? "null" : 1
+            printf "\"gns_ln_lower\": %s, \"gns_ln_g2\": 1, \"gns_ln_s\": %d", (s > 50 && s < 60) ? "1e308" : 1, n
+            if (s % 8 == 1) printf ", \"gns_total\": 9, \"gns_ratio\": 1, \"gns_type_mlp\": 5, \"gns_layer\": [3, null]"
+            print "}"
+            if (s % 10 == 0) printf "{\"step\": %d, \"tokens\": %d, \"val_loss\": %.9f}\n", s, 64 * s * B, loss
+        } }' > "$work/$1/metrics.jsonl"
+}
+make_run b8 8 560
+make_run b32 32 240
+make_run b128 128 160
+echo '{"step": 560, "tokens": 286720, "hellaswag": 0.25, "hellaswag_norm": 0.3125}' >> "$work/b8/metrics.jsonl"
+cat > "$work/b8/run.json" << 'END'
+{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.008}, "parts": [
+  {"first_step": 1, "ranks": 1, "host": "here", "directory": "/a b", "options": {"lr": 0.01, "prompt": "<i>"}, "command": ["./train_gpt2", "--prompt", "<i>"]},
+  {"first_step": 301, "ranks": 4, "host": "there", "directory": "/c", "options": {"lr": 0.008}, "command": ["./train_gpt2", "--steps", "560"]}]}
+END
+for step in 50 100 150 200 250 300 350 400 450 500 550; do
+    echo "{\"step\": $step, \"tokens\": $((512 * step)), \"prompt\": \"a<b\", \"text\": \"a<b and <u>$step\"}"
+done > "$work/b8/samples.jsonl"
+echo '{"step": 560, "tokens": 286720, "prompt": "@a<b", "text": "so <u>"}' >> "$work/b8/samples.jsonl"
+
+if ! python=$(find_python matplotlib); then
+    printf 'SKIP report/%s no Python with matplotlib\n' page errors no_package
+else
+    begin
+    returns 0 "$python" scripts/report.py "$work"/b8 "$work"/b32 "$work"/b128 -o "$work/r.html"
+    returns 0 "$python" - "$work/r.html" <<'END'
+import re, sys, xml.etree.ElementTree as tree
+from html.parser import HTMLParser
+text, open_tags, found = open(sys.argv[1]).read(), [], []
+class Page(HTMLParser):
+    def handle_starttag(self, tag, attributes):
+        found.append(tag)
+        if tag not in ("meta", "br"): open_tags.append(tag)
+        assert not any(n in ("src", "href") and not v.startswith("#") for n, v in attributes), (tag, attributes)
+    def handle_endtag(self, tag):
+        assert open_tags.pop() == tag, tag
+Page().feed(text)
+assert not open_tags and found.count("svg") == 6 and found.count("table") == 4, (open_tags, found.count("svg"))
+for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
+# The dotted line of an infinite bound runs along the top, without a gap.
+noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
+dotted = [re.findall("([ML]) ([0-9.]+) ([0-9.]+)", path) for path, style in
+          re.findall('<path d="([^"]*)"[^>]*style="([^"]*)"', noise) if "stroke-dasharray: 0.8," in style]
+dotted = [path for path in dotted if len(path) > 4]  # without the key's
+assert len(dotted) == 3 and all([p[0] for p in path].count("M") == 1 for path in dotted), dotted
+heights = [{round(float(y)) for _, _, y in path} for path in dotted]
+assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
+cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
+assert "cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>" in text and "steps 301 to 560, " in text
+assert "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>" in text and "Coloured" in text
+assert "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>" in text and "<p class=note>Changed: lr = 0.008.</p>" in text
+assert "steps 1 to 300, " in text and "on there, 4 ranks" in text
+shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
+assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these, and the last, above
+assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%"
+assert ["options: out"] not in cells and "&lt;b&gt;&amp;amp;" in text
+# Equal loss: the highest of the runs' lowest. b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
+saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
+assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
+END
+    end page
+
+    begin
+    fails() { # WHAT TEXT: report.py on $work/bad exits 65 with one line that has the text, and leaves no page
+        returns 65 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+        check "$1: not one line: $(head -n 2 "$work/log")" one_line "$work/log"
+        check "$1: says $(cat "$work/log")" says "$work/log" "$2"
+        check "$1: a page is left" [ ! -e "$work/bad.html" ]
+    }
+    fails "no run" "run.json: No such file"
+    mkdir "$work/bad" && cp "$work/b8/run.json" "$work/bad"
+    fails "no metrics" "metrics.jsonl: No such file"
+    : > "$work/bad/metrics.jsonl"
+    fails "empty" "no step"
+    head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$work/bad/metrics.jsonl"
+    fails "cut" "metrics.jsonl line 4: not JSON"
+    echo '{"step": 1, "tokens": 8, "loss": "low"}' > "$work/bad/metrics.jsonl"
+    fails "text for a number" 'line 1: "loss" is not a number'
+    echo '{' > "$work/bad/run.json"
+    fails "bad run.json" "run.json: not JSON"
+    cp "$work"/b8/* "$work/bad" && echo '{"step": 1, "text": 5}' > "$work/bad/samples.jsonl"
+    fails "a sample that is none" "samples.jsonl line 1: no sample with its step and text"
+    cp "$work"/b8/* "$work/bad" && echo '{"parts": [{"command": "x"}], "options": {}}' > "$work/bad/run.json"
+    fails "a command that is none" 'run.json: "parts" is no list of commands'
+    returns 74 "$python" scripts/report.py "$work/b128" -o "$work/none/there.html"
+    echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo" && ln -s victim "$work/there.tmp"
+    for name in link fifo there; do
+        returns 74 timeout 60 "$python" scripts/report.py "$work/b128" -o "$work/$name"
+        check "$name: says $(cat "$work/log")" one_line "$work/log"
+        check "$name: no remedy" says "$work/log" "move it away"
+        check "$name: written through" [ "$(cat "$work/victim")" = precious ]
+    done
+    check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a -L "$work/there.tmp" ]
+    if mknod "$work/device" c 1 7 2> /dev/null; then # one that is always full
+        returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
+        check "a device was replaced" [ -c "$work/device" ]
+    fi
+    returns 64 "$python" scripts/report.py
+    check "no run named: not one line" one_line "$work/log"
+    end errors
+
+    begin
+    mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/matplotlib.py"
+    PYTHONPATH=$work/hidden returns 65 "$python" scripts/report.py "$work/b8"
+    check "not one line" one_line "$work/log"
+    check "package not named" says "$work/log" "pip install matplotlib"
+    end no_package
+fi
+
+if ! python=$(find_python numpy scipy); then
+    printf 'SKIP report/%s no Python with numpy and scipy\n' fit gain venv
+    exit $failed
+fi
+
+near() { awk -v x="$1" -v y="$2" -v e="$3" 'BEGIN { exit !(x != "" && x - y <= e && y - x <= e) }'; } # X WANTED ERROR
+value_of() { awk -v name="$1" '$1 == name { print $3; exit }' "$work/log"; }
+
+begin
+returns 0 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2
+check "S_min $(value_of S_min)" near "$(value_of S_min)" 100 0.01
+check "E_min $(value_of E_min)" near "$(value_of E_min)" 3200 0.3
+check "B_crit $(value_of B_crit)" near "$(value_of B_crit)" 32 0.01
+returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b8                # one batch size
+returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 --target 0.1 # not reached
+mkdir "$work/ramp" && cp "$work/b8/run.json" "$work/ramp"
+sed '1,9s/"batch": 8/"batch": 4/' "$work/b8/metrics.jsonl" > "$work/ramp/metrics.jsonl"
+returns 65 "$python" scripts/critical_batch.py fit "$work"/ramp "$work"/b32
+check "a ramp: not named" says "$work/log" "ramp: the batch is not constant"
+end fit
+
+# B = 8: a step makes 1 / (1 + 4 / 8) = 2/3, then 1 / (1 + 64 / 8) = 1/9 of an ideal one. With weights 6 and 1,
+# gamma = (6 * 2 + 8)^2 / (7 (6 * 4 + 64)) = 400 / 616.
+begin
+returns 0 "$python" scripts/critical_batch.py gain "$work/b8"
+check "gamma: $(grep '^gamma' "$work/log")" near "$(sed -n 's/^gamma.* = //p' "$work/log")" 0.64935 0.0002
+sed -i 's/gns_ln/gns_no/g' "$work/b32/metrics.jsonl"
+returns 65 "$python" scripts/critical_batch.py gain "$work/b32" # no noise scale
+end gain
+
+# A copy of the scripts whose build/venv has the package that the calling Python lacks.
+begin
+mkdir -p "$work/hidden" "$work/copy" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
+echo 'raise ImportError("hidden")' > "$work/hidden/numpy.py"
+without() { (cd "$work/copy" && PYTHONPATH=$work/hidden timeout 60 "$python" scripts/critical_batch.py "$@"); }
+venv() { # COMMAND...: makes a build/venv with this Python
+    mkdir -p "$work/copy/build/venv/bin" && printf '#!/bin/sh\nexec %s "$@"\n' "$*" > "$work/copy/build/venv/bin/python"
+    chmod +x "$work/copy/build/venv/bin/python"
+}
+returns 65 without gain ../b8
+check "no venv: $(cat "$work/log")" says "$work/log" "(hidden): python3 -m venv build/venv && build/venv/bin/pip install numpy"
+venv env -u PYTHONPATH "$(command -v "$python")"
+returns 0 without gain "../b 8"
+check "no gamma: $(cat "$work/log")" grep -q '^gamma' "$work/log"
+venv "$(command -v "$python")" # which lacks it too
+returns 65 without gain ../b8
+check "a venv: $(cat "$work/log")" says "$work/log" "(hidden): build/venv/bin/pip install numpy"
+check "not one line" one_line "$work/log"
+PYTHONPATH=$work/hidden returns 65 "$python" "$work/copy/scripts/critical_batch.py" gain "$work/b8"
+check "from elsewhere: $(cat "$work/log")" says "$work/log" "(hidden): $work/copy/build/venv/bin/pip install numpy"
+end venv
+exit $failed

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# dev/test/run.sh itself: what it counts, and that a test which never ends is one failure, not the end of all testing.
+set -u
+. "$(dirname "$0")/../checks.sh" run
+
+fake() { # NAME, a test that does as standard input says
+    { echo '#!/usr/bin/env bash' && cat; } > "$work/test_$1.sh" && chmod +x "$work/test_$1.sh"
+}
+fake good <<< 'echo "PASS good/one"; echo "SKIP good/two: why"'
+fake bad <<< 'echo "FAIL bad/one: why"; exit 1'
+fake crash <<< 'echo "PASS crash/one"; kill -SEGV $$'
+fake silent <<< 'exit 0'
+fake absent <<< 'echo "SKIP absent: not here"; exit 77'
+# Of another session, as mpirun's ranks may be.
+fake endless <<< "echo 'PASS endless/one'; setsid sleep 1000 & echo \$! > '$work/apart'; sleep 1000; echo 'PASS endless/two'"
+fake make <<< "out=\$(make --no-print-directory -s -j2 -f '$work/inner' 2>&1); [ -z \"\$out\" ] && echo 'PASS make/one' || echo \"FAIL make/one: \$out\""
+
+runs() { # LAST_LINE CODE NAME...: of the tests of these names
+    local last=$1 want=$2 code
+    shift 2
+    dev/test/run.sh "$work" "${@/#/$work/test_}" > "$work/log" 2>&1
+    code=$?
+    [ $code = "$want" ] && [ "$(tail -n 1 "$work/log")" = "$last" ] || { echo "exit code $code"; cat "$work/log"; return 1; }
+}
+counts() {
+    runs "1 passed, 0 failed, 2 skipped" 0 good.sh absent.sh &&
+        runs "2 passed, 3 failed, 1 skipped" 1 bad.sh crash.sh silent.sh good.sh &&
+        says "$work/log" "FAIL test_crash: exit code 139" && says "$work/log" "FAIL test_silent: exit code 0"
+}
+alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS; burying it is another's business
+ends_what_never_ends() { # with all that it began, and goes on
+    GNS_TEST_LIMIT=3 runs "2 passed, 1 failed, 1 skipped" 1 endless.sh good.sh &&
+        says "$work/log" "FAIL test_endless: did not end within 3 s" || return 1
+    local apart i
+    apart=$(cat "$work/apart") || return 1
+    for ((i = 0; i < 100; i++)); do alive "$apart" && sleep 0.1 || return 0; done
+    echo "process $apart goes on"
+    return 1
+}
+inner_make() { # minds its own -j
+    printf 'all:\n\t@true\n' > "$work/inner"
+    printf 'all:\n\t+@dev/test/run.sh %s %s\n' "$work" "$work/test_make.sh" > "$work/outer"
+    make --no-print-directory -j4 -f "$work/outer" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+}
+
+for test in counts ends_what_never_ends inner_make; do
+    try $test
+done
+exit $failed

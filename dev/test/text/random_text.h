@@ -1,0 +1,57 @@
+// random_text: random text for the tests of tokenizers.
+#ifndef GNS_RANDOM_TEXT_H
+#define GNS_RANDOM_TEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+static uint64_t random_state; // xorshift64*, seeded from the clock
+
+static inline uint32_t draw(uint32_t below) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return (uint32_t)((random_state * 0x2545f4914f6cdd1du) >> 33) % below;
+}
+
+static inline size_t put_code_point(char *out, uint32_t c) {
+    unsigned char b[4];
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; c >>= 6) b[i] = (unsigned char)(0x80 | (c & 0x3F));
+    b[0] = (unsigned char)(lead[n] | c);
+    memcpy(out, b, n);
+    return n;
+}
+
+// One or more characters of a kind that GPT-2's pattern tells apart, the same in every version of Unicode.
+static inline size_t put_piece(char *out) {
+    static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
+                                         "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
+                                         "_",  "()",  "é",  "ß",  "Ж",    "中文", "ñ",    "٣",   "½",    "²",    "🙂",
+                                         "　", " ",   " ",  "᠎",  "́",     "​",  "\x7f", "ſ",   "Ⅷ",    "〇",   "l"};
+    const char *piece = pieces[draw(sizeof pieces / sizeof *pieces)];
+    memcpy(out, piece, strlen(piece));
+    return strlen(piece);
+}
+
+// `count` pieces. Returns their bytes, at most four each.
+static inline size_t random_pieces(char *out, int count) {
+    size_t at = 0;
+    for (int i = 0; i < count; i++) at += put_piece(out + at);
+    return at;
+}
+
+// The same, but a tenth of the pieces are any code points.
+static inline size_t random_text(char *out, int count) {
+    size_t at = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t c = draw(0x110000);
+        bool any = draw(10) == 0 && (c < 0xD800 || c > 0xDFFF);
+        at += any ? put_code_point(out + at, c) : put_piece(out + at);
+    }
+    return at;
+}
+
+#endif

@@ -1,0 +1,373 @@
+// HellaSwag: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the texts alone,
+// and malformed files are refused by name and line.
+#define _POSIX_C_SOURCE 200809L
+#include "text/hellaswag.h"
+#include "math/rng.h"
+#include "../test.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+enum { V = 256, QUESTIONS = 60, ENDINGS_MOST = 5, TEXT_MOST = 90 };
+
+static Error e;
+static uint64_t seed, draws;
+static char scratch[PATH_MAX];
+static Tokenizer *bytes_tokenizer; // token b is byte b, so rows are texts
+
+static int draw(int below) { return (int)(rng_u32(seed, 1, draws++) % (uint32_t)below); }
+
+static const char *path_of(const char *name) {
+    static char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
+    return path;
+}
+
+static const char *write_bytes(const char *name, const void *data, size_t bytes) {
+    const char *path = path_of(name);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(data, 1, bytes, f) == bytes && fclose(f) == 0, "cannot write %s", path);
+    return path;
+}
+
+static const char *write_text(const char *text) { return write_bytes("q.jsonl", text, strlen(text)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Questions, and files with them
+
+typedef struct {
+    char context[TEXT_MOST + 1], ending[ENDINGS_MOST][TEXT_MOST + 1];
+    int endings, label;
+} Example;
+
+static void draw_text(char *text, int most) {
+    static const char letters[] = "abcdefgh ij,.'\"\\\n\t\xc3\xa9"; // the last two bytes together are one character
+    int length = 1 + draw(most - 1), at = 0;
+    while (at < length) {
+        int k = draw((int)sizeof letters - 2);
+        if (letters[k] != '\xc3') text[at++] = letters[k];
+        else if (at + 1 < length) text[at++] = '\xc3', text[at++] = '\xa9';
+        else text[at++] = 'z';
+    }
+    text[at] = 0;
+}
+
+static void draw_examples(Example *examples, int count) {
+    for (Example *x = examples; x < examples + count; x++) {
+        x->endings = 2 + draw(ENDINGS_MOST - 1);
+        x->label = draw(x->endings);
+        draw_text(x->context, TEXT_MOST);
+        for (int i = 0; i < x->endings; i++) draw_text(x->ending[i], TEXT_MOST);
+    }
+}
+
+static void put_json_text(FILE *f, const char *text) {
+    fputc('"', f);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
+        else if (*text == '\n') fputs("\\n", f);
+        else if (*text == '\t') fputs("\\u0009", f);
+        else fputc(*text, f);
+    }
+    fputc('"', f);
+}
+
+static const char *write_jsonl(const Example *examples, int count) {
+    const char *path = path_of("examples.jsonl");
+    FILE *f = fopen(path, "wb");
+    for (const Example *x = examples; x < examples + count; x++) {
+        fprintf(f, "{\"ind\": 24, \"activity_label\": \"[header]\", \"ctx_a\": \"x\", \"ctx\": ");
+        put_json_text(f, x->context);
+        fprintf(f, ", \"endings\": [");
+        for (int i = 0; i < x->endings; i++) {
+            fputs(i ? ", " : "", f);
+            put_json_text(f, x->ending[i]);
+        }
+        fprintf(f, draw(2) ? "], \"label\": %d}\n" : "], \"label\": \"%d\"}\n\n", x->label);
+    }
+    fclose(f);
+    return path;
+}
+
+static size_t put_tokens(uint16_t *out, const char *before, const char *text) {
+    size_t n = 1;
+    for (; *before; before++) out[n++] = (unsigned char)*before;
+    for (; *text; text++) out[n++] = (unsigned char)*text;
+    out[0] = (uint16_t)(n - 1);
+    return n;
+}
+
+// llm.c's format. Returns the file's size.
+static size_t make_bin(char *out, const Example *examples, int count) {
+    int32_t header[256] = {20240522, 1, count};
+    uint16_t *start = (uint16_t *)(void *)(out + sizeof header), *at = start;
+    memcpy(out, header, sizeof header);
+    for (int k = 0; k < count; k++) {
+        const Example *x = &examples[k];
+        uint16_t *question = at;
+        size_t n = 5;
+        memcpy(question, (uint16_t[]){65535, 0, (uint16_t)k, (uint16_t)x->label, (uint16_t)x->endings}, 2 * n);
+        n += put_tokens(question + n, "", x->context);
+        for (int i = 0; i < x->endings; i++) n += put_tokens(question + n, " ", x->ending[i]);
+        question[1] = (uint16_t)(2 * n);
+        at += n;
+    }
+    return (size_t)((char *)at - out);
+}
+
+static const char *write_bin(const Example *examples, int count) {
+    char *file = malloc(1 << 20);
+    size_t bytes = make_bin(file, examples, count);
+    const char *path = write_bytes("examples.bin", file, bytes);
+    free(file);
+    return path;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A model that sees only the token before: its loss of predicting b after a
+
+static float loss_of(int a, int b) { return (float)((a * 37 + b * 101) % 59) / 8; } // exact in fp32
+
+static HellaSwagScore ask(const HellaSwag *h, int at_a_time, double *sum) {
+    HellaSwagInfo info = hellaswag_describe(h);
+    size_t width = (size_t)info.width;
+    uint16_t *rows = malloc((size_t)at_a_time * (width + 1) * sizeof *rows);
+    float *loss = malloc((size_t)at_a_time * width * sizeof *loss);
+    for (int i = 0; i < info.rows; i++) sum[i] = NAN;
+    for (int first = 0, n; first < info.rows; first += n) {
+        n = info.rows - first < at_a_time ? info.rows - first : at_a_time;
+        memset(rows, 0xff, (size_t)at_a_time * (width + 1) * sizeof *rows);
+        hellaswag_rows(h, first, n, rows);
+        for (size_t i = 0; i < (size_t)n; i++)
+            for (size_t t = 0; t < width; t++)
+                loss[i * width + t] = loss_of(rows[i * (width + 1) + t], rows[i * (width + 1) + t + 1]);
+        hellaswag_sums(h, first, n, loss, sum + first);
+    }
+    free(rows);
+    free(loss);
+    return hellaswag_score(h, sum);
+}
+
+typedef struct {
+    HellaSwagInfo info;
+    HellaSwagScore score;
+    double sum[QUESTIONS * ENDINGS_MOST];
+} Expected;
+
+// The same from the texts: a row is the last T + 1 bytes of context, space and ending.
+static void expect(Expected *x, const Example *examples, int count, int T) {
+    memset(x, 0, sizeof *x);
+    int longest = 0;
+    for (const Example *q = examples; q < examples + count; q++) {
+        int best = 0, best_norm = 0, first = x->info.rows;
+        double mean[ENDINGS_MOST];
+        bool fits = true;
+        for (int i = 0; i < q->endings; i++) fits = fits && (int)strlen(q->ending[i]) + 1 <= T;
+        x->info.left_out += !fits;
+        if (!fits) continue;
+        for (int i = 0; i < q->endings; i++) {
+            char text[2 * TEXT_MOST + 2];
+            int length = snprintf(text, sizeof text, "%s %s", q->context, q->ending[i]);
+            int scored = (int)strlen(q->ending[i]) + 1;
+            double sum = 0;
+            for (int t = length - scored; t < length; t++)
+                sum += loss_of((unsigned char)text[t - 1], (unsigned char)text[t]);
+            x->info.cut += length > T + 1;
+            if ((length > T + 1 ? T + 1 : length) > longest) longest = length > T + 1 ? T + 1 : length;
+            x->sum[x->info.rows++] = sum;
+            mean[i] = sum / scored;
+            if (sum < x->sum[first + best]) best = i;
+            if (mean[i] < mean[best_norm]) best_norm = i;
+        }
+        x->score.questions++;
+        x->score.correct += best == q->label;
+        x->score.correct_norm += best_norm == q->label;
+    }
+    x->info.questions = x->score.questions;
+    x->info.width = (longest - 1 + 63) / 64 * 64 < T ? (longest - 1 + 63) / 64 * 64 : T;
+}
+
+static void check_against(const char *path, const Example *examples, int count, int T) {
+    HellaSwag *h = NULL;
+    static Expected want;
+    expect(&want, examples, count, T);
+    CHECK_OK(hellaswag_open(&h, path, bytes_tokenizer, V, T, &e), &e);
+    if (!h) return;
+    HellaSwagInfo info = hellaswag_describe(h);
+    CHECK(memcmp(&info, &want.info, sizeof info) == 0,
+          "T %d: questions %d (%d), left out %d (%d), rows %d (%d), cut %d (%d), width %d (%d)", T, info.questions,
+          want.info.questions, info.left_out, want.info.left_out, info.rows, want.info.rows, info.cut, want.info.cut,
+          info.width, want.info.width);
+    for (int at_a_time = 1; info.rows == want.info.rows && at_a_time <= 9; at_a_time += 4) {
+        double sum[QUESTIONS * ENDINGS_MOST];
+        HellaSwagScore score = ask(h, at_a_time, sum);
+        for (int i = 0; i < info.rows; i++) CHECK(sum[i] == want.sum[i], "row %d: %g, not %g", i, sum[i], want.sum[i]);
+        CHECK(memcmp(&score, &want.score, sizeof score) == 0, "T %d: %d and %d right, not %d and %d", T, score.correct,
+              score.correct_norm, want.score.correct, want.score.correct_norm);
+    }
+    hellaswag_close(h);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Random questions in both formats, from a T that fits hardly any to a T that cuts none.
+static void test_both_formats(void) {
+    static Example examples[QUESTIONS];
+    for (int trial = 0; trial < 8; trial++) {
+        draw_examples(examples, QUESTIONS);
+        const int lengths[] = {45 + draw(20), 64, 65, 100 + draw(60), 200, 1024};
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            check_against(write_jsonl(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
+            check_against(write_bin(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
+        }
+    }
+}
+
+// By hand: with losses of 1 for each of " a" and 0.5 for each of " bbbb", the sums are 2 and 2.5, the means 1 and 0.5.
+static void test_sum_and_mean(void) {
+    HellaSwag *h;
+    CHECK_OK(hellaswag_open(&h,
+                            write_text("{\"ctx\": \"xyz\", \"endings\": [\"a\", \"bbbb\"], \"label\": 1}\n"
+                                       "{\"ctx\": \"x\", \"endings\": [\"a\", \"bbbb\"], \"label\": 0}"),
+                            bytes_tokenizer, V, 128, &e),
+             &e);
+    HellaSwagInfo info = hellaswag_describe(h);
+    CHECK(info.questions == 2 && info.rows == 4 && info.width == 64 && !info.cut && !info.left_out, "%d questions",
+          info.questions);
+    uint16_t row[65];
+    memset(row, 0xff, sizeof row);
+    hellaswag_rows(h, 1, 1, row);
+    const char *text = "xyz bbbb";
+    for (int t = 0; t < 65; t++) CHECK(row[t] == (t < 8 ? text[t] : 0), "token %d is %d", t, row[t]);
+
+    float loss[4][64];
+    double sum[4];
+    for (int i = 0; i < 4; i++)
+        for (int t = 0; t < 64; t++) loss[i][t] = 1000; // outside the endings
+    for (int t = 2; t < 4; t++) loss[0][t] = 1;         // z predicts the space, the space a
+    for (int t = 2; t < 7; t++) loss[1][t] = 0.5f;
+    for (int t = 0; t < 2; t++) loss[2][t] = 1;
+    for (int t = 0; t < 5; t++) loss[3][t] = 0.5f;
+    hellaswag_sums(h, 0, 4, loss[0], sum);
+    CHECK(sum[0] == 2 && sum[1] == 2.5 && sum[2] == 2 && sum[3] == 2.5, "%g %g %g %g", sum[0], sum[1], sum[2], sum[3]);
+    HellaSwagScore score = hellaswag_score(h, sum);
+    CHECK(score.questions == 2 && score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct,
+          score.correct_norm);
+    sum[0] = 3, sum[3] = 1.9; // now ending 1 has the smaller sum in both questions
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
+    sum[1] = 9, sum[2] = 0.1; // now the right ending has
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
+    sum[0] = 3, sum[1] = 2, sum[2] = sum[3] = 2; // of equals the first: in the second question the right one
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 2 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
+    sum[2] = 2, sum[3] = 5; // and of equal means
+    score = hellaswag_score(h, sum);
+    CHECK(score.correct == 2 && score.correct_norm == 2, "%d %d", score.correct, score.correct_norm);
+    hellaswag_close(h);
+    hellaswag_close(NULL);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bad files
+
+static void refuse_json(const char *text, const char *mention) {
+    HellaSwag *h;
+    CHECK_ERROR(hellaswag_open(&h, write_text(text), bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, mention);
+    CHECK(strstr(e.what, "q.jsonl") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
+}
+
+#define GOOD "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n"
+
+static void test_bad_jsonl(void) {
+    HellaSwag *h;
+    refuse_json("", "no question");
+    refuse_json("\n \n", "no question");
+    refuse_json(GOOD "nonsense\n", "line 2: not a JSON object");
+    refuse_json(GOOD "\n[1]\n", "line 3: not a JSON object");
+    refuse_json(GOOD "{\"ctx\": \"a\"} x", "line 2: not a JSON object");
+    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1", "line 1: not a JSON object");
+    refuse_json("{\"endings\": [\"b\", \"c\"], \"label\": 1}", "line 1: no text \"ctx\"");
+    refuse_json("{\"ctx\": \"\", \"endings\": [\"b\", \"c\"], \"label\": 1}", "no text \"ctx\"");
+    refuse_json("{\"ctx\": 5, \"endings\": [\"b\", \"c\"], \"label\": 1}", "no text \"ctx\"");
+    refuse_json("{\"ctx\": \"a\", \"label\": 1}", "\"endings\"");
+    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "\"endings\"");
+    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", 7], \"label\": 0}", "an ending is no text");
+    static const char *const labels[] = {"2",      "-1",     "0.5",    "\"\"", "\"2\"",
+                                         "\"1x\"", "\"-0\"", "\"+1\"", "null", "1e99"};
+    for (size_t i = 0; i < sizeof labels / sizeof *labels; i++) {
+        char text[200];
+        snprintf(text, sizeof text, GOOD "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": %s}", labels[i]);
+        refuse_json(text, "line 2: \"label\"");
+    }
+    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "\"label\"");
+    static const char zero[] = GOOD "{\"ctx\": \0\"a\"}\n";
+    write_bytes("q.jsonl", zero, sizeof zero - 1);
+    CHECK_ERROR(hellaswag_open(&h, path_of("q.jsonl"), bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, "line 2");
+    CHECK_ERROR(hellaswag_open(&h, write_text(GOOD), bytes_tokenizer, V, 1, &e), &e, ERR_INPUT, "all 1 questions");
+    CHECK_OK(hellaswag_open(&h, write_text(GOOD), bytes_tokenizer, V, 2, &e), &e);
+    hellaswag_close(h);
+    CHECK_ERROR(hellaswag_open(&h, write_text(GOOD), NULL, V, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
+    CHECK(strstr(e.hint, "--tokenizer"), "%s", e.hint);
+    CHECK_ERROR(hellaswag_open(&h, path_of("nosuch"), NULL, V, 64, &e), &e, ERR_INPUT, "nosuch");
+    CHECK(strstr(e.hint, "data/hellaswag.sh"), "%s", e.hint);
+    CHECK_ERROR(hellaswag_open(&h, scratch, NULL, V, 64, &e), &e, ERR_INPUT, "not a regular file");
+}
+
+static void test_bad_bin(void) {
+    static char good[1 << 20], bad[1 << 20];
+    static Example examples[3];
+    draw_examples(examples, 3);
+    size_t bytes = make_bin(good, examples, 3);
+    const struct {
+        size_t at; // a uint16 after the header; from 1000 on: int32 at - 1000 of the header
+        int value;
+        const char *mention;
+    } cases[] = {
+        {1001, 2, "version 2"},
+        {1002, 4, "cut off at question 3 of 4"},
+        {1002, 2, "longer than its 2 questions"},
+        {1002, 0, "longer than its 0 questions"},
+        {1000, 20240520, "token shards"},
+        {0, 65534, "question 0 of 3"},
+        {1, 8, "question 0 of 3"},
+        {1, 65535, "question 0 of 3"},
+        {3, 9, "question 0: "},
+        {3, examples[0].endings, "question 0: "},
+        {4, 1, "question 0: "},
+        {4, 65, "question 0: "},
+        {5, 0, "question 0: a text without tokens"},
+        {5, 60000, "question 0: it ends in the middle"},
+        {6, 256, "token 256 is outside the vocabulary of 256"},
+    };
+    HellaSwag *h;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memcpy(bad, good, bytes);
+        if (cases[i].at >= 1000) memcpy(bad + 4 * (cases[i].at - 1000), &cases[i].value, 4);
+        else memcpy(bad + 1024 + 2 * cases[i].at, &cases[i].value, 2);
+        const char *path = write_bytes("bad.bin", bad, bytes);
+        CHECK_ERROR(hellaswag_open(&h, path, NULL, V, 1024, &e), &e, ERR_INPUT, cases[i].mention);
+        CHECK(strstr(e.what, "bad.bin") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
+    }
+    for (size_t cut = 4; cut < bytes; cut++) // cut at every byte
+        CHECK(hellaswag_open(&h, write_bytes("bad.bin", good, cut), NULL, V, 1024, &e) == ERR_INPUT, "%zu bytes", cut);
+    CHECK_OK(hellaswag_open(&h, write_bytes("bad.bin", good, bytes), NULL, V, 1024, &e), &e);
+    hellaswag_close(h);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
+    if (!mkdtemp(scratch) || tokenizer_create_bytes(&bytes_tokenizer, &e)) return 1;
+    seed = (uint64_t)(clock_seconds() * 1e6);
+    RUN(test_both_formats);
+    RUN(test_sum_and_mean);
+    RUN(test_bad_jsonl);
+    RUN(test_bad_bin);
+    if (test_state.total_failures) printf("  seed %llu\n", (unsigned long long)seed);
+    tokenizer_destroy(bytes_tokenizer);
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
+    return system(command) == 0 ? test_summary() : 1;
+}

@@ -1,0 +1,247 @@
+// The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
+#define _POSIX_C_SOURCE 200809L
+#include "text/loader.h"
+#include "ranks/parallel.h"
+#include "math/rng.h"
+#include "shard_file.h"
+#include "../test.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { V = 5000, T = 13, MAX_ROWS = 9 };
+
+static Error e;
+static uint64_t seed, draws; // from the clock: no two runs draw the same
+static char scratch[PATH_MAX];
+
+static uint64_t draw(uint64_t below) { return rng_u32(seed, 1, draws++) % below; }
+
+static const char *path_of(const char *name) {
+    static char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
+    return path;
+}
+
+// A shard of random tokens below `vocab`.
+static void make_shard(const char *name, size_t count, int vocab) {
+    uint16_t *tokens = malloc(count * sizeof *tokens);
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)draw((uint64_t)vocab);
+    CHECK_OK(shard_write(path_of(name), tokens, count, &e), &e);
+    free(tokens);
+}
+
+// Writes other tokens into a file that is open.
+static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
+    FILE *f = fopen(path_of(name), "r+b");
+    fseek(f, SHARD_HEADER_BYTES, SEEK_SET);
+    for (size_t i = 0; i < count; i++) fwrite(&token, sizeof token, 1, f);
+    fclose(f);
+}
+
+typedef struct {
+    Dataset *data;
+    Loader *loader;
+} Fixture;
+
+static Fixture fixture_open(const char *pattern, int max_rows, int seq_len) {
+    Fixture f = {0};
+    CHECK_OK(dataset_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
+    CHECK_OK(loader_create(&f.loader, f.data, max_rows, seq_len, &e), &e);
+    return f;
+}
+
+static void fixture_close(Fixture *f) {
+    loader_destroy(f->loader);
+    dataset_close(f->data);
+}
+
+// Waits until nothing is being read.
+static void settle(Loader *loader) { loader_expect(loader, 0, 0); }
+
+// Whether the rows are those of dataset_rows.
+static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, int n) {
+    uint16_t want[MAX_ROWS * (T + 1)];
+    CHECK_OK(dataset_rows(f->data, first, n, want, &e), &e);
+    return memcmp(rows, want, (size_t)n * (T + 1) * sizeof *rows) == 0;
+}
+
+// Asks for rows in order and at random places. Announces the right rows, other rows, too many, too few or none. Checks
+// rows while the thread reads the next ones.
+static void test_order(void) {
+    make_shard("order_0.bin", 1700, V);
+    make_shard("order_1.bin", 450, V);
+    Fixture f = fixture_open("order_*.bin", MAX_ROWS, T);
+    uint64_t windows = dataset_windows(f.data), first = 0;
+    for (int i = 0; i < 2000; i++) {
+        int n = 1 + (int)draw(MAX_ROWS), kind = (int)draw(6);
+        const uint16_t *rows = NULL;
+        CHECK_OK(loader_rows(f.loader, first, n, &rows, &e), &e);
+        uint64_t next = draw(8) ? first + (uint64_t)n : draw(5 * windows);
+        int next_n = 1 + (int)draw(MAX_ROWS);
+        if (kind < 3) loader_expect(f.loader, next, next_n);
+        if (kind == 3) loader_expect(f.loader, draw(5 * windows), next_n);
+        if (kind == 4) loader_expect(f.loader, next, 0);
+        CHECK(rows && same_rows(&f, rows, first, n), "draw %d: rows %llu + %d", i, (unsigned long long)first, n);
+        first = next;
+    }
+    fixture_close(&f);
+}
+
+// Announced rows are read at once, other rows when they are asked for.
+static void test_reads_ahead(void) {
+    const size_t count = 400;
+    const uint16_t *rows;
+    make_shard("ahead.bin", count, V - 1);
+    Fixture f = fixture_open("ahead.bin", MAX_ROWS, T);
+    loader_expect(f.loader, 0, 4);
+    settle(f.loader);
+    uint16_t before[4 * (T + 1)];
+    CHECK_OK(dataset_rows(f.data, 0, 4, before, &e), &e);
+    overwrite_tokens("ahead.bin", count, V - 1);
+    CHECK_OK(loader_rows(f.loader, 0, 3, &rows, &e), &e); // the last step of a run asks for less
+    CHECK(memcmp(rows, before, 3 * (T + 1) * sizeof *rows) == 0, "read when asked for, not ahead");
+    CHECK_OK(loader_rows(f.loader, 0, 4, &rows, &e), &e);
+    CHECK(rows[0] == V - 1 && rows[4 * (T + 1) - 1] == V - 1, "read ahead without being asked");
+    fixture_close(&f);
+}
+
+// The ranks' shares, each read by its own loader in micro-batches, are together the step's rows.
+static void test_shares_of_ranks(void) {
+    make_shard("ranks.bin", 3000, V);
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        uint64_t step_first = draw(100);
+        int64_t B = ranks + (int64_t)draw(40), row = 0;
+        for (int rank = 0; rank < ranks; rank++) {
+            Fixture f = fixture_open("ranks.bin", 4, T);
+            Share share = parallel_share(B, rank, ranks);
+            CHECK(share.first == row, "rank %d of %d begins at row %lld, not %lld", rank, ranks, (long long)share.first,
+                  (long long)row);
+            for (int64_t done = 0, n; done < share.count; done += n, row += n) {
+                const uint16_t *rows;
+                n = share.count - done < 4 ? share.count - done : 4;
+                CHECK_OK(loader_rows(f.loader, step_first + (uint64_t)row, (int)n, &rows, &e), &e);
+                loader_expect(f.loader, step_first + (uint64_t)(row + n), 4);
+                CHECK(same_rows(&f, rows, step_first + (uint64_t)row, (int)n), "rank %d of %d, row %lld", rank, ranks,
+                      (long long)row);
+            }
+            fixture_close(&f);
+        }
+        CHECK(row == B, "%d ranks took %lld rows of %lld", ranks, (long long)row, (long long)B);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The thread
+
+// Calls f with every thread of this process but the first, which calls it and has the process's number.
+static int other_threads(void (*f)(const char *thread)) {
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *d; tasks && (d = readdir(tasks));) {
+        if (d->d_name[0] == '.' || atoi(d->d_name) == getpid()) continue;
+        count++;
+        if (f) f(d->d_name);
+    }
+    if (tasks) closedir(tasks);
+    return count;
+}
+
+// Waits up to ten seconds for the wanted count, and returns it: a thread stays in /proc for a moment after
+// pthread_join, because the kernel wakes the joiner first.
+static int other_threads_settle(int wanted) {
+    double start = clock_seconds();
+    const struct timespec moment = {.tv_nsec = 1000000};
+    int count;
+    while ((count = other_threads(NULL)) != wanted && clock_seconds() - start < 10) nanosleep(&moment, NULL);
+    return count;
+}
+
+// Destroying the loader while it reads several megabytes ends its thread.
+static void test_ends_while_reading(void) {
+    enum { LONG_T = 1024, LONG_ROWS = 512 };
+    make_shard("long.bin", 600000, V);
+    CHECK(other_threads_settle(0) == 0, "%d threads of tests before this one", other_threads(NULL));
+    for (int i = 0; i < 50; i++) {
+        Fixture f = fixture_open("long.bin", LONG_ROWS, LONG_T);
+        const uint16_t *rows;
+        if (i % 3 == 0) CHECK_OK(loader_rows(f.loader, draw(1000), LONG_ROWS, &rows, &e), &e);
+        if (i % 5) loader_expect(f.loader, draw(1000), LONG_ROWS);
+        fixture_close(&f);
+    }
+    CHECK(other_threads_settle(0) == 0, "%d threads", other_threads(NULL));
+    loader_destroy(NULL);
+}
+
+static void check_blocks_signals(const char *thread) {
+    char path[PATH_MAX], line[256];
+    unsigned long long blocked = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "SigBlk: %llx", &blocked) == 1) break;
+    if (f) fclose(f);
+    CHECK(blocked >> (SIGTERM - 1) & 1 && blocked >> (SIGUSR1 - 1) & 1, "thread %s blocks %llx", thread, blocked);
+}
+
+// The loader's thread takes neither SIGTERM nor SIGUSR1; the calling thread still does.
+static void test_signals(void) {
+    make_shard("signals.bin", 100, V);
+    Fixture f = fixture_open("signals.bin", MAX_ROWS, T);
+    loader_expect(f.loader, 0, 1);
+    settle(f.loader); // the thread has started: while it starts, glibc blocks signals
+    CHECK(other_threads_settle(1) == 1, "%d other threads", other_threads(NULL));
+    CHECK(other_threads(check_blocks_signals) == 1, "%d other threads", other_threads(NULL));
+    sigset_t mine;
+    sigprocmask(SIG_BLOCK, NULL, &mine);
+    CHECK(!sigismember(&mine, SIGTERM) && !sigismember(&mine, SIGUSR1), "the calling thread blocks signals");
+    fixture_close(&f);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+
+// A shard is cut off or damaged while in use: loader_rows returns the thread's error, and rows once the file is whole
+// again.
+static void test_errors_reach_the_caller(void) {
+    const size_t count = 300;
+    const uint16_t *rows;
+    make_shard("bad.bin", count, V);
+    Fixture f = fixture_open("bad.bin", MAX_ROWS, T);
+    for (int ahead = 0; ahead < 2; ahead++) {
+        CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES + 20) == 0, "truncate");
+        if (ahead) loader_expect(f.loader, 5, 9);
+        CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "bad.bin: read failed at byte");
+        overwrite_tokens("bad.bin", count, V);
+        if (ahead) loader_expect(f.loader, 5, 9);
+        CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "token 5000 at position");
+        if (ahead) loader_expect(f.loader, 5, 9);
+        settle(f.loader); // the thread's error is out of date when the rows are asked for
+        overwrite_tokens("bad.bin", count, 7);
+        CHECK_OK(loader_rows(f.loader, 5, 9, &rows, &e), &e);
+        CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
+    }
+    CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES) == 0, "truncate");
+    loader_expect(f.loader, 0, 9); // an error that no call asks for is dropped
+    fixture_close(&f);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
+    if (!mkdtemp(scratch)) return 1;
+    seed = (uint64_t)(clock_seconds() * 1e6);
+    RUN(test_order);
+    RUN(test_reads_ahead);
+    RUN(test_shares_of_ranks);
+    RUN(test_ends_while_reading);
+    RUN(test_signals);
+    RUN(test_errors_reach_the_caller);
+    if (test_state.total_failures) printf("  seed %llu\n", (unsigned long long)seed);
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
+    return system(command) == 0 ? test_summary() : 1;
+}

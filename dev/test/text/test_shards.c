@@ -1,0 +1,402 @@
+// Token shards: tokens are read as they were written, in the order that shards.h defines; malformed shards are refused
+// by name.
+#define _DEFAULT_SOURCE // mkdtemp, mkfifo
+#include "text/shards.h"
+#include "base/files.h"
+#include "shard_file.h"
+#include "../test.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[512]; // a fresh one, removed at the end
+static Error e;
+
+// Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see the Makefile).
+static struct {
+    bool interrupt_read, halve_read; // EINTR, fewer bytes
+    bool fail_sync;                  // EIO
+} fault;
+
+static bool take(bool *flag) { // reads and clears
+    bool was = *flag;
+    *flag = false;
+    return was;
+}
+
+ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
+    if (take(&fault.interrupt_read)) return errno = EINTR, -1;
+    return __real_pread(fd, to, take(&fault.halve_read) ? bytes / 2 : bytes, at);
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) { return take(&fault.fail_sync) ? (errno = EIO, -1) : __real_fsync(fd); }
+
+static const char *path_of(const char *name) {
+    static char paths[4][1024];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
+    return path;
+}
+
+static void remove_all(void) {
+    char command[600];
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    if (system(command) != 0) printf("  cannot remove %s\n", directory);
+}
+
+// xorshift64*, seeded from the clock: every run has new data.
+static uint64_t random_state;
+static uint64_t random_next(void) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return random_state * 0x2545f4914f6cdd1du;
+}
+
+static void write_file(const char *path, const void *bytes, size_t count) {
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, count, f) != count || fclose(f) != 0) printf("  cannot write %s\n", path);
+}
+
+// A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
+static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
+                      int extra) {
+    size_t bytes = SHARD_HEADER_BYTES + 2 * (size_t)count;
+    char *raw = calloc(1, bytes + 64);
+    int32_t header[3] = {magic, version, said};
+    memcpy(raw, header, sizeof header);
+    for (int i = 0; i < count; i++) memcpy(raw + SHARD_HEADER_BYTES + 2 * i, &token, 2);
+    write_file(path, raw, (size_t)((long)bytes + extra));
+    free(raw);
+}
+
+// Shards "NAME_000.bin", ... of the given lengths holding random tokens below vocab; their tokens in one array.
+static uint16_t *make_shards(const char *name, const int *lengths, int shards, int vocab) {
+    size_t total = 0, at = 0;
+    for (int i = 0; i < shards; i++) total += (size_t)lengths[i];
+    uint16_t *tokens = malloc(2 * total);
+    for (size_t i = 0; i < total; i++) tokens[i] = (uint16_t)(random_next() % (uint64_t)vocab);
+    for (int i = 0; i < shards; i++) {
+        char file[64];
+        snprintf(file, sizeof file, "%s_%03d.bin", name, i);
+        CHECK_OK(shard_write(path_of(file), tokens + at, (size_t)lengths[i], &e), &e);
+        at += (size_t)lengths[i];
+    }
+    return tokens;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void test_layout(void) {
+    const uint16_t tokens[5] = {0, 1, 256, 50256, 65535};
+    const char *path = path_of("layout.bin");
+    CHECK_OK(shard_write(path, tokens, 5, &e), &e);
+    char *file;
+    size_t bytes;
+    CHECK_OK(file_read(path, 1 << 20, &file, &bytes, &e), &e);
+    CHECK(bytes == 1024 + 10, "%zu bytes", bytes);
+    const unsigned char header[12] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 5, 0, 0, 0}; // 20240520 is 0x0134d888
+    CHECK(memcmp(file, header, 12) == 0, "header differs");
+    for (int i = 12; i < 1024; i++) CHECK(file[i] == 0, "header byte %d is not 0", i);
+    const unsigned char body[10] = {0, 0, 1, 0, 0, 1, 0x50, 0xc4, 0xff, 0xff};
+    CHECK(memcmp(file + 1024, body, 10) == 0, "tokens differ");
+    CHECK(access(path_of("layout.bin.partial"), F_OK) != 0, "the partial file still exists");
+    memory_free(file);
+}
+
+// The windows in file order are those of the definition, computed here from the tokens.
+static void test_sequential(void) {
+    const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
+    uint16_t *tokens = make_shards("seq", lengths, 6, V), *rows = malloc(2 * 200 * 8);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("seq_*.bin"), T, V, 1, &e), &e);
+    int windows = 0;
+    size_t at = 0;
+    for (int s = 0; s < 6; s++) windows += (lengths[s] - 1) / T;
+    DatasetInfo info = dataset_describe(data);
+    CHECK(info.windows == (uint64_t)windows && dataset_windows(data) == info.windows, "%d windows", windows);
+    CHECK(info.shards == 6 && info.tokens == 1125 && info.skipped == 2, "%d %d", info.shards, info.skipped);
+    CHECK_OK(dataset_rows_sequential(data, 0, windows, rows, &e), &e);
+    for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
+        for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
+            CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
+    uint16_t one[8];
+    for (int w = windows; w-- > 0;) { // the same, one at a time and backwards
+        CHECK_OK(dataset_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
+        CHECK(memcmp(one, rows + w * (T + 1), sizeof one) == 0, "window %d alone", w);
+    }
+    CHECK_OK(dataset_check(data, &e), &e);
+    dataset_close(data);
+    free(tokens);
+    free(rows);
+}
+
+// Each epoch visits every window once; epochs and seeds differ; the order looks shuffled.
+static void test_epochs(void) {
+    const int lengths[3] = {523, 12, 399}, T = 5;
+    free(make_shards("epoch", lengths, 3, 256));
+    Dataset *data, *other;
+    uint64_t seed = random_next();
+    CHECK_OK(dataset_open(&data, path_of("epoch_*.bin"), T, 256, seed, &e), &e);
+    CHECK_OK(dataset_open(&other, path_of("epoch_*.bin"), T, 256, seed + 1, &e), &e);
+    uint64_t N = dataset_windows(data);
+    char *seen = malloc(N);
+    int same_epoch = 0, same_seed = 0, in_order = 0;
+    for (uint64_t epoch = 0; epoch < 20; epoch++) {
+        memset(seen, 0, N);
+        for (uint64_t k = 0; k < N; k++) {
+            uint64_t w = dataset_window_at(data, epoch * N + k);
+            CHECK(w < N && !seen[w], "window %llu twice or outside", (unsigned long long)w);
+            if (w < N) seen[w] = 1;
+            same_epoch += w == dataset_window_at(data, (epoch + 1) * N + k);
+            same_seed += w == dataset_window_at(other, epoch * N + k);
+            in_order += w == k;
+        }
+    }
+    // Chance agreement is Poisson with mean 1 an epoch, 20 here; 60 is beyond chance.
+    CHECK(same_epoch < 60 && same_seed < 60 && in_order < 60, "%d %d %d agreements", same_epoch, same_seed, in_order);
+    free(seen);
+    dataset_close(data);
+    dataset_close(other);
+}
+
+// The sequence of examples does not depend on batch sizes, micro-batches, ranks or a restart.
+static void test_any_split(void) {
+    enum { T = 9, ROWS = 500, WIDTH = T + 1 };
+    const int lengths[2] = {1003, 411}; // 156 windows: several epochs, which batches straddle
+    free(make_shards("split", lengths, 2, 1000));
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+    uint16_t *want = malloc(2 * ROWS * WIDTH), *got = malloc(2 * ROWS * WIDTH);
+    CHECK_OK(dataset_rows(data, 0, ROWS, want, &e), &e);
+    for (int trial = 0; trial < 50; trial++) {
+        memset(got, 0xff, 2 * ROWS * WIDTH);
+        for (int at = 0; at < ROWS;) { // batches of changing size, spread over ranks and micro-batches
+            int left = ROWS - at, batch = 1 + (int)(random_next() % 64), ranks = 1 + (int)(random_next() % 8);
+            if (batch > left) batch = left;
+            int micro = 1 + (int)(random_next() % 7);
+            for (int rank = ranks - 1; rank >= 0; rank--) // nor on the order in which ranks run
+                for (int row = batch * rank / ranks, end = batch * (rank + 1) / ranks; row < end; row += micro)
+                    CHECK_OK(dataset_rows(data, (uint64_t)(at + row), row + micro < end ? micro : end - row,
+                                          got + (at + row) * WIDTH, &e),
+                             &e);
+            at += batch;
+            if (random_next() % 8) continue;
+            dataset_close(data);
+            CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+        }
+        CHECK(memcmp(want, got, 2 * ROWS * WIDTH) == 0, "trial %d differs", trial);
+    }
+    dataset_close(data);
+    free(want);
+    free(got);
+}
+
+// More shards than are kept open, written in another order than that of their names.
+static void test_many_shards(void) {
+    enum { SHARDS = 300, T = 3 };
+    for (uint16_t i = 0; i < SHARDS; i++) {
+        uint16_t shard = (uint16_t)(i * 7 % SHARDS), tokens[5] = {shard, shard, shard, shard, shard};
+        char name[32];
+        snprintf(name, sizeof name, "many_%06d.bin", shard);
+        CHECK_OK(shard_write(path_of(name), tokens, 5, &e), &e);
+    }
+    Dataset *data;
+    uint16_t rows[SHARDS][T + 1];
+    int unused = dup(0), still; // the lowest descriptor
+    close(unused);
+    CHECK_OK(dataset_open(&data, path_of("many_*.bin"), T, SHARDS, 0, &e), &e);
+    CHECK_OK(dataset_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
+    for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
+    CHECK(strstr(dataset_shard_path(data, 7), "many_000007.bin"), "%s", dataset_shard_path(data, 7));
+    CHECK_OK(dataset_check(data, &e), &e);
+    CHECK((still = dup(0)) == unused, "shards are left open: the next descriptor is %d", still);
+    close(still);
+    dataset_close(data);
+}
+
+// An interrupted or short read continues where it stopped.
+static void test_interrupted_and_short_reads(void) {
+    enum { T = 40 };
+    const int length = T + 1;
+    uint16_t *tokens = make_shards("piece", &length, 1, 1000), row[T + 1];
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("piece_*.bin"), T, 1000, 0, &e), &e);
+    for (int i = 1; i < 4; i++) {
+        memset(row, 0xff, sizeof row);
+        fault.halve_read = i & 1, fault.interrupt_read = i & 2;
+        CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
+        CHECK(!fault.halve_read && !fault.interrupt_read, "it reads otherwise");
+        CHECK(memcmp(row, tokens, sizeof row) == 0, "other tokens");
+    }
+    dataset_close(data);
+    free(tokens);
+}
+
+static void test_literal_name(void) { // a file whose name looks like a pattern is found as itself
+    const uint16_t tokens[3] = {1, 2, 3};
+    CHECK_OK(shard_write(path_of("odd[1]*.bin"), tokens, 3, &e), &e);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("odd[1]*.bin"), 2, 4, 0, &e), &e);
+    dataset_close(data);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void refuse(const char *name, int T, int V, const char *text) {
+    Dataset *data = (Dataset *)&e;
+    CHECK_ERROR(dataset_open(&data, path_of(name), T, V, 0, &e), &e, ERR_INPUT, text);
+    CHECK(data == NULL, "a data set in spite of an error");
+    CHECK(strstr(e.what, name) && e.hint[0], "'%s' (%s) names no file or no remedy", e.what, e.hint);
+}
+
+static void test_bad_shards(void) {
+    enum { M = SHARD_MAGIC };
+    refuse("absent.bin", 4, 256, "no such file");
+    refuse("absent_*.bin", 4, 256, "no such file");
+    refuse("no/such/dir/*.bin", 4, 256, "no such file");
+    refuse("", 4, 256, "not a regular file");
+    write_file(path_of("empty.bin"), "", 0);
+    refuse("empty.bin", 4, 256, "ends at byte 0");
+    write_file(path_of("tiny.bin"), "hello\n", 6);
+    refuse("tiny.bin", 4, 256, "ends at byte 6: too few for a shard's header");
+    write_raw(path_of("cut_header.bin"), M, 1, 0, 0, 0, -1);
+    refuse("cut_header.bin", 4, 256, "too few for a shard's header");
+    write_raw(path_of("magic.bin"), M + 1, 1, 100, 100, 0, 0);
+    refuse("magic.bin", 4, 256, "not a token shard");
+    write_raw(path_of("swapped.bin"), (int32_t)0x88d83401, 0x01000000, 0x64000000, 100, 0, 0);
+    refuse("swapped.bin", 4, 256, "not a token shard");
+    write_raw(path_of("text.bin"), 0x20656854, 1, 100, 100, 0, 0);
+    refuse("text.bin", 4, 256, "not a token shard");
+    write_raw(path_of("llama.bin"), 20240801, 7, 100, 200, 0, 0);
+    refuse("llama.bin", 4, 256, "32-bit tokens");
+    write_raw(path_of("version.bin"), M, 2, 100, 100, 0, 0);
+    refuse("version.bin", 4, 256, "version 2 at byte 4");
+    write_raw(path_of("none.bin"), M, 1, 0, 0, 0, 0);
+    refuse("none.bin", 4, 256, "counts 0 tokens");
+    write_raw(path_of("negative.bin"), M, 1, -5, 100, 0, 0);
+    refuse("negative.bin", 4, 256, "counts -5 tokens, at byte 8");
+    write_raw(path_of("truncated.bin"), M, 1, 100, 99, 0, 0);
+    refuse("truncated.bin", 4, 256, "truncated: it ends at byte 1222");
+    write_raw(path_of("half_token.bin"), M, 1, 100, 100, 0, -1);
+    refuse("half_token.bin", 4, 256, "truncated");
+    write_raw(path_of("huge_count.bin"), M, 1, INT32_MAX, 100, 0, 0);
+    refuse("huge_count.bin", 4, 256, "truncated");
+    write_raw(path_of("longer.bin"), M, 1, 100, 100, 0, 1);
+    refuse("longer.bin", 4, 256, "longer than its header says");
+    write_raw(path_of("short.bin"), M, 1, 4, 4, 0, 0);
+    refuse("short.bin", 4, 256, "too few for one window of 4 + 1");
+    write_raw(path_of("vocab.bin"), M, 1, 100, 100, 256, 0);
+    refuse("vocab.bin", 4, 256, "token 256 at position 0, byte 1024,");
+    if (mkfifo(path_of("pipe.bin"), 0600) == 0) refuse("pipe.bin", 4, 256, "not a regular file");
+    if (symlink("nowhere", path_of("dangling.bin")) == 0) refuse("dangling.bin", 4, 256, "cannot open");
+    write_raw(path_of("unreadable.bin"), M, 1, 100, 100, 0, 0);
+    chmod(path_of("unreadable.bin"), 0);
+    if (geteuid() != 0) refuse("unreadable.bin", 4, 256, "cannot open"); // root may read anything
+    Dataset *data;                                                       // one bad shard among good ones
+    write_raw(path_of("set_0.bin"), M, 1, 100, 100, 0, 0);
+    write_raw(path_of("set_1.bin"), M, 1, 100, 99, 0, 0);
+    CHECK_ERROR(dataset_open(&data, path_of("set_*.bin"), 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
+    write_raw(path_of("full.bin"), M, 1, 100, 100, 65535, 0);
+    CHECK_OK(dataset_open(&data, path_of("full.bin"), 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
+    dataset_close(data);
+    refuse("full.bin", 4, 65535, "token 65535 at position 0");
+}
+
+// A file too large to be checked when opened: reading the window of its bad token fails, and so does dataset_check.
+static void test_large_shard(void) {
+    const int T = 1000, count = 40000000;
+    const char *path = path_of("large.bin");
+    write_raw(path, SHARD_MAGIC, SHARD_VERSION, count, 0, 0, 0);
+    FILE *f = fopen(path, "r+b");
+    const uint16_t bad = 512;
+    CHECK(ftruncate(fileno(f), SHARD_HEADER_BYTES + 2L * count) == 0, "cannot make a sparse file");
+    CHECK(fseek(f, SHARD_HEADER_BYTES + 2L * 31415926, SEEK_SET) == 0 && fwrite(&bad, 2, 1, f) == 1, "cannot write");
+    fclose(f);
+    Dataset *data;
+    uint16_t row[1001];
+    CHECK_OK(dataset_open(&data, path, T, 512, 0, &e), &e);
+    CHECK_OK(dataset_rows_sequential(data, 31414, 1, row, &e), &e);
+    CHECK_ERROR(dataset_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_ERROR(dataset_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    uint64_t k = 0;
+    while (dataset_window_at(data, k) != 31415) k++;
+    CHECK_ERROR(dataset_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
+    CHECK(truncate(path, 2000000) == 0, "cannot truncate");
+    CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
+    CHECK_ERROR(dataset_rows_sequential(data, 2000, 1, row, &e), &e, ERR_INPUT, "the file ends there");
+    dataset_close(data);
+    unlink(path);
+}
+
+static void test_writing_fails(void) {
+    const uint16_t tokens[4] = {1, 2, 3, 4};
+    CHECK_ERROR(shard_write(path_of("no/such/dir.bin"), tokens, 4, &e), &e, ERR_WRITE, "no/such/dir.bin");
+    char path[5000];
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = 0;
+    CHECK_ERROR(shard_write(path, tokens, 4, &e), &e, ERR_USAGE, "too long");
+    // A full disk, simulated by a limit on the size of files: the old shard stays.
+    CHECK_OK(shard_write(path_of("kept.bin"), tokens, 4, &e), &e);
+    struct rlimit old, small = {100000, 100000};
+    getrlimit(RLIMIT_FSIZE, &old);
+    small.rlim_max = old.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    uint16_t *many = calloc(1000000, 2);
+    CHECK_ERROR(shard_write(path_of("kept.bin"), many, 1000000, &e), &e, ERR_WRITE, "kept.bin.partial: cannot write");
+    setrlimit(RLIMIT_FSIZE, &old);
+    Dataset *data;
+    CHECK_OK(dataset_open(&data, path_of("kept.bin"), 3, 5, 0, &e), &e);
+    dataset_close(data);
+    free(many);
+    fault.fail_sync = true;
+    CHECK_ERROR(shard_write(path_of("unsynced.bin"), tokens, 4, &e), &e, ERR_WRITE,
+                "unsynced.bin.partial: cannot write");
+    CHECK(access(path_of("unsynced.bin"), F_OK) != 0, "it got its name");
+    fault.fail_sync = false;
+}
+
+// A shard of as many tokens as the header can count takes no other. The file is sparse.
+static void test_largest_shard(void) {
+    const uint16_t token = 1;
+    const char *path = path_of("largest.bin"), *partial = path_of("largest.bin.partial");
+    ShardWriter *w;
+    write_file(partial, "", 0);
+    CHECK(truncate(partial, SHARD_HEADER_BYTES + 2L * SHARD_MAX_TOKENS) == 0, "cannot make a sparse file");
+    CHECK_OK(shard_writer_resume(&w, path, SHARD_MAX_TOKENS - 1, &e), &e);
+    CHECK_OK(shard_writer_put(w, &token, 1, &e), &e);
+    CHECK_ERROR(shard_writer_put(w, &token, 1, &e), &e, ERR_USAGE,
+                "largest.bin.partial: a shard holds at most 2147483647 tokens");
+    CHECK_OK(shard_writer_suspend(w, &e), &e);
+    unlink(partial);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR");
+    snprintf(directory, sizeof directory, "%s/test_data_XXXXXX", base ? base : "/tmp");
+    if (!mkdtemp(directory)) return ERR_INTERNAL;
+    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
+    printf("  seed %llu\n", (unsigned long long)random_state);
+    RUN(test_layout);
+    RUN(test_sequential);
+    RUN(test_epochs);
+    RUN(test_any_split);
+    RUN(test_many_shards);
+    RUN(test_interrupted_and_short_reads);
+    RUN(test_literal_name);
+    RUN(test_bad_shards);
+    RUN(test_large_shard);
+    RUN(test_writing_fails);
+    RUN(test_largest_shard);
+    remove_all();
+    return test_summary();
+}

@@ -1,0 +1,623 @@
+// The tokenizer and its files against independent references: merges on strings, by definition, and known tokens of
+// GPT-2's vocabulary (from GNS_TEST_DATA). test_words checks the steps before merges.
+#define _DEFAULT_SOURCE // mkdtemp
+#include "text/tokenizer.h"
+#include "text/tokenizer_impl.h"
+#include "random_text.h"
+#include "../test.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[512]; // a fresh one, removed at the end
+static Error e;
+static void write_text(const char *name, const char *text) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    FILE *f = fopen(path, "wb");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) printf("  cannot write %s\n", path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Merges, against the definition
+
+enum { MERGES = 300, NAME = 64 };
+typedef struct {
+    char left[NAME], right[NAME]; // as strings of plain letters
+} NamedMerge;
+
+// A random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing tokens.
+static int make_vocabulary(NamedMerge *merges) {
+    static char names[MERGES + 4][NAME] = {"a", "b", "c", " "};
+    int count = 4, made = 0;
+    for (int tries = 0; made < MERGES && tries < 100000; tries++) {
+        const char *left = names[draw((uint32_t)count)], *right = names[draw((uint32_t)count)];
+        char joined[2 * NAME];
+        snprintf(joined, sizeof joined, "%s%s", left, right);
+        bool known = strlen(joined) > 12 || strchr(joined + 1, ' ');
+        for (int i = 0; i < count && !known; i++) known = strcmp(names[i], joined) == 0;
+        if (known) continue;
+        strcpy(merges[made].left, left);
+        strcpy(merges[made++].right, right);
+        strcpy(names[count++], joined);
+    }
+    return made;
+}
+
+static void put_name(FILE *f, const char *name) { // in GPT-2's alphabet a space is U+0120
+    for (; *name; name++) {
+        if (*name == ' ') fputs("\xC4\xA0", f);
+        else fputc(*name, f);
+    }
+}
+
+// The 256 bytes, with ids in another order, and the merges' products.
+static void put_vocab(FILE *f, const NamedMerge *merges, int count) {
+    int id = 0, other = 256;
+    fputs("{", f);
+    for (int b = 0; b < 256; b++) {
+        bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        char name[4];
+        size_t n = put_code_point(name, (uint32_t)(prints ? b : other++));
+        fprintf(f, "%s\"%s%.*s\": %d", b ? ", " : "", b == '"' || b == '\\' ? "\\" : "", (int)n, name,
+                (id++ * 77 + 5) % 256);
+    }
+    for (int i = 0; i < count; i++) {
+        fputs(",\n\"", f);
+        put_name(f, merges[i].left);
+        put_name(f, merges[i].right);
+        fprintf(f, "\": %d", id++);
+    }
+    fprintf(f, ", \"<|endoftext|>\": %d}", id);
+}
+
+static void put_merges(FILE *f, const NamedMerge *merges, int count, const char *before, const char *between,
+                       const char *after, const char *separator) {
+    for (int i = 0; i < count; i++) {
+        fputs(before, f);
+        put_name(f, merges[i].left);
+        fputs(between, f);
+        put_name(f, merges[i].right);
+        fputs(after, f);
+        if (i + 1 < count) fputs(separator, f);
+    }
+}
+
+static void write_vocabulary(const NamedMerge *merges, int count) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/vocab.json", directory);
+    FILE *f = fopen(path, "wb");
+    put_vocab(f, merges, count);
+    fclose(f);
+    snprintf(path, sizeof path, "%s/merges.txt", directory);
+    f = fopen(path, "wb");
+    fputs("#version: 0.2\n", f);
+    put_merges(f, merges, count, "", " ", "\n", "");
+    fclose(f);
+}
+
+// The definition on strings: each merge, by rank, joins its occurrences from left to right.
+static int merge_by_definition(const char *word, size_t bytes, const NamedMerge *merges, int count, char (*out)[NAME]) {
+    int n = (int)bytes;
+    for (int i = 0; i < n; i++) snprintf(out[i], NAME, "%c", word[i]);
+    for (int rank = 0; rank < count; rank++) {
+        int kept = 0;
+        for (int i = 0; i < n; i++, kept++) {
+            bool joins = i + 1 < n && !strcmp(out[i], merges[rank].left) && !strcmp(out[i + 1], merges[rank].right);
+            if (kept != i) memcpy(out[kept], out[i], NAME);
+            if (joins) strncat(out[kept], merges[rank].right, NAME - 1 - strlen(out[kept])), i++;
+        }
+        n = kept;
+    }
+    return n;
+}
+
+static void check_word(const Tokenizer *t, Encoder *encoder, const char *word, size_t bytes, const NamedMerge *merges,
+                       int count) {
+    static char want[4096][NAME];
+    static uint16_t got[4096], cached[4096];
+    size_t tokens, again;
+    int n = merge_by_definition(word, bytes, merges, count, want);
+    CHECK_OK(tokenizer_encode(t, word, bytes, got, &tokens, &e), &e);
+    CHECK_OK(encoder_run(encoder, word, bytes, cached, &again, &e), &e);
+    CHECK(tokens == again && memcmp(got, cached, 2 * tokens) == 0, "the cache changes '%.*s'", (int)bytes, word);
+    bool same = (int)tokens == n;
+    for (int i = 0; i < n && same; i++) {
+        size_t length;
+        const char *text = tokenizer_decode(t, got[i], &length);
+        same = length == strlen(want[i]) && memcmp(text, want[i], length) == 0;
+    }
+    CHECK(same, "'%.*s' becomes %zu tokens, want %d", (int)bytes, word, tokens, n);
+}
+
+static void test_merges(void) {
+    for (int round = 0; round < 5; round++) {
+        NamedMerge merges[MERGES];
+        int count = make_vocabulary(merges);
+        write_vocabulary(merges, count);
+        Tokenizer *t;
+        Encoder *encoder;
+        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+        CHECK_OK(encoder_create(&encoder, t, &e), &e);
+        CHECK(tokenizer_vocab_size(t) == 257 + count && tokenizer_eot(t) == 256 + count, "%d", tokenizer_vocab_size(t));
+        char word[4096];
+        for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, and long words
+            size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
+            for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
+            if (i % 3 == 0) word[0] = ' ';
+            if (bytes == 1) word[0] = 'a';
+            check_word(t, encoder, word, bytes, merges, count);
+        }
+        encoder_destroy(encoder);
+        tokenizer_destroy(t);
+    }
+}
+
+// Words with the same beginning, more of them than the cache holds: cached tokens are those of the merges.
+static void test_cache(void) {
+    enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
+    NamedMerge merges[MERGES];
+    Tokenizer *t;
+    Encoder *encoder;
+    int wrong = 0;
+    write_vocabulary(merges, make_vocabulary(merges));
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    for (int i = 0; i < 2 * WORDS; i++) {
+        char word[32] = "abcabcabaabbccaabbccabca";
+        size_t shared = i % 3 ? 8 : 24, bytes = shared + 1 + (size_t)i % (32 - shared), count, again;
+        for (size_t k = shared, rest = (size_t)i / 8; k < bytes; k++, rest /= 3) word[k] = (char)('a' + rest % 3);
+        uint16_t want[32], got[32];
+        CHECK_OK(tokenizer_encode(t, word, bytes, want, &count, &e), &e);
+        CHECK_OK(encoder_run(encoder, word, bytes, got, &again, &e), &e);
+        wrong += count != again || memcmp(want, got, 2 * count) != 0;
+    }
+    CHECK(wrong == 0, "%d of %d words differ", wrong, 2 * WORDS);
+    encoder_destroy(encoder);
+    tokenizer_destroy(t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *text, size_t bytes) {
+    uint16_t *tokens = malloc(2 * bytes + 2);
+    char *back = malloc(bytes + 1);
+    size_t count, at = 0, length;
+    CHECK_OK(encoder_run(encoder, text, bytes, tokens, &count, &e), &e);
+    for (size_t i = 0; i < count; i++) {
+        const char *s = tokenizer_decode(t, tokens[i], &length);
+        if (at + length <= bytes) memcpy(back + at, s, length);
+        at += length;
+    }
+    CHECK(at == bytes && memcmp(back, text, bytes) == 0, "decoding %zu bytes gives %zu", bytes, at);
+    // Cut in two where tokenizer_cut allows: the same tokens.
+    uint16_t *parts = malloc(2 * bytes + 2);
+    size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
+    size_t word = 0;
+    while (word < cut) word += t->is_bytes ? 1 : tokenizer_word(t, text + word, bytes - word);
+    CHECK(word == cut && cut <= bytes, "cut %zu of %zu is in a word", cut, bytes);
+    CHECK_OK(encoder_run(encoder, text, cut, parts, &first, &e), &e);
+    CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + first, &second, &e), &e);
+    CHECK(first + second == count && memcmp(parts, tokens, 2 * count) == 0, "cut at %zu of %zu shows", cut, bytes);
+    free(tokens);
+    free(parts);
+    free(back);
+}
+
+static void check_round_trips(const Tokenizer *t, int texts) {
+    Encoder *encoder;
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    char *text = malloc(1 << 16);
+    for (int i = 0; i < texts; i++) {
+        size_t bytes = random_text(text, (int)draw(300));
+        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes
+            text[draw((uint32_t)bytes)] = (char)draw(256);
+        char *exact = malloc(bytes + 1); // the sanitizer sees a read after the end
+        memcpy(exact, text, bytes);
+        exact = realloc(exact, bytes ? bytes : 1);
+        check_round_trip(t, encoder, exact, bytes);
+        free(exact);
+    }
+    free(text);
+    encoder_destroy(encoder);
+}
+
+static void test_bytes(void) {
+    Tokenizer *t, *loaded, *saved;
+    uint16_t tokens[256];
+    char all[256];
+    size_t count;
+    CHECK_OK(tokenizer_create_bytes(&t, &e), &e);
+    CHECK_OK(tokenizer_load(&loaded, "bytes", &e), &e);
+    CHECK(tokenizer_vocab_size(t) == 256 && tokenizer_eot(t) == -1 && tokenizer_is_bytes(loaded), "not bytes");
+    for (int b = 0; b < 256; b++) all[b] = (char)b;
+    CHECK_OK(tokenizer_encode(t, all, 256, tokens, &count, &e), &e);
+    CHECK(count == 256, "%zu tokens", count);
+    for (int b = 0; b < 256; b++) CHECK(tokens[b] == b, "byte %d is token %d", b, tokens[b]);
+    CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
+    CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
+    check_round_trips(t, 500);
+    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK(tokenizer_exists(directory), "saved, but not there");
+    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
+    tokenizer_destroy(t);
+    tokenizer_destroy(loaded);
+    tokenizer_destroy(saved);
+}
+
+static void check_same(const Tokenizer *a, const Tokenizer *b) {
+    CHECK(a->vocab_size == b->vocab_size && a->eot == b->eot && a->merge_count == b->merge_count, "sizes differ");
+    for (int token = 0; token < a->vocab_size && a->vocab_size == b->vocab_size; token++) {
+        size_t n, m;
+        const char *x = tokenizer_decode(a, token, &n), *y = tokenizer_decode(b, token, &m);
+        CHECK(n == m && memcmp(x, y, n) == 0, "token %d differs", token);
+    }
+    CHECK(memcmp(a->merges, b->merges,
+                 (size_t)size_min((size_t)a->merge_count, (size_t)b->merge_count) * sizeof(Merge)) == 0,
+          "merges differ");
+}
+
+static void remove_file(const char *name) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    unlink(path);
+}
+
+static void rename_file(const char *from, const char *to) {
+    char a[1024], b[1024];
+    snprintf(a, sizeof a, "%s/%s", directory, from);
+    snprintf(b, sizeof b, "%s/%s", directory, to);
+    CHECK(rename(a, b) == 0, "cannot rename %s", from);
+}
+
+// vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms of merges, and tokenizer_save's
+// files.
+static void test_forms(void) {
+    NamedMerge merges[MERGES];
+    int count = make_vocabulary(merges);
+    Tokenizer *first, *other;
+    write_vocabulary(merges, count);
+    CHECK_OK(tokenizer_load(&first, directory, &e), &e);
+    check_round_trips(first, 500);
+    CHECK_OK(tokenizer_save(first, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+    check_same(first, other);
+    tokenizer_destroy(other);
+    rename_file("vocab.json", "encoder.json");
+    rename_file("merges.txt", "vocab.bpe");
+    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+    check_same(first, other);
+    tokenizer_destroy(other);
+    remove_file("encoder.json");
+    remove_file("vocab.bpe");
+    for (int pairs = 0; pairs < 2; pairs++) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s/tokenizer.json", directory);
+        FILE *f = fopen(path, "wb");
+        fprintf(f,
+                "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, \"content\": "
+                "\"<|endoftext|>\","
+                " \"special\": true}], \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},\n"
+                "\"model\": {\"type\": \"BPE\", \"vocab\": ",
+                256 + count);
+        put_vocab(f, merges, count);
+        fputs(",\n\"merges\": [", f);
+        put_merges(f, merges, count, pairs ? "[\"" : "\"", pairs ? "\", \"" : " ", pairs ? "\"]" : "\"", ", ");
+        fputs("]}}", f);
+        fclose(f);
+        CHECK_OK(tokenizer_load(&other, directory, &e), &e);
+        if (other) check_same(first, other);
+        tokenizer_destroy(other);
+    }
+    remove_file("tokenizer.json");
+    tokenizer_destroy(first);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Added tokens, against a search of the whole text for each of them
+
+static const struct {
+    const char *name;
+    bool normalized, special;
+} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"c a", true, false},
+             {"\xC3\xA4", true, false}, {" <s> ", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
+enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
+
+// The tokens by definition. plain: the vocabulary without the added tokens, which have the numbers first, first + 1,
+// ...
+static size_t encode_by_definition(const Tokenizer *plain, int first, int pass, const char *text, size_t bytes,
+                                   uint16_t *out) {
+    const char *best = NULL;
+    size_t length = 0, count = 0;
+    int token = 0;
+    for (int i = 0; pass < 2 && i < ADDED_COUNT; i++) {
+        size_t n = strlen(ADDED[i].name);
+        for (const char *at = text; ADDED[i].normalized == pass && at + n <= text + bytes; at++) {
+            if (memcmp(at, ADDED[i].name, n) != 0) continue;
+            if (!best || at < best || (at == best && n > length)) best = at, length = n, token = first + i;
+            break;
+        }
+    }
+    if (pass == 2) {
+        CHECK_OK(tokenizer_encode(plain, text, bytes, out, &count, &e), &e);
+        return count;
+    }
+    if (!best) return encode_by_definition(plain, first, pass + 1, text, bytes, out);
+    count = encode_by_definition(plain, first, pass + 1, text, (size_t)(best - text), out);
+    out[count++] = (uint16_t)token;
+    best += length;
+    return count + encode_by_definition(plain, first, pass, best, (size_t)(text + bytes - best), out + count);
+}
+
+static void put_json(FILE *f, const char *name) {
+    for (; *name; name++) fprintf(f, *name == '"' || *name == '\\' ? "\\%c" : "%c", *name);
+}
+
+// by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all added tokens are `normalized`.
+static void write_added(const char *file, int first, bool by_id) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", directory, file);
+    FILE *f = fopen(path, "wb");
+    fputs(by_id ? "{\"added_tokens_decoder\": {" : "{", f);
+    for (int i = 0; i < ADDED_COUNT; i++) {
+        fprintf(f, by_id ? "%s\"%d\": {\"content\": \"" : "%s\"", i ? ", " : "", first + i);
+        put_json(f, ADDED[i].name);
+        if (by_id)
+            fprintf(f, "\", \"normalized\": %s, \"special\": %s}", ADDED[i].normalized ? "true" : "false",
+                    ADDED[i].special ? "true" : "false");
+        else fprintf(f, "\": %d", first + i);
+    }
+    fputs(by_id ? "}}" : "}", f);
+    fclose(f);
+}
+
+static void check_added(const Tokenizer *t, const Tokenizer *plain, int first) {
+    static const char *const pieces[] = {"<|u|>", "x",  "b",        "<|", "<s>", " ",  "  ", "c",
+                                         " a",    "ab", "\xC3\xA4", "\n", "\"",  "\\", "<"};
+    Encoder *encoder;
+    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    for (int round = 0; round < 20000; round++) {
+        char text[512] = "";
+        uint16_t got[512], want[512], parts[512];
+        size_t count, head, tail;
+        for (uint32_t n = draw(24); n > 0; n--) strcat(text, pieces[draw(sizeof pieces / sizeof *pieces)]);
+        size_t bytes = strlen(text), wanted = encode_by_definition(plain, first, 0, text, bytes, want);
+        CHECK_OK(encoder_run(encoder, text, bytes, got, &count, &e), &e);
+        CHECK(count == wanted && memcmp(got, want, 2 * count) == 0, "'%s': %zu tokens, want %zu", text, count, wanted);
+        size_t cut = tokenizer_cut(t, text, draw((uint32_t)bytes + 1)); // it does not see the rest
+        CHECK_OK(encoder_run(encoder, text, cut, parts, &head, &e), &e);
+        CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + head, &tail, &e), &e);
+        CHECK(head + tail == count && memcmp(parts, got, 2 * count) == 0, "'%s' cut at %zu", text, cut);
+    }
+    encoder_destroy(encoder);
+}
+
+static void test_added(void) {
+    NamedMerge merges[MERGES];
+    int count = make_vocabulary(merges), first = 257 + count;
+    Tokenizer *plain, *t, *saved;
+    write_vocabulary(merges, count);
+    CHECK_OK(tokenizer_load(&plain, directory, &e), &e);
+    write_added("tokenizer_config.json", first, true);
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    if (!t) return;
+    CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
+    check_added(t, plain, first);
+    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    check_added(saved, plain, first);
+    for (int i = 0; i < ADDED_COUNT; i++)
+        CHECK(saved->added[i].special == ADDED[i].special, "'%s' special %d", ADDED[i].name, saved->added[i].special);
+    tokenizer_destroy(saved);
+    tokenizer_destroy(t);
+    remove_file("tokenizer_config.json");
+    write_vocabulary(merges, count);
+    write_added("added_tokens.json", first, false);
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK(t && t->added_count == ADDED_COUNT && t->added[0].normalized, "added_tokens.json");
+    tokenizer_destroy(t);
+    tokenizer_destroy(plain);
+    remove_file("added_tokens.json");
+}
+
+static void refuse(const char *text) {
+    Tokenizer *t = (Tokenizer *)&e;
+    CHECK_ERROR(tokenizer_load(&t, directory, &e), &e, ERR_INPUT, text);
+    CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
+}
+
+// Malformed lists of added tokens with a valid vocabulary.
+static void test_bad_added(void) {
+    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
+    static const struct {
+        const char *file, *json, *text;
+    } cases[] = {
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": [{\"content\": \"<|x|>\"}]}",
+         "tokenizer_config.json: its added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": \"260\"}", "added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": null}", "added_tokens_decoder is not an object"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": \"<|x|>\"}}", "lacks its content"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": [\"<|x|>\"]}}", "lacks its content"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"0x104\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260 \": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"-1\": {\"content\": \"<|x|>\"}}}",
+         "the number of token '<|x|>' is malformed"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"256\": {\"content\": \"ab c\"}}}", // "ab", and more
+         "added token 'ab c' is number 256, which is another"},
+        {"tokenizer_config.json",
+         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"262\": {\"content\": \"<|y|>\"}}}",
+         "tokenizer_config.json: token number 261 is missing"},
+        {"added_tokens.json", "{\"<|x|>\": 260, \"<|y|>\": 262}", "added_tokens.json: token number 261 is missing"},
+        {"tokenizer_config.json",
+         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"261\": {\"content\": \"<|x|>\"}}}",
+         "tokenizer_config.json: tokens 260 and 261 are the same bytes"},
+        {"added_tokens.json", "[\"<|x|>\"]", "added_tokens.json: not a JSON object"},
+        {"added_tokens.json", "{\"<|x|>\": \"260\"}", "the number of token '<|x|>' is malformed"},
+        {"tokenizer.json", "{\"added_tokens\": {\"260\": {\"content\": \"<|x|>\", \"id\": 260}}}",
+         "tokenizer.json: its added_tokens is not an array"},
+        {"tokenizer.json", "{\"added_tokens\": [{\"content\": \"<|x|>\"}]}",
+         "the number of token '<|x|>' is malformed"},
+    };
+    write_vocabulary(merges, 3);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_text(cases[i].file, cases[i].json);
+        refuse(cases[i].text);
+        remove_file(cases[i].file);
+    }
+    // The vocabulary's file is blamed for its own hole, also with added tokens after it.
+    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
+    write_text("added_tokens.json", "{\"<|x|>\": 3}");
+    refuse("vocab.json: token number 1 is missing");
+    const char *names[] = {"vocab.json", "merges.txt", "added_tokens.json"};
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+}
+
+static void test_bad_files(void) {
+    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
+    Tokenizer *t;
+    const char *names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    CHECK(!tokenizer_exists(directory), "a tokenizer in an empty directory");
+    refuse("no tokenizer there");
+    CHECK_ERROR(tokenizer_load(&t, "no/such/directory", &e), &e, ERR_INPUT, "no/such/directory");
+    write_vocabulary(merges, 3);
+    remove_file("merges.txt");
+    refuse("merges.txt: cannot open");
+    write_vocabulary(merges, 3);
+    write_text("vocab.json", "{\"a\": 0,\n \"b\": ");
+    refuse("vocab.json: malformed JSON at byte");
+    write_text("vocab.json", "");
+    refuse("vocab.json: malformed JSON at byte 0");
+    write_text("vocab.json", "[1, 2]");
+    refuse("not a JSON object");
+    write_text("vocab.json", "{} x");
+    refuse("malformed JSON at byte 3");
+    write_text("vocab.json", "{\"a\": \"0\"}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": -1}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": 0.5}");
+    refuse("the number of token 'a' is malformed");
+    write_text("vocab.json", "{\"a\": 65536}");
+    refuse("shards hold 16 bits");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 0}");
+    refuse("two tokens are number 0");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
+    refuse("vocab.json: token number 1 is missing");
+    write_text("vocab.json", "{\"a\": 0, \"a\": 1}");
+    refuse("tokens 0 and 1 are the same bytes");
+    write_text("vocab.json", "{\"a\": 0, \"b\": 1}");
+    refuse("byte 0x00 is missing");
+    write_vocabulary(merges, 3);
+    write_text("merges.txt", "#version: 0.2\na b\nx y z\n");
+    refuse("merges.txt line 3: 'x y z' is not two tokens");
+    write_text("merges.txt", "a b\nab\n");
+    refuse("merges.txt line 2: 'ab' is not two tokens");
+    write_text("merges.txt", "a b\n\nqq c\n");
+    refuse("merges.txt line 3: 'qq' is not in the vocabulary");
+    write_text("merges.txt", "c a\n");
+    refuse("merges.txt line 1: 'c' merges to a token that the vocabulary lacks");
+    write_text("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    tokenizer_destroy(t);
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    static const struct {
+        const char *json, *text;
+    } cases[] = {
+        {"{}", "pre_tokenizer is not ByteLevel"},
+        {"{\"model\": {\"type\": \"WordPiece\"}}", "its model is not BPE"},
+        {"{\"normalizer\": {\"type\": \"NFC\"}}", "it has a normalizer"},
+        {"{\"pre_tokenizer\": {\"type\": \"Split\"}}", "pre_tokenizer is not ByteLevel"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true}}", "adds a prefix space"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"use_regex\": false}}", "split by GPT-2's pattern"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"ignore_merges\": true}}", "ignores merges"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}}", "no model.vocab"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 1}]}",
+         "lacks its content"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": 0}}, \"added_tokens\": "
+         "[{\"id\": 0, "
+         "\"content\": \"b\"}]}",
+         "added token 'b' is number 0, which is another"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
+         "\"content\": \"<mask>\", \"lstrip\": true}]}",
+         "added token '<mask>' has lstrip"},
+        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
+         "\"content\": \"\"}]}",
+         "has no text"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_text("tokenizer.json", cases[i].json);
+        refuse(cases[i].text);
+    }
+    remove_file("tokenizer.json");
+}
+
+// GPT-2's vocabulary: tokens known from elsewhere, and texts encoded and decoded.
+static void test_gpt2(void) {
+    const char *data = getenv("GNS_TEST_DATA");
+    char path[1024];
+    snprintf(path, sizeof path, "%s/gpt2", data ? data : "");
+    if (!data || !tokenizer_exists(path)) SKIP("GNS_TEST_DATA has no gpt2/encoder.json");
+    static const struct {
+        const char *text;
+        int tokens[12], count;
+    } known[] = {
+        {"Hello world", {15496, 995}, 2},
+        {"Hello, I'm a language model,", {15496, 11, 314, 1101, 257, 3303, 2746, 11}, 8},
+        {"<|endoftext|>", {27, 91, 437, 1659, 5239, 91, 29}, 7},
+        {"  two  spaces", {220, 734, 220, 9029}, 4},
+        {"", {0}, 0},
+    };
+    Tokenizer *t;
+    double start = clock_seconds();
+    CHECK_OK(tokenizer_load(&t, path, &e), &e);
+    printf("  loaded in %.0f ms\n", 1e3 * (clock_seconds() - start));
+    CHECK(tokenizer_vocab_size(t) == 50257 && tokenizer_eot(t) == 50256 && !tokenizer_is_bytes(t), "not GPT-2's");
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint16_t tokens[64];
+        size_t count;
+        CHECK_OK(tokenizer_encode(t, known[i].text, strlen(known[i].text), tokens, &count, &e), &e);
+        CHECK(count == (size_t)known[i].count, "'%s' becomes %zu tokens", known[i].text, count);
+        for (int k = 0; k < known[i].count; k++)
+            CHECK(tokens[k] == known[i].tokens[k], "'%s' %d", known[i].text, tokens[k]);
+    }
+    check_round_trips(t, 2000);
+    char *text;
+    size_t bytes, count;
+    snprintf(path, sizeof path, "%s/tinyshakespeare.txt", data);
+    if (file_read(path, 1 << 24, &text, &bytes, &e) == 0) {
+        uint16_t *tokens = malloc(2 * bytes);
+        CHECK_OK(tokenizer_encode(t, text, bytes, tokens, &count, &e), &e);
+        CHECK(count == 338025, "tinyshakespeare is %zu tokens, want 338025", count);
+        uint64_t hash = 0xcbf29ce484222325u; // FNV-1a of the tokens that tiktoken makes of it
+        for (size_t i = 0; i < 2 * count; i++) hash = (hash ^ ((uint8_t *)tokens)[i]) * 0x100000001b3u;
+        CHECK(hash == 0xaace74aee8a199f7u, "tinyshakespeare's tokens hash to %016llx", (unsigned long long)hash);
+        free(tokens);
+        memory_free(text);
+    }
+    tokenizer_destroy(t);
+}
+
+int main(void) {
+    const char *base = getenv("TMPDIR");
+    char command[600];
+    snprintf(directory, sizeof directory, "%s/test_tokenizer_XXXXXX", base ? base : "/tmp");
+    if (!mkdtemp(directory)) return ERR_INTERNAL;
+    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
+    printf("  seed %llu\n", (unsigned long long)random_state);
+    RUN(test_merges);
+    RUN(test_cache);
+    RUN(test_bytes);
+    RUN(test_forms);
+    RUN(test_added);
+    RUN(test_bad_added);
+    RUN(test_bad_files);
+    RUN(test_gpt2);
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    return system(command) != 0 || test_summary();
+}

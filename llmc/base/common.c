@@ -1,0 +1,82 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/common.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+
+int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->what, sizeof e->what, format, args);
+    va_end(args);
+    snprintf(e->hint, sizeof e->hint, "%s", hint ? hint : "");
+    e->code = code;
+    e->file = file;
+    e->line = line;
+    return code;
+}
+
+int error_hint(Error *e, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->hint, sizeof e->hint, format, args);
+    va_end(args);
+    return e->code;
+}
+
+int error_prefix(Error *e, const char *format, ...) {
+    char old[sizeof e->what];
+    snprintf(old, sizeof old, "%s", e->what);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->what, sizeof e->what, format, args);
+    va_end(args);
+    size_t used = strlen(e->what);
+    snprintf(e->what + used, sizeof e->what - used, ": %s", old);
+    return e->code;
+}
+
+// Messages quote user input: control bytes in it become '?'. One fwrite keeps lines of several ranks apart.
+void error_print_on(const Error *e, int rank, int ranks, const char *host) {
+    char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
+    bool named = host && *host;
+    if (ranks > 1) snprintf(of, sizeof of, " (rank %d%s%.64s)", rank, named ? " on " : "", named ? host : "");
+    if (e->code == ERR_INTERNAL && e->file) snprintf(where, sizeof where, " [%.120s:%d]", e->file, e->line);
+    int n = snprintf(line, sizeof line, "error%s: %s%s%s%s", of, e->what, where, e->hint[0] ? ". " : "", e->hint);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    line[n] = '\n';
+    fflush(stdout);
+    fwrite(line, 1, (size_t)n + 1, stderr);
+    fflush(stderr);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory
+
+int memory_alloc(void **out, size_t bytes, const char *what, Error *e) {
+    const size_t alignment = 64; // a cache line, and the widest vector
+    if (posix_memalign(out, alignment, size_max(bytes, 1)) == 0) return 0;
+    *out = NULL;
+    return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, --seq-len or --model", "out of memory: %s needs %.1f MiB",
+                what, (double)bytes / (1 << 20));
+}
+
+int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e) {
+    TRY(memory_alloc(out, bytes, what, e));
+    memset(*out, 0, bytes);
+    return 0;
+}
+
+void memory_free(void *p) { free(p); }
+
+double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

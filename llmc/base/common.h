@@ -1,0 +1,105 @@
+// common: what every module uses. Errors as values, checked memory and the clock.
+//
+// A function that can fail returns int: 0, or the exit code, with the details in its last argument, an Error *. Callers
+// hand it up to program_main (program.h), which prints it and ends the program. Only the watchdog (watchdog.h) ends the
+// program from another thread, when the ranks make no progress.
+#ifndef GNS_COMMON_H
+#define GNS_COMMON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
+enum {
+    EXIT_DONE = 0,
+    ERR_USAGE = 64,     // the command line or the configuration
+    ERR_INPUT = 65,     // a named input is missing, unreadable or malformed
+    ERR_NO_GPU = 69,    // no usable GPU
+    ERR_INTERNAL = 70,  // a fault of this program
+    ERR_MEMORY = 71,    // out of memory, on the host or the device
+    ERR_WRITE = 74,     // writing failed
+    ERR_STOPPED = 75,   // stopped on request; run the same command again
+    ERR_NONFINITE = 76, // a loss or gradient is not a number
+    ERR_SKIPPED = 77,   // a test that could not run here
+    ERR_RANK = 78       // a rank was lost or diverged, or a deadline passed
+};
+
+typedef struct {
+    int code;         // one of the above; 0: no error
+    char what[1024];  // what went wrong, with the file or flag
+    char hint[512];   // the remedy; may be empty
+    const char *file; // source position
+    int line;
+} Error;
+
+// Fills *e and returns code: `return FAIL(...)`. hint is a plain string (may be NULL), format is printf's.
+int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+#define FAIL(e, code, hint, ...) error_set((e), __FILE__, __LINE__, (code), (hint), __VA_ARGS__)
+
+// Replaces the hint of an error. Returns e->code.
+int error_hint(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Puts "PREFIX: " in front of an error's text ("--config run.cfg line 3: ..."). Returns e->code.
+int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Makes a call that returns an error code and returns a failure to the caller.
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        int try_code_ = (call);                                                                                        \
+        if (try_code_) return try_code_;                                                                               \
+    } while (0)
+
+// The same in a function with one exit: needs `int code` and a label `done`.
+#define TRY_GOTO(call)                                                                                                 \
+    do {                                                                                                               \
+        code = (call);                                                                                                 \
+        if (code) goto done;                                                                                           \
+    } while (0)
+
+// Prints an error to stderr in one line: "error: WHAT. HINT". With several ranks the line names the rank, and its
+// machine if `host` is given ("" or NULL: one machine).
+void error_print_on(const Error *e, int rank, int ranks, const char *host);
+static inline void error_print(const Error *e, int rank, int ranks) { error_print_on(e, rank, ranks, NULL); }
+
+// "gns.c 0.1 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from it.
+const char *version_text(void);
+
+// Memory, 64-byte aligned, not cleared. *out is NULL on failure (ERR_MEMORY). `what` names the memory in the message.
+int memory_alloc(void **out, size_t bytes, const char *what, Error *e);
+int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);
+void memory_free(void *p); // NULL is fine
+
+double clock_seconds(void); // monotonic
+
+// A heartbeat: long work beats once per piece done (a chunk, a file, a token), so that a waiting rank sees progress.
+typedef struct {
+    void (*beat)(void *context);
+    void *context;
+} Pulse;
+static inline void pulse_beat(const Pulse *pulse) { // may be NULL
+    if (pulse) pulse->beat(pulse->context);
+}
+
+static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+#ifdef __cplusplus
+}
+#endif
+
+// Functions for the host and, compiled by nvcc, for the device.
+#ifdef __CUDACC__
+#    define GNS_HD __host__ __device__
+#else
+#    define GNS_HD
+#endif
+
+#endif

@@ -1,0 +1,120 @@
+// files: paths, directories, whole files, and durable writing. files.c states what these functions promise together.
+#ifndef GNS_FILES_H
+#define GNS_FILES_H
+
+#include "base/common.h"
+
+enum { HASH_TEXT = 33 }; // bytes of an XXH3-128 in hexadecimal, with its NUL
+
+// A file's size and hash.
+typedef struct {
+    uint64_t bytes;
+    char hash[HASH_TEXT]; // XXH3-128, its canonical form
+} FileDigest;
+
+FileDigest digest_of(const void *data, size_t bytes);
+bool digest_equal(const FileDigest *a, const FileDigest *b);
+
+// The same for bytes in several pieces.
+typedef struct Digester Digester;
+int digester_create(Digester **out, Error *e);
+void digester_add(Digester *digester, const void *data, size_t bytes);
+FileDigest digester_read(const Digester *digester); // of all bytes added so far; more may follow
+void digester_destroy(Digester *digester);          // NULL is fine
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing, from first byte to last, 4 MiB at a time, past the page cache where the file system allows it.
+
+typedef struct OutFile OutFile;
+
+// Opens a file to write, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here, or with O_EXCL.
+// ERR_WRITE also where a link, a device or a FIFO has its name.
+int file_open_output(const char *path, int flags, int *fd, Error *e);
+
+// ERR_WRITE where something other than a regular file has this name. A free name is fine.
+int file_check_output(const char *path, Error *e);
+
+// Creates the file, or empties an existing one (file_open_output).
+int outfile_create(OutFile **out, const char *path, Error *e);
+int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
+
+// Writes the rest, syncs, closes and frees the file; removes it on failure. digest may be NULL.
+int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
+
+// Closes, removes and frees the unfinished file. NULL is fine.
+void outfile_abandon(OutFile *file);
+
+// Writes a whole file. digest may be NULL.
+int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+
+// The same under a temporary name, which is renamed to `path` when the file is on the disk.
+int file_replace(const char *path, const void *data, size_t bytes, Error *e);
+
+// Truncates a file to this many bytes; a missing one is fine.
+int file_cut(const char *path, int64_t bytes, Error *e);
+
+// Writes all bytes to a descriptor; `path` is for the message.
+int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
+int descriptor_sync(int fd, const char *path, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+// Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
+int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
+
+// Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
+int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
+
+// Reads a whole file of at most max_bytes and adds a NUL; *out from memory_alloc.
+int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
+
+typedef enum {
+    DIGEST_ALL,
+    DIGEST_DISK,  // as the disk holds it: past the page cache, where the file system allows it
+    DIGEST_SAMPLE // above 64 MiB: the size, and 64 blocks of 64 KiB at even distances, first and last included
+} DigestHow;
+
+// Reads a file and hashes it. ERR_INPUT if it cannot be read. The pulse (NULL is fine) beats every 4 MiB.
+int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Paths and directories
+
+bool file_exists(const char *path); // of any kind, a broken link included
+bool directory_exists(const char *path);
+bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
+int directory_sync(const char *path, Error *e);
+
+// "DIRECTORY/NAME". ERR_USAGE if it does not fit.
+int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
+
+// The part of a path after its last slash.
+const char *path_name(const char *path);
+
+// The directory that holds a path; "." if the path names none.
+void path_parent(const char *path, char *out, size_t bytes);
+void parent_sync(const char *path); // where the file system allows it
+
+// Creates a directory and its parents; an existing one is fine.
+int directory_create(const char *path, Error *e);
+
+// Renames, and syncs the parent, which both names share. ERR_WRITE if the new name is taken.
+int path_rename(const char *from, const char *to, const char *parent, Error *e);
+
+// The names in a directory, ascending, without . and ..; names_free them.
+typedef struct {
+    char **name;
+    int count;
+} Names;
+int directory_list(const char *path, Names *out, Error *e);
+void names_free(Names *names);
+
+// Removes these files of a directory, the last one last, and then the directory if it is empty. A missing directory is
+// fine. A link in its place is unlinked, never entered. A directory with other files stays, and so does a file in its
+// place.
+int directory_remove(const char *path, const char *const *names, int count, Error *e);
+
+// Bytes that may still be written below the directory.
+int disk_free(const char *directory, uint64_t *bytes, Error *e);
+#endif

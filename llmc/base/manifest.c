@@ -1,0 +1,148 @@
+// A manifest keeps these promises:
+// 1. It is written last, when every file that it lists is on the disk, digest and all. A directory with a manifest whose
+//    files pass manifest_verify is complete.
+// 2. A digest is that of the bytes handed to the writer, never of what a disk returned: VERIFY_DISK finds every wrong bit.
+// 3. Its last line hashes all bytes above: a manifest with a wrong bit lists nothing.
+// 4. A manifest of another format (`foreign`) is for another build to judge: it is not called damaged.
+#define _POSIX_C_SOURCE 200809L
+#include "base/manifest.h"
+
+#include "base/json.h"
+#include "base/text.h"
+
+#include <assert.h>
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define LAST_LINES "  \"xxh3_128_above\": \"%s\"\n}\n"
+
+enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
+
+static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
+    if (!manifest) return;
+    assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_FILE_NAME);
+    strcpy(manifest->file[manifest->count].name, name);
+    manifest->file[manifest->count++].digest = digest;
+    pulse_beat(manifest->pulse);
+}
+
+int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
+    char path[PATH_MAX];
+    Text text;
+    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
+    TRY(text_begin(&text, e));
+    fputs("{\n  \"format\": 1,\n  \"files\": [", text.f);
+    for (int i = 0; i < manifest->count; i++)
+        fprintf(text.f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3_128\": \"%s\"}", i ? "," : "",
+                manifest->file[i].name, manifest->file[i].digest.bytes, manifest->file[i].digest.hash);
+    fputs("\n  ],\n", text.f);
+    fflush(text.f); // text.text holds the lines so far
+    fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
+    TRY(text_end(&text, e));
+    int code = file_save(path, text.text, text.bytes, NULL, e);
+    text_free(&text);
+    if (code) return code;
+    pulse_beat(manifest->pulse);
+    return directory_sync(directory, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
+    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(item, "bytes");
+    const cJSON *hash = cJSON_GetObjectItemCaseSensitive(item, "xxh3_128");
+    bool good = cJSON_IsString(name) && cJSON_IsNumber(bytes) && cJSON_IsString(hash) &&
+                strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
+                strlen(hash->valuestring) == HASH_TEXT - 1 && bytes->valuedouble >= 0 && bytes->valuedouble < 9e15;
+    if (!good || manifest->count == MANIFEST_FILES)
+        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
+                    json_place(json, item));
+    FileDigest digest = {.bytes = (uint64_t)bytes->valuedouble};
+    strcpy(digest.hash, hash->valuestring);
+    manifest_add(manifest, name->valuestring, digest);
+    return 0;
+}
+
+static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
+    const cJSON *format = cJSON_GetObjectItemCaseSensitive(json->root, "format"), *item;
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json->root, "files");
+    manifest->foreign = !cJSON_IsNumber(format) || format->valuedouble != 1;
+    if (manifest->foreign)
+        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
+                    "%s: \"format\" at byte %zu is not 1", path, json_place(json, format));
+    if (!cJSON_IsArray(files))
+        return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_place(json, files));
+    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, json, item, path, e));
+    return 0;
+}
+
+static bool last_lines_right(const char *text, size_t bytes) {
+    char want[LAST_BYTES + 1];
+    if (bytes <= LAST_BYTES) return false;
+    const char *last = text + bytes - LAST_BYTES;
+    snprintf(want, sizeof want, LAST_LINES, digest_of(text, bytes - LAST_BYTES).hash);
+    return memcmp(last, want, LAST_BYTES) == 0;
+}
+
+int manifest_read(Manifest *manifest, const char *directory, Error *e) {
+    char path[PATH_MAX], *text;
+    size_t bytes;
+    JsonText json;
+    *manifest = (Manifest){.count = 0};
+    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
+    TRY(file_read(path, 1 << 20, &text, &bytes, e));
+    if (!last_lines_right(text, bytes)) {
+        memory_free(text);
+        return FAIL(e, ERR_INPUT, damaged,
+                    "%s: damaged: its last line is not the hash of the lines above, in bytes 0 to %zu", path, bytes);
+    }
+    TRY(json_parse_text(&json, text, bytes, path, damaged, e));
+    int code = parse_manifest(manifest, &json, path, e);
+    json_free(&json);
+    return code;
+}
+
+static int verify_file(const char *path, const FileDigest *want, Verify what, const Pulse *pulse, Error *e) {
+    struct stat st;
+    FileDigest got;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
+    if ((uint64_t)st.st_size != want->bytes)
+        return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
+                    (long long)st.st_size, want->bytes);
+    if (what == VERIFY_SIZES) return 0;
+    TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, pulse, &got, e));
+    if (digest_equal(&got, want)) return 0;
+    return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
+                want->hash);
+}
+
+static int verify_entry(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
+    TRY(verify_file(path, &manifest->file[i].digest, what, manifest->pulse, e));
+    pulse_beat(manifest->pulse);
+    return 0;
+}
+
+int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
+    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, what, e));
+    return 0;
+}
+
+int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
+    for (int i = 0; i < manifest->count; i++)
+        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, VERIFY_DISK, e);
+    return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
+                name);
+}

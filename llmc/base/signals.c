@@ -1,0 +1,52 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/signals.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+static const struct {
+    int signal;
+    const char *name;
+} stopping[] = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}};
+
+// The program's only mutable global: a signal handler has nothing else to write to.
+static volatile sig_atomic_t requested;
+
+static void on_signal(int signal_number) {
+    if (requested && signal_number == SIGHUP) return; // a closed terminal sends several
+    if (requested) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number); // takes effect when the handler returns
+    }
+    requested = signal_number;
+}
+
+static bool is_ignored(int signal_number) {
+    struct sigaction before;
+    return sigaction(signal_number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+}
+
+void signals_install(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigset_t all;
+    sigemptyset(&all);
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
+        if (stopping[i].signal == SIGHUP && is_ignored(SIGHUP)) continue; // nohup
+        sigaction(stopping[i].signal, &action, NULL);
+        sigaddset(&all, stopping[i].signal);
+    }
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
+    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
+}
+
+const char *signals_requested(void) {
+    int signal_number = requested;
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++)
+        if (stopping[i].signal == signal_number) return stopping[i].name;
+    return NULL;
+}

@@ -1,0 +1,7 @@
+#include "base/common.h"
+
+#ifndef GNS_COMMIT // the Makefile says it
+#    define GNS_COMMIT ""
+#endif
+
+const char *version_text(void) { return "gns.c 0.1" GNS_COMMIT; }

@@ -1,0 +1,333 @@
+// A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
+// 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
+//    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
+// 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
+// 4. Only files that the manifest or own_files names are removed. Other files stay in OUT/step_N.kept, with a line to
+//    `notes`. A checkpoint that is a link is unlinked (directory_remove).
+// 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
+//    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
+// 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
+//    (archive_set_aside_after).
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/archive.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+_Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Names
+
+#define STEP_PREFIX    "step_"
+#define PARTIAL_SUFFIX ".partial"
+
+void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, STEP_PREFIX "%08" PRId64, step); }
+
+static int step_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Error *e) {
+    char name[40];
+    archive_name(name, sizeof name, step);
+    return path_join(path, ARCHIVE_PATH, out, name, e);
+}
+
+static int partial_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Error *e) {
+    char name[60];
+    snprintf(name, sizeof name, "." STEP_PREFIX "%08" PRId64 PARTIAL_SUFFIX, step);
+    return path_join(path, ARCHIVE_PATH, out, name, e);
+}
+
+int64_t archive_step_of(const char *name) {
+    const size_t prefix = strlen(STEP_PREFIX);
+    char canonical[40];
+    if (strncmp(name, STEP_PREFIX, prefix) != 0 || strlen(name) > prefix + 18) return -1; // 18 digits fit 64 bits
+    int64_t step = strtoll(name + prefix, NULL, 10);
+    archive_name(canonical, sizeof canonical, step);
+    return step >= 0 && strcmp(canonical, name) == 0 ? step : -1;
+}
+
+// The step of a temporary name; -1 for any other.
+static int64_t partial_step_of(const char *name) {
+    char step[40];
+    if (*name != '.' || strlen(name) >= sizeof step) return -1;
+    strcpy(step, name);
+    char *suffix = strrchr(step, '.');
+    if (strcmp(suffix, PARTIAL_SUFFIX) != 0) return -1;
+    *suffix = 0;
+    return archive_step_of(step + 1);
+}
+
+typedef struct {
+    int64_t *step; // newest first
+    int count;
+} Steps;
+
+static int compare_newest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+static void steps_free(Steps *steps) { memory_free(steps->step); }
+
+static int steps_list(const char *out, Steps *steps, Error *e) {
+    Names names;
+    *steps = (Steps){0};
+    TRY(directory_list(out, &names, e));
+    int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
+    for (int i = 0; !code && i < names.count; i++)
+        if (archive_step_of(names.name[i]) >= 0) steps->step[steps->count++] = archive_step_of(names.name[i]);
+    names_free(&names);
+    if (!code && steps->count) qsort(steps->step, (size_t)steps->count, sizeof *steps->step, compare_newest_first);
+    return code;
+}
+
+int archive_count(const char *out, int *count, Error *e) {
+    Steps steps;
+    TRY(steps_list(out, &steps, e));
+    *count = steps.count;
+    steps_free(&steps);
+    return 0;
+}
+
+bool archive_has(const char *out, int64_t step) {
+    char path[ARCHIVE_PATH];
+    return step_path(out, step, path, &(Error){0}) == 0 && directory_exists(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Partials
+
+// All files of a checkpoint. The manifest, which lists them, is removed last.
+static const char *const own_files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "state.json",
+                                        "vocab.json",        "merges.txt",  "tokenizer_config.json", MANIFEST_NAME};
+enum { OWN_FILES = sizeof own_files / sizeof *own_files };
+
+// Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
+static int rename_aside(const char *out, int64_t step, const char *from, const char *suffix,
+                        char aside[ARCHIVE_PATH + 32], Error *e) {
+    char path[ARCHIVE_PATH];
+    int copy = 1;
+    TRY(step_path(out, step, path, e));
+    snprintf(aside, ARCHIVE_PATH + 32, "%s.%s", path, suffix);
+    while (file_exists(aside)) snprintf(aside, ARCHIVE_PATH + 32, "%s.%s.%d", path, suffix, ++copy);
+    return path_rename(from, aside, out, e);
+}
+
+static int keep_rest(const char *out, int64_t step, const char *partial, FILE *notes, Error *e) {
+    char aside[ARCHIVE_PATH + 32];
+    const int most = 5; // names in the line
+    Names left;
+    TRY(rename_aside(out, step, partial, "kept", aside, e));
+    directory_list(aside, &left, &(Error){0}); // no names where it is no directory
+    fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
+    for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
+    if (left.count > most) fprintf(notes, " and %d more", left.count - most);
+    fputs("\n", notes);
+    names_free(&left);
+    return 0;
+}
+
+static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH];
+    const char *names[MANIFEST_FILES + OWN_FILES];
+    Manifest manifest;
+    int count = 0;
+    TRY(partial_path(out, step, path, e));
+    if (!file_exists(path)) return 0;
+    manifest_read(&manifest, path, &(Error){0}); // lists nothing on failure
+    for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
+    for (int i = 0; i < OWN_FILES; i++) names[count++] = own_files[i];
+    TRY(directory_remove(path, names, count, e));
+    return file_exists(path) ? keep_rest(out, step, path, notes, e) : 0;
+}
+
+void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }
+
+int archive_tidy(const char *out, FILE *notes, Error *e) {
+    Names names;
+    int code = 0;
+    TRY(directory_list(out, &names, e));
+    for (int i = 0; i < names.count && !code; i++)
+        if (partial_step_of(names.name[i]) >= 0) code = remove_partial(out, partial_step_of(names.name[i]), notes, e);
+    names_free(&names);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing and verifying
+
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
+    TRY(partial_path(out, step, directory, e));
+    TRY(remove_partial(out, step, notes, e));
+    if (mkdir(directory, 0777) != 0)
+        return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
+                    strerror(errno));
+    return 0;
+}
+
+int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
+    char partial[ARCHIVE_PATH];
+    TRY(partial_path(out, step, partial, e));
+    TRY(step_path(out, step, final, e));
+    TRY(manifest_write(manifest, partial, e));
+    pulse_beat(manifest->pulse);
+    return path_rename(partial, final, out, e);
+}
+
+// foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
+static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
+    Manifest manifest;
+    int code = manifest_read(&manifest, directory, e);
+    if (foreign) *foreign = manifest.foreign;
+    manifest.pulse = pulse;
+    return code ? code : manifest_verify(&manifest, directory, what, e);
+}
+
+int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
+    return check(directory, VERIFY_DISK, pulse, NULL, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Removing
+
+static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
+    TRY(step_path(out, step, path, e));
+    TRY(partial_path(out, step, partial, e));
+    TRY(remove_partial(out, step, notes, e));
+    TRY(path_rename(path, partial, out, e));
+    return remove_partial(out, step, notes, e);
+}
+
+int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e) {
+    Steps steps;
+    int code = 0;
+    if (keep == 0) return 0;
+    TRY(steps_list(out, &steps, e));
+    for (int i = 0, complete = 0; i < steps.count; i++) {
+        char path[ARCHIVE_PATH];
+        Error ignored;
+        if (complete >= keep) {
+            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
+            continue;
+        }
+        TRY_GOTO(step_path(out, steps.step[i], path, e));
+        complete += check(path, VERIFY_SIZES, NULL, NULL, &ignored) == 0;
+    }
+done:
+    steps_free(&steps);
+    return code;
+}
+
+// The disk space that removing a checkpoint frees, as its files tell. A link frees nothing.
+static uint64_t step_bytes(const char *out, int64_t step) {
+    char path[ARCHIVE_PATH], file[ARCHIVE_PATH];
+    Error ignored;
+    struct stat st;
+    Names names;
+    uint64_t bytes = 0;
+    if (step_path(out, step, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
+    if (directory_list(path, &names, &ignored)) return 0;
+    for (int i = 0; i < names.count; i++)
+        if (path_join(file, sizeof file, path, names.name[i], &ignored) == 0 && lstat(file, &st) == 0)
+            bytes += (uint64_t)st.st_blocks * 512; // POSIX's unit of st_blocks, in bytes
+    names_free(&names);
+    return bytes;
+}
+
+// Index of the newest checkpoint that the disk gives back undamaged; -1: none.
+static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse) {
+    char path[ARCHIVE_PATH];
+    Error ignored;
+    for (int i = 0; i < steps->count; i++)
+        if (step_path(out, steps->step[i], path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0) return i;
+    return -1;
+}
+
+// Removes none if all that may be removed are not enough. *left: the disk's free bytes.
+static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_t stays, uint64_t *left,
+                           Removed *removed, FILE *notes, const Pulse *pulse, Error *e) {
+    uint64_t in_all = *left;
+    int newest = newest_whole(out, steps, pulse);
+    for (int i = 0; i < steps->count; i++) {
+        uint64_t one = i == newest || steps->step[i] == stays ? 0 : step_bytes(out, steps->step[i]);
+        if (!one) steps->step[i] = -1; // stays
+        in_all += one;
+    }
+    for (int i = steps->count - 1; i >= 0 && newest >= 0 && *left < bytes && in_all >= bytes; i--) {
+        if (steps->step[i] < 0) continue;
+        TRY(remove_step(out, steps->step[i], notes, e));
+        if (removed->count++ == 0) removed->first = steps->step[i];
+        removed->last = steps->step[i];
+        pulse_beat(pulse);
+        TRY(disk_free(out, left, e));
+    }
+    return 0;
+}
+
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
+                      const Pulse *pulse, Error *e) {
+    uint64_t left;
+    Steps steps;
+    *removed = (Removed){0};
+    TRY(disk_free(out, &left, e));
+    if (left < bytes && keep > 0) {
+        TRY(steps_list(out, &steps, e));
+        int code = remove_for_room(out, &steps, bytes, stays, &left, removed, notes, pulse, e);
+        steps_free(&steps);
+        if (code) return code;
+    }
+    if (left >= bytes) return 0;
+    return FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
+                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", out, (double)bytes / (1 << 20),
+                (double)left / (1 << 20));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Finding
+
+int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
+                   char directory[ARCHIVE_PATH], Error *e) {
+    Steps steps;
+    *found = false;
+    TRY(steps_list(out, &steps, e));
+    int code = 0, skipped = 0;
+    for (int i = 0; i < steps.count && !*found; i++) {
+        bool foreign = false;
+        TRY_GOTO(step_path(out, steps.step[i], directory, e));
+        *step = steps.step[i];
+        code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
+        if (code && (code != ERR_INPUT || foreign)) goto done;
+        *found = code == 0;
+        if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
+    }
+    code = 0;
+    if (!*found && skipped)
+        code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
+                    "%s: all of its %d checkpoints are damaged", out, skipped);
+done:
+    steps_free(&steps);
+    return code;
+}
+
+static int set_aside(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
+    TRY(step_path(out, step, path, e));
+    TRY(rename_aside(out, step, path, "damaged", aside, e));
+    fprintf(notes, "%s is now %s\n", path, aside);
+    return 0;
+}
+
+int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e) {
+    Steps steps;
+    TRY(steps_list(out, &steps, e));
+    int code = 0;
+    for (int i = 0; !code && i < steps.count; i++)
+        if (steps.step[i] > step) code = set_aside(out, steps.step[i], notes, e);
+    steps_free(&steps);
+    return code;
+}

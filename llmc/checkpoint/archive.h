@@ -1,0 +1,61 @@
+// archive: the checkpoints of a run directory, OUT/step_NNNNNNNN. Each is complete or does not exist (archive.c).
+//
+// `notes` gets a line about whatever was kept, renamed or skipped. The pulse, which may be NULL, beats for every 4 MiB
+// read and every checkpoint removed.
+#ifndef GNS_ARCHIVE_H
+#define GNS_ARCHIVE_H
+
+#include "base/manifest.h"
+
+enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
+
+// "step_00000120"
+void archive_name(char *out, size_t bytes, int64_t step);
+
+// The step of such a name; -1 for any other.
+int64_t archive_step_of(const char *name);
+
+// Checkpoints that were removed, from the oldest step to the newest.
+typedef struct {
+    int count; // 0: first and last are not set
+    int64_t first, last;
+} Removed;
+
+// Makes sure that the disk has space for a checkpoint of this many bytes. If keep is not 0 it removes older ones, oldest
+// first, as many as needed, or none if that is not enough. ERR_WRITE where the space is missing.
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
+                      const Pulse *pulse, Error *e);
+
+// Creates an empty directory for the checkpoint of a step, under its temporary name.
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e);
+
+// Removes that directory if the checkpoint could not be written.
+void archive_abandon(const char *out, int64_t step, FILE *notes);
+
+// Makes the checkpoint visible. All files of the manifest must be on the disk.
+int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+
+// Does this step have a checkpoint, damaged or not?
+bool archive_has(const char *out, int64_t step);
+
+// Reads every byte of a checkpoint from the disk. ERR_INPUT names the first file that is damaged.
+int archive_verify(const char *directory, const Pulse *pulse, Error *e);
+
+// Removes the checkpoints older than the newest `keep` complete ones (0: none), except that of step `stays`. A complete
+// one has a manifest, and all its files have the right sizes.
+int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e);
+
+// Finds the newest undamaged checkpoint; skips damaged ones. *found is false where there is no checkpoint. ERR_INPUT where
+// all are damaged, or where a newer one is of another format: another build wrote it.
+int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
+                   char directory[ARCHIVE_PATH], Error *e);
+
+// Renames the checkpoints of later steps to "step_00000120.damaged": the run will write those steps again.
+int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e);
+
+// How many checkpoints there are, damaged or not.
+int archive_count(const char *out, int *count, Error *e);
+
+// Removes the partials that a killed run left.
+int archive_tidy(const char *out, FILE *notes, Error *e);
+#endif

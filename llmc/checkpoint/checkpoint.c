@@ -1,0 +1,443 @@
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/checkpoint.h"
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "checkpoint/llmc_bin.h"
+#include "checkpoint/safetensors.h"
+#include "math/layernorm.h"
+
+#include <cjson/cJSON.h>
+#include <limits.h>
+#include <string.h>
+
+enum {
+    CHUNK = 1 << 20,   // values that pass between file and engine at a time
+    GPT2_VOCAB = 50257 // the last one is <|endoftext|>
+};
+
+static const char *const fetch_again = "fetch the file again";
+
+#define MODEL_FILE  "model.safetensors"
+#define PICKLE_FILE "pytorch_model.bin"
+#define INDEX       ".index.json" // the end of an index's name
+
+// ---------------------------------------------------------------------------------------------------------------------
+// config.json
+
+bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
+
+static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
+    if (!item)
+        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
+                    json->bytes);
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1 && item->valuedouble <= INT_MAX) ||
+        item->valuedouble != (int)item->valuedouble)
+        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
+                    name, json_place(json, item));
+    *out = (int)item->valuedouble;
+    return 0;
+}
+
+// Fields with the only value that describes the model computed here. All may be missing.
+static const struct {
+    const char *name, *must_be;
+    double number;
+} config_fixed[] = {
+    {"model_type", "gpt2", 0},
+    {"activation_function", "gelu_new", 0}, // the tanh form
+    {"layer_norm_epsilon", NULL, LAYERNORM_EPSILON},
+    {"scale_attn_weights", NULL, 1},
+    {"scale_attn_by_inverse_layer_idx", NULL, 0},
+    {"add_cross_attention", NULL, 0},
+    {"tie_word_embeddings", NULL, 1},
+};
+
+static bool config_field_fits(const cJSON *item, const char *text, double number) {
+    if (!item || cJSON_IsNull(item)) return true; // transformers' default is the value that we need
+    if (text) return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
+    double value = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item) ? 1 : cJSON_IsFalse(item) ? 0 : -1;
+    return value > number * (1 - 1e-6) - 1e-12 && value < number * (1 + 1e-6) + 1e-12;
+}
+
+static int config_parse(const JsonText *json, const char *path, ModelConfig *config, Error *e) {
+    const cJSON *root = json->root;
+    if (!cJSON_IsObject(root))
+        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
+                    json_place(json, root));
+    for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, config_fixed[i].name);
+        if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
+            return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
+                        "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
+                        json_place(json, item));
+    }
+    TRY(config_int(json, path, "n_layer", &config->layers, e));
+    TRY(config_int(json, path, "n_head", &config->heads, e));
+    TRY(config_int(json, path, "n_embd", &config->channels, e));
+    TRY(config_int(json, path, "vocab_size", &config->vocab, e));
+    TRY(config_int(json, path, "n_positions", &config->context, e));
+    const cJSON *inner = cJSON_GetObjectItemCaseSensitive(root, "n_inner");
+    if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
+        return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
+                    path, json_place(json, inner));
+    return model_check_file(config, path, 0, json->bytes, e);
+}
+
+int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {
+    char path[PATH_MAX];
+    JsonText json;
+    if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
+    TRY(path_join(path, sizeof path, directory, "config.json", e));
+    TRY(json_read(&json, path, 1 << 20, fetch_again, e));
+    int code = config_parse(&json, path, config, e);
+    json_free(&json);
+    return code;
+}
+
+static int token_or(const cJSON *item, int vocab, int otherwise) {
+    bool known = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < vocab;
+    return known && item->valuedouble == (int)item->valuedouble ? (int)item->valuedouble : otherwise;
+}
+
+TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
+    char file[PATH_MAX];
+    JsonText json;
+    Error ignored; // checkpoint_read_config reports errors
+    if (eot < 0 && vocab == GPT2_VOCAB) eot = GPT2_VOCAB - 1;
+    TextTokens text = {eot, eot};
+    if (path_join(file, sizeof file, path, "config.json", &ignored) ||
+        json_read(&json, file, 1 << 20, fetch_again, &ignored))
+        return text;
+    text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
+    text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
+    json_free(&json);
+    return text;
+}
+
+static void token_text(char *out, size_t bytes, int token) {
+    if (token < 0) snprintf(out, bytes, "null");
+    else snprintf(out, bytes, "%d", token);
+}
+
+static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
+    char path[PATH_MAX], bos[16], eos[16], text[1024];
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, "config.json", e));
+    token_text(bos, sizeof bos, ends.bos);
+    token_text(eos, sizeof eos, ends.eos);
+    int bytes = snprintf(
+        text, sizeof text,
+        "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
+        "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
+        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n  \"initializer_range\": 0.02,\n"
+        "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
+        "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
+        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
+    TRY(file_save(path, text, (size_t)bytes, &digest, e));
+    manifest_add(manifest, "config.json", digest);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// model.safetensors
+
+// The weights' one file, or several with an index.
+typedef struct {
+    SafetensorsReader *reader;
+    int count;
+    bool indexed;
+} ModelFiles;
+
+static void files_close(ModelFiles *files) {
+    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
+    memory_free(files->reader);
+    *files = (ModelFiles){0};
+}
+
+static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(safetensors_open(&files->reader[files->count], path, e));
+    files->count++;
+    return 0;
+}
+
+static bool files_have(const ModelFiles *files, const char *name) {
+    for (int i = 0; i < files->count; i++)
+        if (strcmp(path_name(files->reader[i].path), name) == 0) return true;
+    return false;
+}
+
+// {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
+static int files_add_indexed(ModelFiles *files, const JsonText *index, const char *directory, const char *path,
+                             Error *e) {
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index->root, "weight_map"), *item;
+    if (!cJSON_IsObject(map))
+        return FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
+                    json_place(index, map));
+    size_t most = (size_t)cJSON_GetArraySize(map);
+    TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
+    cJSON_ArrayForEach(item, map) {
+        if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
+            return FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
+                        item->string, json_place(index, item));
+        if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
+    }
+    return 0;
+}
+
+static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
+    const size_t most = 1 << 26; // bytes
+    JsonText index;
+    TRY(json_read(&index, path, most, fetch_again, e));
+    int code = files_add_indexed(files, &index, directory, path, e);
+    json_free(&index);
+    return code;
+}
+
+int checkpoint_refuse_pickle(const char *path, Error *e) {
+    bool readable = directory_holds(path, MODEL_FILE) || directory_holds(path, MODEL_FILE INDEX);
+    if (readable || !(directory_holds(path, PICKLE_FILE) || directory_holds(path, PICKLE_FILE INDEX))) return 0;
+    FAIL(e, ERR_INPUT, NULL, "%s: its weights are in " PICKLE_FILE ", a pickle, and not in " MODEL_FILE, path);
+    return error_hint(e,
+                      "with torch and transformers, next to its config.json: python3 -c \"from transformers import "
+                      "GPT2LMHeadModel as M; M.from_pretrained('%s').save_pretrained('%s')\"",
+                      path, path);
+}
+
+static int files_open(ModelFiles *files, const char *directory, Error *e) {
+    char path[PATH_MAX];
+    *files = (ModelFiles){0};
+    TRY(checkpoint_refuse_pickle(directory, e));
+    TRY(path_join(path, sizeof path, directory, MODEL_FILE INDEX, e));
+    files->indexed = file_exists(path);
+    if (files->indexed) return files_open_indexed(files, directory, path, e);
+    TRY(memory_alloc_zero((void **)&files->reader, sizeof *files->reader, "the model's file", e));
+    return files_add(files, directory, MODEL_FILE, e);
+}
+
+typedef struct {
+    const SafetensorsReader *reader;
+    const SafetensorsEntry *entry; // NULL: in none of the files
+} Found;
+
+// Hub files name tensors with and without "transformer." in front.
+static Found find_tensor(const ModelFiles *files, const Tensor *t) {
+    char long_name[64];
+    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
+    for (int i = 0; i < files->count; i++) {
+        const SafetensorsEntry *entry = safetensors_find(&files->reader[i], long_name);
+        if (!entry) entry = safetensors_find(&files->reader[i], t->name);
+        if (entry) return (Found){&files->reader[i], entry};
+    }
+    return (Found){0};
+}
+
+// Where in the file a tensor's data begins.
+static unsigned long long data_byte(const SafetensorsReader *reader, const SafetensorsEntry *entry) {
+    return reader->data_offset + entry->begin;
+}
+
+static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
+    Found found = find_tensor(files, t);
+    const SafetensorsEntry *entry = found.entry;
+    const char *const hint = "does config.json belong to this file?";
+    if (!entry)
+        return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
+                    t->name);
+    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
+    if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
+        return 0;
+    return FAIL(e, ERR_INPUT, hint,
+                "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
+                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
+}
+
+// Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
+static int load_range(Found found, size_t base, Range range, float *buffer, RangeWriter load, void *context, Error *e) {
+    for (size_t first = range.begin; first < range.end; first += CHUNK) {
+        size_t n = size_min(CHUNK, range.end - first);
+        TRY(safetensors_read_f32(found.reader, found.entry, first - base, n, buffer, e));
+        TRY(load(context, (Range){first, first + n}, buffer, e));
+    }
+    return 0;
+}
+
+// Is this a file of the model's weights?
+static bool is_weights_file(const char *name) {
+    size_t length = strlen(name), tail = strlen(".safetensors");
+    return length > tail && strcmp(name + length - tail, ".safetensors") == 0 && strcmp(name, OPTIMIZER_NAME) != 0;
+}
+
+static int hash_file(const char *path, uint64_t *hash, Error *e) {
+    FileDigest digest;
+    TRY(file_digest(path, DIGEST_SAMPLE, NULL, &digest, e));
+    *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
+    *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
+    *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);
+    return 0;
+}
+
+int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
+    char file[PATH_MAX];
+    Names names;
+    *hash = HASH_START;
+    if (llmc_bin_is(path)) return hash_file(path, hash, e);
+    TRY(directory_list(path, &names, e));
+    int code = 0;
+    for (int i = 0; i < names.count && !code; i++) {
+        if (!is_weights_file(names.name[i])) continue;
+        code = path_join(file, sizeof file, path, names.name[i], e);
+        if (!code) code = hash_file(file, hash, e);
+    }
+    names_free(&names);
+    return code;
+}
+
+int checkpoint_verify_model(const char *path, Error *e) {
+    char file[PATH_MAX];
+    Manifest manifest;
+    TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
+    if (!file_exists(file)) return 0;
+    TRY(manifest_read(&manifest, path, e));
+    for (int i = manifest.count - 1; i >= 0; i--)
+        if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
+    int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
+    return code == ERR_INPUT ? error_hint(e, "use another one; where the change is meant, remove %s", file) : code;
+}
+
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+    ModelFiles files;
+    float *buffer = NULL;
+    if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
+    int code = files_open(&files, path, e);
+    for (int i = 0; !code && i < model->tensor_count; i++) code = check_tensor(&files, path, &model->tensors[i], e);
+    if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
+    for (int i = 0; !code && i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        code = load_range(find_tensor(&files, t), t->offset, tensor_range(t), buffer, load, context, e);
+    }
+    memory_free(buffer);
+    files_close(&files);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving
+
+typedef struct {
+    SafetensorsWriter *writer;
+    float *buffer; // (CHUNK)
+} ValueWriter;
+
+static int values_begin(ValueWriter *s, const char *directory, const char *name, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
+    int code = safetensors_create(&s->writer, path, e);
+    if (code) memory_free(s->buffer);
+    return code;
+}
+
+static int values_write(ValueWriter *s, Range range, RangeReader store, void *context, Error *e) {
+    for (size_t first = range.begin; first < range.end; first += CHUNK) {
+        size_t n = size_min(CHUNK, range.end - first);
+        TRY(store(context, (Range){first, first + n}, s->buffer, e));
+        TRY(safetensors_write(s->writer, s->buffer, n * sizeof(float), e));
+    }
+    return 0;
+}
+
+// Finishes the file, or removes it if `code` says that it failed.
+static int values_end(ValueWriter *s, int code, const char *name, Manifest *manifest, Error *e) {
+    FileDigest digest;
+    memory_free(s->buffer);
+    if (code) safetensors_abandon(s->writer);
+    else code = safetensors_finish(s->writer, &digest, e);
+    if (!code) manifest_add(manifest, name, digest);
+    return code;
+}
+
+static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
+    safetensors_add_metadata(writer, "format", "pt"); // transformers refuses a file without it
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        char name[64];
+        snprintf(name, sizeof name, "transformer.%s", t->name);
+        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
+        safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
+    }
+}
+
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
+                          Manifest *manifest, Error *e) {
+    ValueWriter s;
+    int code = 0;
+    TRY(values_begin(&s, directory, MODEL_FILE, e));
+    declare_tensors(s.writer, model);
+    for (int i = 0; i < model->tensor_count && !code; i++)
+        code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
+    TRY(values_end(&s, code, MODEL_FILE, manifest, e));
+    return write_config(directory, &model->config, text, manifest, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// optimizer.safetensors
+
+// "moment1.0-124475904": the file names the range of the flat array that it holds, which is all of it.
+static void moment_name(char *out, size_t bytes, int moment, const Model *model) {
+    snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
+}
+
+int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,
+                              void *context, Manifest *manifest, Error *e) {
+    const Range all = {0, model->flat_count};
+    const uint64_t count = model->flat_count;
+    char name[40];
+    ValueWriter s;
+    TRY(values_begin(&s, directory, OPTIMIZER_NAME, e));
+    for (int k = 0; k < 2; k++) {
+        moment_name(name, sizeof name, k, model);
+        safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);
+    }
+    int code = values_write(&s, all, moment1, context, e);
+    if (!code) code = values_write(&s, all, moment2, context, e);
+    return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
+}
+
+static int find_moment(Found *found, const SafetensorsReader *reader, int moment, const Model *model, Error *e) {
+    const char *const hint = "use another checkpoint";
+    char name[40];
+    moment_name(name, sizeof name, moment, model);
+    *found = (Found){reader, safetensors_find(reader, name)};
+    if (!found->entry)
+        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
+                    (unsigned long long)reader->data_offset);
+    if (found->entry->type == SAFETENSORS_F32 && found->entry->count == model->flat_count) return 0;
+    return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", reader->path,
+                name, data_byte(reader, found->entry));
+}
+
+int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
+                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e) {
+    const Range all = {0, model->flat_count};
+    char path[PATH_MAX];
+    SafetensorsReader reader;
+    Found moment[2];
+    float *buffer = NULL;
+    int code = 0;
+    if (!count) wanted = &all, count = 1;
+    TRY(path_join(path, sizeof path, directory, OPTIMIZER_NAME, e));
+    TRY(safetensors_open(&reader, path, e));
+    for (int k = 0; k < 2; k++) TRY_GOTO(find_moment(&moment[k], &reader, k, model, e));
+    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < count; i++)
+            TRY_GOTO(load_range(moment[k], 0, wanted[i], buffer, k ? moment2 : moment1, context, e));
+done:
+    memory_free(buffer);
+    safetensors_close(&reader);
+    return code;
+}

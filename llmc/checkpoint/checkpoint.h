@@ -1,0 +1,63 @@
+// checkpoint: a model's directory, as Hugging Face's transformers loads it and --model reads it:
+//
+//     config.json            GPT-2's configuration
+//     model.safetensors      the fp32 master weights in the layout of the tensor table, vocabulary unpadded, format: pt
+//
+// A run's checkpoints also have the optimizer's moments:
+//
+//     optimizer.safetensors  F32, the model's flat arrays, padding included: "moment1.0-COUNT" and "moment2.0-COUNT"
+//
+// This module knows files and the tensor table, not engines: it reads and writes ranges of the flat parameter array
+// through functions that the caller gives.
+//
+// --model also reads weights in several files with a model.safetensors.index.json, and llm.c's .bin (llmc_bin).
+#ifndef GNS_CHECKPOINT_H
+#define GNS_CHECKPOINT_H
+
+#include "base/manifest.h"
+#include "model/model.h"
+
+#define OPTIMIZER_NAME "optimizer.safetensors"
+
+// Is this the path of a directory with a config.json, or of llm.c's .bin?
+bool checkpoint_is_model(const char *path);
+
+// ERR_INPUT, with the remedy, where a directory has its weights only as PyTorch's pickle, which is not read here.
+int checkpoint_refuse_pickle(const char *path, Error *e);
+
+// Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
+int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
+
+// The tokens that begin and end a text, for programs that generate text; -1: none.
+typedef struct {
+    int bos, eos;
+} TextTokens;
+
+// The tokens that the config.json at `path` names, if it exists and they are in the vocabulary. Otherwise `eot`, the
+// tokenizer's end of text (-1: none), or GPT-2's for a vocabulary of GPT-2's size.
+TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
+
+// Compares a checkpoint's files with its manifest, all but the optimizer's. ERR_INPUT names the file that differs. A path
+// without a manifest passes.
+int checkpoint_verify_model(const char *path, Error *e);
+
+// Tells a model from others without reading all of it: hashes the names, sizes and a sample of its weights' files.
+int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
+
+// Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the
+// first value is handed over.
+int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
+
+// Writes both files into an existing directory, durably, and adds them to the manifest, which may be NULL.
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
+                          Manifest *manifest, Error *e);
+
+// The same for the moments.
+int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,
+                              void *context, Manifest *manifest, Error *e);
+
+// Reads the moments of `count` wanted ranges, of all elements where count is 0. The file is checked before the first
+// value is handed over.
+int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
+                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e);
+#endif

@@ -1,0 +1,133 @@
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/llmc_bin.h"
+
+#include "base/files.h"
+#include "base/float16.h"
+
+#include <unistd.h>
+
+enum { HEADER_INTS = 256, MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5 };
+
+static const char *const hint = "write it again with llm.c, or name a directory with config.json and model.safetensors";
+
+typedef struct {
+    const char *path;
+    int fd;
+    uint64_t bytes; // the file's size
+    ModelConfig config;
+    int vocab_padded;
+    size_t value_bytes; // of one value: 4 or 2
+    uint64_t at;        // of the next value, in bytes
+} Bin;
+
+static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
+    TRY(file_read_range(bin->fd, bin->path, bin->at, out, bytes, e));
+    bin->at += bytes;
+    return 0;
+}
+
+static int bin_header(Bin *bin, Error *e) {
+    int32_t header[HEADER_INTS];
+    TRY(bin_read(bin, header, sizeof header, e));
+    if (header[0] != MAGIC)
+        return FAIL(e, ERR_INPUT, hint, "%s: not llm.c's model file: %d at byte 0, want %d", bin->path, header[0],
+                    MAGIC);
+    if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
+        return FAIL(e, ERR_INPUT, hint, "%s: version %d at byte 4, only 3 (fp32) and 5 (bf16) are known", bin->path,
+                    header[1]);
+    bin->value_bytes = header[1] == VERSION_FP32 ? 4 : 2;
+    bin->config = (ModelConfig){
+        .context = header[2], .vocab = header[3], .layers = header[4], .heads = header[5], .channels = header[6]};
+    bin->vocab_padded = header[7];
+    for (int i = 2; i < 8; i++)
+        if (header[i] < 1 || header[i] > 1 << 20)
+            return FAIL(e, ERR_INPUT, hint, "%s: %d at byte %d is no size of a model", bin->path, header[i], 4 * i);
+    if (bin->vocab_padded < bin->config.vocab)
+        return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
+                    bin->config.vocab, bin->vocab_padded);
+    return model_check_file(&bin->config, bin->path, 8, 28, e);
+}
+
+static int bin_open(Bin *bin, const char *path, Error *e) {
+    *bin = (Bin){.path = path};
+    TRY(file_open_input(path, &bin->fd, &bin->bytes, e));
+    int code = bin_header(bin, e);
+    if (code) close(bin->fd);
+    return code;
+}
+
+bool llmc_bin_is(const char *path) {
+    Bin bin = {.path = path};
+    Error ignored;
+    int32_t magic = 0;
+    if (file_open_input(path, &bin.fd, &bin.bytes, &ignored)) return false;
+    bool is = bin_read(&bin, &magic, sizeof magic, &ignored) == 0 && magic == MAGIC;
+    close(bin.fd);
+    return is;
+}
+
+static int bin_check_size(const Bin *bin, const Model *model, Error *e) {
+    uint64_t padding = (uint64_t)(bin->vocab_padded - bin->config.vocab) * (uint64_t)bin->config.channels;
+    uint64_t want = bin->at + (model->parameters + padding) * bin->value_bytes;
+    if (bin->bytes == want) return 0;
+    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %llu, but its header makes %llu", bin->path,
+                (unsigned long long)bin->bytes, (unsigned long long)want);
+}
+
+// Also checks the file's size: a wrong header could ask for any amount of memory.
+int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
+    Bin bin;
+    Model model;
+    TRY(bin_open(&bin, path, e));
+    int code = model_create(&model, &bin.config, e);
+    if (!code) {
+        code = bin_check_size(&bin, &model, e);
+        model_destroy(&model);
+    }
+    close(bin.fd);
+    *config = bin.config;
+    return code;
+}
+
+// The next `count` values as floats.
+static int bin_values(Bin *bin, float *out, size_t count, Error *e) {
+    if (bin->value_bytes == sizeof *out) return bin_read(bin, out, count * sizeof *out, e);
+    TRY(bin_read(bin, half_place(out, count), count * sizeof(uint16_t), e));
+    half_widen(out, count, true);
+    return 0;
+}
+
+// (columns, rows) -> (rows, columns)
+static void transpose(const float *in, float *out, size_t rows, size_t columns) {
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) out[r * columns + c] = in[c * rows + r];
+}
+
+// buffer: (2, largest tensor)
+static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, RangeWriter load, void *context,
+                           Error *e) {
+    TRY(bin_values(bin, buffer, t->count, e));
+    if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * t->columns * bin->value_bytes;
+    bool transposed = t->layer >= 0 && t->dimensions == 2;
+    if (transposed) transpose(buffer, buffer + half, t->rows, t->columns);
+    return load(context, tensor_range(t), transposed ? buffer + half : buffer, e);
+}
+
+int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+    Bin bin;
+    float *buffer = NULL;
+    size_t largest = 0;
+    int code = 0;
+    TRY(bin_open(&bin, path, e));
+    TRY_GOTO(bin_check_size(&bin, model, e));
+    for (int i = 0; i < model->tensor_count; i++) largest = size_max(largest, model->tensors[i].count);
+    TRY_GOTO(memory_alloc((void **)&buffer, 2 * largest * sizeof(float), "a tensor of the file", e));
+    for (int kind = 0; kind < TENSOR_KINDS; kind++)
+        for (int i = 0; i < model->tensor_count; i++)
+            if ((int)model->tensors[i].kind == kind)
+                TRY_GOTO(bin_load_tensor(&bin, &model->tensors[i], buffer, largest, load, context, e));
+done:
+    memory_free(buffer);
+    close(bin.fd);
+    return code;
+}

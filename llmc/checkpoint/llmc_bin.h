@@ -1,0 +1,20 @@
+// llmc_bin: llm.c's model file, read. Version 3 is fp32, version 5 bf16; little-endian:
+//
+//     int32 header[256]   [0] magic 20240326, [1] version, [2] context, [3] vocabulary, [4] layers, [5] heads,
+//                         [6] channels, [7] vocabulary as padded in the file, the rest 0
+//     parameters          kind by kind in the order of the tensor table, each for all layers, with the rows of wte padded
+//
+// The weight matrices of blocks are (out, in) in the file and (in, out) here.
+#ifndef GNS_LLMC_BIN_H
+#define GNS_LLMC_BIN_H
+
+#include "model/model.h"
+
+// Is this a file that begins with the magic?
+bool llmc_bin_is(const char *path);
+
+int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
+
+// Hands every tensor of the model to `load`. The file's size is checked first.
+int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
+#endif

@@ -1,0 +1,349 @@
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint/safetensors.h"
+
+#include "base/float16.h"
+#include "base/json.h"
+#include "base/text.h"
+
+#include <assert.h>
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian, and read without conversion");
+
+#define METADATA_NAME "__metadata__"
+
+enum {
+    PREFIX_BYTES = 8,      // the header's length
+    MAX_HEADER = 100000000 // bytes; the format's own limit
+};
+
+static const double max_integer = 9007199254740992; // 2^53: JSON numbers arrive as doubles, exact up to here
+
+static const char *const damaged = "the file is damaged or incomplete: copy or download it again";
+static const char *const convert = "convert the tensor to F32, BF16 or F16";
+
+static const struct {
+    const char *name;
+    size_t bytes;
+} types[] = {
+#define X(type, bytes) {#type, bytes},
+    SAFETENSORS_TYPES(X)
+#undef X
+};
+
+const char *safetensors_type_name(SafetensorsType type) { return types[type].name; }
+size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_read.
+
+// Byte of the file at which a part of the header begins. Walks through the header: for messages only.
+static size_t file_byte(const JsonText *h, const cJSON *item) { return PREFIX_BYTES + json_place(h, item); }
+
+// A JSON number that is whole, and exact as a double.
+static bool json_integer(const cJSON *item, uint64_t *out) {
+    if (!cJSON_IsNumber(item)) return false;
+    double x = item->valuedouble;
+    if (!(x >= 0 && x <= max_integer) || x != (double)(uint64_t)x) return false;
+    *out = (uint64_t)x;
+    return true;
+}
+
+static bool type_find(const char *name, SafetensorsType *out) {
+    for (*out = 0; *out < SAFETENSORS_TYPE_COUNT; ++*out)
+        if (strcmp(types[*out].name, name) == 0) return true;
+    return false;
+}
+
+// Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
+static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonText *h, Error *e) {
+    const uint64_t most = UINT64_MAX / types[entry->type].bytes;
+    bool good = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) <= SAFETENSORS_MAX_DIMENSIONS;
+    entry->count = 1;
+    for (const cJSON *item = good ? shape->child : NULL; item; item = item->next) {
+        uint64_t *size = &entry->shape[entry->dimensions++];
+        good = good && json_integer(item, size) && (!*size || entry->count <= most / *size);
+        entry->count *= *size;
+    }
+    if (good) return 0;
+    return FAIL(e, ERR_INPUT, damaged,
+                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory", file_byte(h, shape),
+                SAFETENSORS_MAX_DIMENSIONS);
+}
+
+// Reads entry->begin and entry->end, which must be as far apart as shape and type say.
+static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const JsonText *h, Error *e) {
+    uint64_t bytes = entry->count * types[entry->type].bytes;
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
+        !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
+        return FAIL(e, ERR_INPUT, damaged, "its data_offsets at byte %zu are not two ascending whole numbers",
+                    file_byte(h, offsets));
+    if (entry->end - entry->begin == bytes) return 0;
+    return FAIL(e, ERR_INPUT, damaged,
+                "its data_offsets at byte %zu, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
+                " bytes, but its shape and dtype make %" PRIu64,
+                file_byte(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
+}
+
+// Exactly three fields, of which all three names are found: none is there twice.
+static int fields_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "dtype");
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(json, "shape");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(json, "data_offsets");
+    if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
+        return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu", file_byte(h, json));
+    if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
+        return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s at byte %zu",
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)", file_byte(h, type));
+    TRY(shape_parse(entry, shape, h, e));
+    return offsets_parse(entry, offsets, h, e);
+}
+
+static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
+    *entry = (SafetensorsEntry){.name = json->string};
+    return fields_parse(entry, json, h, e) ? error_prefix(e, "tensor %.200s", entry->name) : 0;
+}
+
+static int compare_entries(const void *pa, const void *pb) {
+    const SafetensorsEntry *a = pa, *b = pb;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    if (a->end != b->end) return a->end < b->end ? -1 : 1; // empty tensors come before the one that begins there
+    return strcmp(a->name, b->name);
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp((*(const SafetensorsEntry *const *)a)->name, (*(const SafetensorsEntry *const *)b)->name);
+}
+
+// Fills reader->by_name. Two tensors of one name are an error.
+static int names_sort(SafetensorsReader *reader, const JsonText *h, Error *e) {
+    const SafetensorsEntry **names;
+    const cJSON *item, *last = NULL;
+    TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
+    reader->by_name = names;
+    for (int i = 0; i < reader->count; i++) names[i] = &reader->entries[i];
+    qsort(names, (size_t)reader->count, sizeof *names, compare_names);
+    for (int i = 1; i < reader->count; i++) {
+        if (compare_names(&names[i - 1], &names[i]) != 0) continue;
+        cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, names[i]->name) == 0) last = item;
+        return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
+                    file_byte(h, last));
+    }
+    return 0;
+}
+
+// The entries, sorted by their data, must cover all of it: no hole, no overlap, nothing beyond its end.
+static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
+    uint64_t at = 0;
+    for (int i = 0; i < reader->count; at = reader->entries[i++].end) {
+        const SafetensorsEntry *entry = &reader->entries[i];
+        if (entry->begin != at)
+            return FAIL(e, ERR_INPUT, damaged,
+                        "tensor %.200s begins at byte %" PRIu64 " of the data, the one before it ends at %" PRIu64
+                        ": %s",
+                        entry->name, entry->begin, at, entry->begin < at ? "an overlap" : "a hole");
+    }
+    if (at == data_bytes) return 0;
+    return FAIL(e, ERR_INPUT, damaged, "the tensors end at byte %" PRIu64 " of the data, the file holds %" PRIu64, at,
+                data_bytes);
+}
+
+// From JSON text to reader->header.
+static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes, Error *e) {
+    const char *stop = NULL;
+    size_t valid = 0, length;
+    while (valid < bytes && text[valid] && (length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
+    if (valid < bytes)
+        return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
+    if (bytes == 0 || text[0] != '{')
+        return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header at byte %d is not JSON", PREFIX_BYTES);
+    reader->header = cJSON_ParseWithLengthOpts(text, bytes, &stop, 0);
+    if (reader->header) stop += strspn(stop, " \t\r\n");
+    if (reader->header && stop == text + bytes) return 0;
+    return FAIL(e, ERR_INPUT, damaged, "the header is malformed JSON at byte %zu",
+                PREFIX_BYTES + (size_t)(stop ? stop - text : 0));
+}
+
+// Fills header, entries and by_name from the header's text, which a NUL follows.
+static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
+    TRY(json_parse(reader, text, bytes, e));
+    const JsonText h = {text, bytes, reader->header};
+    size_t items = (size_t)cJSON_GetArraySize(reader->header);
+    TRY(memory_alloc((void **)&reader->entries, items * sizeof *reader->entries, "a list of tensors", e));
+    const cJSON *item;
+    cJSON_ArrayForEach(item, reader->header) {
+        if (strcmp(item->string, METADATA_NAME) == 0) continue;
+        TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
+    }
+    qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
+    TRY(names_sort(reader, &h, e)); // before the offsets: a name that is there twice says more than the overlap
+    return offsets_check(reader, data_bytes, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+static int header_read(SafetensorsReader *reader, uint64_t file_bytes, char **text, Error *e) {
+    uint64_t bytes;
+    TRY(file_read_range(reader->fd, reader->path, 0, &bytes, sizeof bytes, e));
+    if (bytes > MAX_HEADER || bytes > file_bytes - PREFIX_BYTES)
+        return FAIL(e, ERR_INPUT, "is this a safetensors file, and all of it?",
+                    "%s: bytes 0 to 8 give the header %" PRIu64 " bytes; the file has %" PRIu64
+                    ", the format allows %d",
+                    reader->path, bytes, file_bytes, MAX_HEADER);
+    reader->data_offset = PREFIX_BYTES + bytes;
+    TRY(memory_alloc((void **)text, bytes + 1, reader->path, e));
+    TRY(file_read_range(reader->fd, reader->path, PREFIX_BYTES, *text, bytes, e));
+    (*text)[bytes] = 0;
+    int code = header_parse(reader, *text, bytes, file_bytes - reader->data_offset, e);
+    return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
+}
+
+int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
+    int code = 0;
+    char *text = NULL;
+    uint64_t file_bytes;
+    *reader = (SafetensorsReader){.fd = -1};
+    TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
+    strcpy(reader->path, path);
+    TRY_GOTO(file_open_input(path, &reader->fd, &file_bytes, e));
+    TRY_GOTO(header_read(reader, file_bytes, &text, e));
+done:
+    memory_free(text);
+    if (code) safetensors_close(reader);
+    return code;
+}
+
+void safetensors_close(SafetensorsReader *reader) {
+    memory_free(reader->entries);
+    memory_free(reader->by_name);
+    cJSON_Delete(reader->header);
+    if (reader->fd >= 0) close(reader->fd);
+    memory_free(reader->path);
+    *reader = (SafetensorsReader){.fd = -1};
+}
+
+const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name) {
+    const SafetensorsEntry key = {.name = name}, *wanted = &key;
+    void *found = bsearch(&wanted, reader->by_name, (size_t)reader->count, sizeof wanted, compare_names);
+    return found ? *(const SafetensorsEntry **)found : NULL;
+}
+
+int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
+                     void *out, Error *e) {
+    size_t size = types[entry->type].bytes;
+    assert(first <= entry->count && n <= entry->count - first);
+    uint64_t at = reader->data_offset + entry->begin + first * size;
+    return file_read_range(reader->fd, reader->path, at, out, n * size, e);
+}
+
+int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
+                         float *out, Error *e) {
+    SafetensorsType type = entry->type;
+    if (type == SAFETENSORS_F32) return safetensors_read(reader, entry, first, n, out, e);
+    if (type != SAFETENSORS_BF16 && type != SAFETENSORS_F16)
+        return FAIL(e, ERR_INPUT, convert,
+                    "%s: tensor %.200s, whose data begins at byte %" PRIu64 ", is %s, not F32, BF16 or F16",
+                    reader->path, entry->name, reader->data_offset + entry->begin, types[type].name);
+    TRY(safetensors_read(reader, entry, first, n, half_place(out, n), e));
+    half_widen(out, n, type == SAFETENSORS_BF16);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+struct SafetensorsWriter {
+    OutFile *file;         // NULL once finished
+    Text header;           // begins with its length; header.f is NULL once it is written
+    int metadata, tensors; // how many the header has
+    uint64_t declared;     // bytes of data
+    uint64_t written;      // bytes of data
+    char path[];           // for messages
+};
+
+int safetensors_create(SafetensorsWriter **out, const char *path, Error *e) {
+    const uint64_t unknown = 0;
+    TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
+    SafetensorsWriter *writer = *out;
+    strcpy(writer->path, path);
+    int code = text_begin(&writer->header, e);
+    if (!code) code = outfile_create(&writer->file, path, e);
+    if (code) {
+        safetensors_abandon(writer);
+        *out = NULL;
+        return code;
+    }
+    fwrite(&unknown, sizeof unknown, 1, writer->header.f);
+    fputc('{', writer->header.f);
+    return 0;
+}
+
+void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
+    FILE *f = writer->header.f;
+    assert(f && !writer->tensors);
+    fputs(writer->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
+    text_write_json(f, key);
+    fputc(':', f);
+    text_write_json(f, value);
+}
+
+void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
+                     const uint64_t *shape) {
+    FILE *f = writer->header.f;
+    uint64_t bytes = types[type].bytes;
+    assert(f);
+    fputs(writer->tensors ? "," : writer->metadata ? "}," : "", f);
+    writer->tensors++;
+    text_write_json(f, name);
+    fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", types[type].name);
+    for (int i = 0; i < dimensions; i++) {
+        fprintf(f, "%s%" PRIu64, i ? "," : "", shape[i]);
+        bytes *= shape[i];
+    }
+    fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", writer->declared, writer->declared + bytes);
+    writer->declared += bytes;
+}
+
+// Ends the header with spaces, so that the data begins at a multiple of 8 bytes.
+static int header_write(SafetensorsWriter *writer, Error *e) {
+    Text *header = &writer->header;
+    fputs(writer->metadata && !writer->tensors ? "}}" : "}", header->f);
+    while (ftell(header->f) % 8) fputc(' ', header->f);
+    TRY(text_end(header, e));
+    uint64_t length = header->bytes - PREFIX_BYTES;
+    memcpy(header->text, &length, sizeof length);
+    return outfile_write(writer->file, header->text, header->bytes, e);
+}
+
+int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
+    if (writer->header.f) TRY(header_write(writer, e));
+    assert(bytes <= writer->declared - writer->written);
+    TRY(outfile_write(writer->file, data, bytes, e));
+    writer->written += bytes;
+    return 0;
+}
+
+int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
+    int code = writer->header.f ? header_write(writer, e) : 0;
+    if (!code && writer->written != writer->declared)
+        code = FAIL(e, ERR_INTERNAL, NULL, "%s: %" PRIu64 " bytes of %" PRIu64 " written", writer->path,
+                    writer->written, writer->declared);
+    if (!code) {
+        code = outfile_finish(writer->file, digest, e);
+        writer->file = NULL;
+    }
+    safetensors_abandon(writer);
+    return code;
+}
+
+void safetensors_abandon(SafetensorsWriter *writer) {
+    if (!writer) return;
+    outfile_abandon(writer->file);
+    text_free(&writer->header);
+    memory_free(writer);
+}

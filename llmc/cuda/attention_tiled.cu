@@ -1,0 +1,385 @@
+// attention_tiled: attention on any GPU from sm_80, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
+//
+// A block of 4 warps owns ROWS rows (queries forward and for dQ, keys for dK and dV) and walks over tiles of the other
+// side. A warp owns WARP_ROWS rows and a row's scores stay within a few lanes, so that its softmax stays there too. dQ
+// has its own kernel: 7 products instead of 5, and in exchange no sum over blocks, hence no atomics and no order to
+// enforce.
+//
+// The kernels are the same in both precisions. What differs is how a warp multiplies, and which elements of an
+// accumulator (WARP_ROWS, N) a lane has: parts of two rows. Element i lies element_row(i) rows below row own_row(), in
+// column element_column(i); element(0, k) are those of the first row, element(1, k) of the second, k ascending.
+#include "cuda/attention_paths.cuh"
+
+enum { WARPS = 4, THREADS = 32 * WARPS };
+
+// A (rows of T, D columns) slice of a tensor in device memory: one head's q, k, v, out or a gradient of them.
+struct Slice {
+    const real *data; // first row, first column
+    int stride;       // elements from row to row
+};
+
+__device__ static Slice slice_of(const real *tensor, AttentionShape s, int head, int parts, int part) {
+    int b = head / s.NH, h = head % s.NH, stride = parts * s.C();
+    return {tensor + (size_t)b * s.T * stride + part * s.C() + h * s.D, stride};
+}
+
+#ifndef GNS_FP32
+// ---------------------------------------------------------------------------------------------------------------------
+// bf16: mma.sync. The second product of each pair takes its left operand from the registers in which the first left it.
+
+enum { ROWS = 64, WARP_ROWS = 16 };
+
+template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of the other side
+
+// Row length of a tile in shared memory: 16 bytes of padding spread the 8 rows that ldmatrix reads over all banks.
+template <int DP> constexpr int STRIDE = DP + 8;
+
+// Elements of a lane in an accumulator of N columns.
+template <int N> constexpr int ELEMENTS = N / 2;
+
+__device__ static int own_row() { return threadIdx.x % 32 / 4; }
+__device__ static int element(int i, int k) { return fragment_element(i, k); }
+__device__ static int element_row(int i) { return fragment_row(i); }
+__device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
+
+__device__ static void copy_async_16(void *to, const void *from, bool valid) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(to);
+    int bytes = valid ? 16 : 0; // the rest of the 16 is filled with zeros
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ static void tile_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+}
+
+__device__ static void ldmatrix(unsigned (&r)[4], const real *p) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+__device__ static void ldmatrix_transposed(unsigned (&r)[4], const real *p) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+// 8 columns of an accumulator.
+__device__ static void mma(float *c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Stores two successive elements of a lane's row, the first of which is in column d.
+__device__ static void store_two(real *row, int d, float x, float y, int D) {
+    if (D % 2 == 0) {
+        if (d < D) *(unsigned *)(row + d) = pack(x, y);
+    } else {
+        if (d < D) row[d] = (real)x;
+        if (d + 1 < D) row[d + 1] = (real)y;
+    }
+}
+
+// c (16, N) = a (16, DP) b (N, DP)^T, both in shared memory.
+template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], const real *a, const real *b) {
+    int lane = threadIdx.x % 32;
+    clear(c);
+    a += lane % 16 * STRIDE<DP> + lane / 16 * 8;
+    b += (lane / 16 * 8 + lane % 8) * STRIDE<DP> + lane / 8 % 2 * 8;
+    UNROLL_FOR (int k = 0; k < DP; k += 16) {
+        unsigned af[4], bf[4];
+        ldmatrix(af, a + k);
+        UNROLL_FOR (int n = 0; n < E / 4; n += 2) {
+            ldmatrix(bf, b + n * 8 * STRIDE<DP> + k);
+            mma(c + 4 * n, af, bf[0], bf[1]);
+            mma(c + 4 * n + 4, af, bf[2], bf[3]);
+        }
+    }
+}
+
+// c (16, DP) += bf16(p) (16, K) b (K, DP), p an accumulator, b in shared memory.
+template <int DP, int E>
+__device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const real *b) {
+    int lane = threadIdx.x % 32;
+    b += lane % 16 * STRIDE<DP> + lane / 16 * 8;
+    UNROLL_FOR (int k = 0; k < E / 4; k += 2) {
+        const float *q = p + 4 * k;
+        unsigned af[4] = {pack(q[0], q[1]), pack(q[2], q[3]), pack(q[4], q[5]), pack(q[6], q[7])}, bf[4];
+        UNROLL_FOR (int n = 0; n < DP / 8; n += 2) {
+            ldmatrix_transposed(bf, b + k * 8 * STRIDE<DP> + n * 8);
+            mma(c + 4 * n, af, bf[0], bf[1]);
+            mma(c + 4 * n + 4, af, bf[2], bf[3]);
+        }
+    }
+}
+#else
+// ---------------------------------------------------------------------------------------------------------------------
+// fp32: multiply-adds, no tensor cores. 8 lanes share two neighbouring rows.
+
+enum { ROWS = 32, WARP_ROWS = 8, LANES = 8 };
+
+template <int DP> constexpr int OTHER_BACKWARD = 32;
+template <int DP> constexpr int STRIDE = DP + 1;
+template <int N> constexpr int ELEMENTS = N / LANES * 2;
+
+__device__ static int own_row() { return threadIdx.x % 32 / LANES * 2; }
+__device__ static int element(int i, int k) { return 2 * k + i; }
+__device__ static int element_row(int i) { return i % 2; }
+__device__ static int element_column(int i) { return threadIdx.x % LANES + i / 2 * LANES; }
+
+__device__ static void tile_wait() { __syncthreads(); }
+
+__device__ static float row_max(float x) {
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+}
+
+__device__ static float row_sum(float x) {
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    return x;
+}
+
+__device__ static void store_two(real *row, int d, float x, float y, int D) {
+    if (d < D) row[d] = x;
+    if (d + LANES < D) row[d + LANES] = y;
+}
+
+// c (8, N) = a (8, DP) b (N, DP)^T, both in shared memory.
+template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], const float *a, const float *b) {
+    clear(c);
+#    pragma unroll 8
+    for (int d = 0; d < DP; d++)
+        UNROLL_FOR (int i = 0; i < E; i++)
+            c[i] += a[(own_row() + element_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
+}
+
+// c (8, DP) += p (8, 32) b (32, DP). p goes through shared memory; only the warp that writes a row reads it.
+template <int DP, int E>
+__device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
+    __shared__ float p_tile[WARPS][WARP_ROWS][ROWS + 1];
+    float(*p_rows)[ROWS + 1] = p_tile[threadIdx.x / 32] + own_row();
+    __syncwarp();
+    UNROLL_FOR (int i = 0; i < E; i++) p_rows[element_row(i)][element_column(i)] = p[i];
+    __syncwarp();
+#    pragma unroll 4
+    for (int k = 0; k < ROWS; k++)
+        UNROLL_FOR (int i = 0; i < ELEMENTS<DP>; i++)
+            c[i] += p_rows[element_row(i)][k] * b[k * STRIDE<DP> + element_column(i)];
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Both
+
+// Starts to copy rows row0.. of a slice; zeros beyond T and D.
+template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
+#ifndef GNS_FP32
+    if (s.D % 8 == 0) {
+        for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
+            int r = i / (DP / 8), d = i % (DP / 8) * 8;
+            bool valid = row0 + r < s.T && d < s.D;
+            copy_async_16(tile + r * STRIDE<DP> + d, from.data + (valid ? (size_t)(row0 + r) * from.stride + d : 0),
+                          valid);
+        }
+        return;
+    }
+#endif
+    for (int i = threadIdx.x; i < N * DP; i += THREADS) {
+        int r = i / DP, d = i % DP;
+        bool valid = row0 + r < s.T && d < s.D;
+        tile[r * STRIDE<DP> + d] = valid ? from.data[(size_t)(row0 + r) * from.stride + d] : (real)0.0f;
+    }
+}
+
+// Rows row0.. of two slices, when all threads are done with the tiles.
+template <int N, int DP>
+__device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
+    __syncthreads();
+    tile_load<N, DP>(a_tile, a, row0, s);
+    tile_load<N, DP>(b_tile, b, row0, s);
+    tile_wait();
+}
+
+// Writes c, times factor[0] or factor[1] in a lane's first and second row, to a (T, D) slice.
+template <int E>
+__device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
+                                  AttentionShape s) {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        int t = row + element_row(element(i, 0));
+        if (t >= s.T) continue;
+        real *p = (real *)to.data + (size_t)t * to.stride;
+        float factor = i ? factor1 : factor0;
+        UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
+            int d = element_column(element(i, k));
+            float x = c[element(i, k)] * factor, y = c[element(i, k + 1)] * factor;
+            store_two(p, d, x, y, s.D);
+        }
+    }
+}
+
+// What a block works on: tile `tile` of a head's rows, and its slices of qkv.
+struct Place {
+    int head, row0;    // first row of the block
+    int warp_row, row; // first row of the warp, within the block; first row of the lane
+    Slice q, k, v;
+};
+
+__device__ static Place place_of(const real *qkv, AttentionShape s, bool backwards) {
+    int tiles = s.tiles(ROWS), head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    int row0 = (backwards ? tiles - 1 - tile : tile) * ROWS, warp_row = threadIdx.x / 32 * WARP_ROWS;
+    Slice q = slice_of(qkv, s, head, 3, 0), k = slice_of(qkv, s, head, 3, 1), v = slice_of(qkv, s, head, 3, 2);
+    return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+template <int DP>
+__global__ void __launch_bounds__(THREADS, 2)
+    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale) {
+    constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
+    extern __shared__ __align__(16) real shared[];
+    real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
+    Place at = place_of(qkv, s, true); // the longest rows first
+    float scale2 = scale * LOG2E;
+
+    float o[ELEMENTS<DP>], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+    clear(o);
+    tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
+    for (int key0 = 0; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
+        tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
+        float p[E];
+        multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
+        UNROLL_FOR (int i = 0; i < 2; i++) {
+            float top = m[i];
+            UNROLL_FOR (int k = 0; k < E / 2; k++) {
+                int j = element(i, k);
+                int key = key0 + element_column(j);
+                p[j] = key > at.row + element_row(j) ? -INFINITY : p[j] * scale2;
+                top = fmaxf(top, p[j]);
+            }
+            top = row_max(top); // finite: the first tile holds key 0, which every row sees
+            float shrink = exp2f(m[i] - top), sum = 0.0f;
+            m[i] = top;
+            UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
+            l[i] = l[i] * shrink + row_sum(sum);
+            UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[element(i, k)] *= shrink;
+        }
+        multiply_pb<DP>(o, p, v_tile);
+    }
+
+    store_rows(slice_of(out, s, at.head, 1, 0), o, 1.0f / l[0], 1.0f / l[1], at.row, s);
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        int t = at.row + element_row(element(i, 0));
+        if (element_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// A block owns ROWS queries and walks over the keys they see.
+template <int DP>
+__global__ void __launch_bounds__(THREADS, 2)
+    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale) {
+    constexpr int KEYS = OTHER_BACKWARD<DP>, E = ELEMENTS<KEYS>;
+    extern __shared__ __align__(16) real shared[];
+    real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
+    real *v_tile = k_tile + KEYS * STRIDE<DP>;
+    Place at = place_of(qkv, s, true);
+    float scale2 = scale * LOG2E, lse2[2], delta[2];
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        size_t row = (size_t)at.head * s.padded_T() + at.row + element_row(element(i, 0));
+        lse2[i] = rows.lse2[row];
+        delta[i] = rows.delta[row];
+    }
+
+    float dq[ELEMENTS<DP>];
+    clear(dq);
+    tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
+    tile_load<ROWS, DP>(do_tile, slice_of(dout, s, at.head, 1, 0), at.row0, s);
+    for (int key0 = 0; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
+        tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
+        float p[E], dp[E];
+        multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
+        multiply_abt<DP>(dp, do_tile + at.warp_row * STRIDE<DP>, v_tile);
+        UNROLL_FOR (int j = 0; j < E; j++) {
+            int i = element_row(j) > 0;
+            int key = key0 + element_column(j), query = at.row + element_row(j);
+            float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
+            p[j] = x * (dp[j] - delta[i]); // dS
+        }
+        multiply_pb<DP>(dq, p, k_tile);
+    }
+    store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
+}
+
+// A block owns ROWS keys and walks over the queries that see them. Everything is transposed: rows are keys.
+template <int DP>
+__global__ void __launch_bounds__(THREADS, 2)
+    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale) {
+    constexpr int QUERIES = OTHER_BACKWARD<DP>, E = ELEMENTS<QUERIES>;
+    extern __shared__ __align__(16) real shared[];
+    real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
+    real *do_tile = q_tile + QUERIES * STRIDE<DP>;
+    Place at = place_of(qkv, s, false);
+    Slice dout_slice = slice_of(dout, s, at.head, 1, 0);
+    const float *lse2 = rows.lse2 + (size_t)at.head * s.padded_T(),
+                *delta = rows.delta + (size_t)at.head * s.padded_T();
+    float scale2 = scale * LOG2E;
+
+    float dk[ELEMENTS<DP>], dv[ELEMENTS<DP>];
+    clear(dk);
+    clear(dv);
+    tile_load<ROWS, DP>(k_tile, at.k, at.row0, s);
+    tile_load<ROWS, DP>(v_tile, at.v, at.row0, s);
+    for (int query0 = at.row0; query0 < s.T; query0 += QUERIES) {
+        tiles_next<QUERIES, DP>(q_tile, at.q, do_tile, dout_slice, query0, s);
+        float p[E], dp[E];
+        multiply_abt<DP>(p, k_tile + at.warp_row * STRIDE<DP>, q_tile);
+        UNROLL_FOR (int j = 0; j < E; j++) {
+            int query = query0 + element_column(j);
+            p[j] = at.row + element_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
+        }
+        multiply_pb<DP>(dv, p, do_tile);
+        multiply_abt<DP>(dp, v_tile + at.warp_row * STRIDE<DP>, do_tile);
+        UNROLL_FOR (int j = 0; j < E; j++) p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
+        multiply_pb<DP>(dk, p, q_tile);
+    }
+    store_rows(slice_of(dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);
+    store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, 1.0f, 1.0f, at.row, s);
+}
+
+template <int DP>
+static int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+    const size_t bytes = 3 * ROWS * STRIDE<DP> * sizeof(real);
+    TRY(shared_memory_allow(forward_kernel<DP>, bytes, e));
+    forward_kernel<DP><<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
+    return CUDA_LAUNCHED(e);
+}
+
+template <int DP>
+static int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
+                    cudaStream_t stream, Error *e) {
+    const size_t bytes = 2 * (ROWS + OTHER_BACKWARD<DP>)*STRIDE<DP> * sizeof(real);
+    for (auto kernel : {dkdv_kernel<DP>, dq_kernel<DP>}) {
+        TRY(shared_memory_allow(kernel, bytes, e));
+        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s));
+        TRY(CUDA_LAUNCHED(e));
+    }
+    return 0;
+}
+
+int attention_tiled_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+    return (s.D <= 64 ? forward<64> : forward<128>)(out, lse, qkv, s, stream, e);
+}
+
+int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
+                             cudaStream_t stream, Error *e) {
+    return (s.D <= 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, rows, s, stream, e);
+}

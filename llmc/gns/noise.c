@@ -1,0 +1,81 @@
+#include "gns/noise.h"
+
+#include "model/engine.h"
+
+int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e) {
+    memset(noise, 0, sizeof *noise);
+    noise->layers = model->config.layers;
+    TRY(memory_alloc((void **)&noise->layer, sizeof(GnsTracker) * (size_t)noise->layers, "noise trackers", e));
+    // Sampled averages see one step in many, so they get the calibration's longer half-life.
+    double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
+    gns_init(&noise->ln, half_life);
+    gns_init(&noise->ranks, sampled); // one step in NOISE_RANKS_EVERY
+    gns_calibration_init(&noise->calibration, half_life);
+    for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
+    for (int l = 0; l < noise->layers; l++) gns_init(&noise->layer[l], sampled);
+    noise->fixed_ratio = ratio;
+    return 0;
+}
+
+void noise_destroy(Noise *noise) {
+    memory_free(noise->layer);
+    noise->layer = NULL;
+}
+
+// n = mean_b |g_b|^2 and q = |mean_b g_b|^2 of a group of tensors.
+typedef struct {
+    double n, q;
+} Norms;
+
+static void norms_add(Norms *norms, const StepResult *result, int tensor, double B) {
+    norms->n += result->example_sq[tensor] / B;
+    norms->q += result->grad_sq[tensor] / (B * B);
+}
+
+static void observe_layer(Noise *noise, const Model *model, const StepResult *result, int layer, double B,
+                          double tokens) {
+    Norms norms = {0, 0};
+    for (int i = 0; i < model->tensor_count; i++)
+        if (model->tensors[i].layer == layer) norms_add(&norms, result, i, B);
+    gns_update(&noise->layer[layer], B, norms.n, norms.q, tokens);
+}
+
+void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t batch, double step_tokens,
+                   GnsMode mode) {
+    double B = (double)batch;
+    noise->tokens_since_sample += step_tokens;
+    if (mode == GNS_OFF) return;
+    noise->tokens_since_ranks += step_tokens;
+    Norms type[GROUP_COUNT] = {{0, 0}}, total = {0, 0};
+    for (int i = 0; i < model->tensor_count; i++) norms_add(&type[model->tensors[i].group], result, i, B);
+    gns_update(&noise->ln, B, type[GROUP_LN].n, type[GROUP_LN].q, step_tokens);
+    if (mode != GNS_EXACT) return;
+    double tokens = noise->tokens_since_sample;
+    for (int i = 0; i < GROUP_COUNT; i++) {
+        gns_update(&noise->type[i], B, type[i].n, type[i].q, tokens);
+        total.n += type[i].n;
+        total.q += type[i].q;
+    }
+    for (int l = 0; l < noise->layers; l++) observe_layer(noise, model, result, l, B, tokens);
+    gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens);
+    noise->tokens_since_sample = 0;
+}
+
+// With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
+// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and put as the n and q that stand for them.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
+    double B = 0, rows_sq = 0;
+    noise->tokens_since_ranks = 0;
+    for (int r = 0; r < parts; r++) {
+        B += (double)rows[r];
+        rows_sq += (double)rows[r] * (double)rows[r];
+    }
+    if (rows_sq >= B * B) return;
+    double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
+    double s = (rank_sq - g2 * rows_sq) / B;
+    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens);
+}
+
+double noise_ratio(const Noise *noise) {
+    return noise->fixed_ratio > 0 ? noise->fixed_ratio : noise->calibration.ratio;
+}

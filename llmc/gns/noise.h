@@ -1,0 +1,41 @@
+// noise: gradient noise scales of a model's groups of tensors, step by step: all LayerNorm parameters (the signal that
+// costs nothing), and on sampled steps the whole model, every type and every layer. The mathematics is in gns.h.
+#ifndef GNS_NOISE_H
+#define GNS_NOISE_H
+
+#include "gns/gns.h"
+#include "model/model.h"
+#include "model/modes.h"
+
+enum { NOISE_RANKS_EVERY = 8 }; // steps from one look at the ranks' own gradients to the next
+
+typedef struct StepResult StepResult; // engine.h
+
+typedef struct Noise {
+    GnsTracker ln;                // every step
+    GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
+    GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
+    GnsTracker *layer;            // (L), sampled steps
+    GnsTracker ranks; // the whole model, on some steps, by the ranks' gradients: a cross-check of the others
+    int layers;
+    double tokens_since_sample, tokens_since_ranks; // tokens since the last exact step, the last one of `ranks`
+    double fixed_ratio;                             // 0: measured
+} Noise;
+
+// half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.
+int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
+void noise_destroy(Noise *noise);
+
+// One step of B examples and step_tokens tokens, measured as mode says.
+void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
+                   GnsMode mode);
+
+// The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
+// their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
+// sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. Nothing is learnt from a step
+// that has one part only.
+void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
+
+// c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
+double noise_ratio(const Noise *noise);
+#endif

@@ -1,0 +1,85 @@
+// batch_ramp: how many rows the next optimizer step takes, and what that does to the learning rate.
+//
+//   fixed        batch_ref throughout
+//   linear       from batch_min to batch_max, linearly in tokens over the horizon
+//   seesaw       batch_min x lr0 / schedule(tokens) (Meterez et al. 2025, arXiv 2510.14717): where the schedule would
+//                divide the rate by a, the batch is multiplied by a and the rate divided by sqrt(a) only, which for
+//                normalised SGD walks the same path in fewer steps. The paper cuts in stages; this is the limit of fine
+//                stages. The rate's half is lr_power = 0.5: schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule), when
+//                batch_ref = batch_min. lr0 is the schedule's peak; the batch is batch_min during warm-up. Once
+//                batch_max is reached the rate falls with the schedule again.
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; behind its last step, in a run that has been
+//                cut short before, what is left
+//   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B over
+//                two half-lives of its average without a break; never goes down by itself
+//
+// A batch is rounded to whole rows and never depends on the number of ranks. One rank may decide and broadcast: the
+// answer is one integer.
+#ifndef GNS_BATCH_RAMP_H
+#define GNS_BATCH_RAMP_H
+
+#include "base/common.h"
+#include "math/schedule.h"
+
+typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
+
+extern const char *const ramp_mode_names[RAMP_MODES];
+
+typedef struct {
+    RampMode mode;
+    int64_t batch_min, batch_max; // rows
+    int64_t batch_ref;            // rows: the batch the learning rate was meant for
+    int64_t seq_len;              // tokens a row
+    double kappa;                 // target batch, in noise scales
+    double lr_power;              // p of lr x (B / batch_ref)^p
+    double half_life_tokens;      // of the noise scale's average
+    double train_tokens;          // the horizon
+    Schedule schedule;
+} RampConfig;
+
+// What a checkpoint must hold; all zero but `batch` outside gns mode.
+typedef struct {
+    int64_t batch;       // rows: gns mode's present rung
+    double tokens_above; // tokens since the target's lower bound rose above 2 x batch; 0 while it is not
+} RampState;
+
+typedef struct {
+    RampConfig config;
+    RampState state;
+    int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
+    int64_t replay_steps;
+    const char *replay_path; // the caller's
+} Ramp;
+
+// Reads "fixed", "linear", "seesaw", "gns" or "replay:FILE"; *replay_path points into text, or is NULL.
+int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e);
+
+// replay_path is read in replay mode only, and kept; the file must cover the whole horizon.
+int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
+void ramp_destroy(Ramp *r);
+
+// After r->state came from a checkpoint, of so many steps and tokens: what the options of today do not allow is brought
+// within them. A replay that has not come to as many tokens by that step is refused, unless a horizon cut a step then.
+int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
+
+// Rows of the next step, after `step` steps and `tokens` tokens.
+int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
+
+// The same, cut short where it would overrun the horizon; 0 at the horizon.
+int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
+
+// The most that any step can take; and the fewest, but for a last step that the horizon cuts short.
+int64_t ramp_largest(const Ramp *r);
+int64_t ramp_smallest(const Ramp *r);
+
+// kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
+double ramp_target(const Ramp *r, double ratio, double gns_ln);
+
+// After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode listens.
+void ramp_observe(Ramp *r, double step_tokens, double target_lower);
+
+// schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
+// step that the horizon cuts short
+double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
+
+#endif

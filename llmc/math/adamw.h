@@ -1,0 +1,53 @@
+// adamw: one parameter's step of AdamW, decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2;
+// moments and their bias correction: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1).
+#ifndef GNS_ADAMW_H
+#define GNS_ADAMW_H
+
+#include "base/common.h"
+#include <math.h>
+
+// What all parameters of one optimizer step share.
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay;
+    float bias1, bias2; // 1 - beta^t: how much of the moments' weight has come together by step t
+    float grad_scale;   // from summed to clipped mean gradient: (1 / B) x clip factor
+} AdamWStep;
+
+// t counts steps from 1. The corrections are of the betas as rounded to float, which is what the moments decay by:
+// 1 - 0.999f is less than 0.001 by 1.3e-5 of it, and the mismatch would show in the first steps' size.
+static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
+                                   double grad_scale) {
+    AdamWStep s;
+    s.lr = (float)lr;
+    s.beta1 = (float)beta1;
+    s.beta2 = (float)beta2;
+    s.eps = (float)eps;
+    s.weight_decay = (float)weight_decay;
+    s.bias1 = (float)(1.0 - pow((double)s.beta1, (double)t));
+    s.bias2 = (float)(1.0 - pow((double)s.beta2, (double)t));
+    s.grad_scale = (float)grad_scale;
+    return s;
+}
+
+// The factor that brings a gradient of this global norm down to max_norm (Pascanu et al. 2013); max_norm 0: never.
+GNS_HD static inline double adamw_clip(double norm, double max_norm) {
+    return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
+}
+
+// From a gradient summed over the batch to the clipped mean. sq: the sum's squared norm. NaN where that is not finite.
+GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
+    double norm = sqrt(sq) / batch;
+    return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;
+}
+
+// Returns the new parameter and moves the moments m and v. `decay`: does weight decay apply to this tensor?
+GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
+    g *= s->grad_scale;
+    *m = s->beta1 * *m + (1.0f - s->beta1) * g;
+    *v = s->beta2 * *v + (1.0f - s->beta2) * g * g;
+    float step = (*m / s->bias1) / (sqrtf(*v / s->bias2) + s->eps);
+    if (decay) step += s->weight_decay * p;
+    return p - s->lr * step;
+}
+
+#endif

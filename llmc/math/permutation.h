@@ -1,0 +1,45 @@
+// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory, so the
+// loader's whole state is one counter.
+//
+// A Feistel network on the smallest power of two that holds n, and cycle walking back into [0, n) (Black and Rogaway,
+// "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average.
+// The two halves may differ by one bit; each round XORs a keyed hash of one half into the other, which undoes itself.
+#ifndef GNS_PERMUTATION_H
+#define GNS_PERMUTATION_H
+
+#include "base/hash.h"
+
+#define PERMUTATION_MAX ((uint64_t)1 << 48) // largest n
+
+// Four rounds make a pseudorandom permutation of wide blocks (Luby and Rackoff 1988); ours are narrow.
+#define PERMUTATION_ROUNDS 8
+
+// The key of one epoch's order.
+GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
+    return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
+}
+
+// One pass of the network over [0, 2^(low_bits + high_bits)).
+GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int high_bits, uint64_t key) {
+    uint64_t low_mask = ((uint64_t)1 << low_bits) - 1, high_mask = ((uint64_t)1 << high_bits) - 1;
+    uint64_t low = x & low_mask, high = x >> low_bits;
+    for (int round = 0; round < PERMUTATION_ROUNDS; round++) {
+        key += HASH_GOLDEN; // a new key each round
+        if (round % 2 == 0) high ^= hash_finish(hash_finish(key) ^ low) & high_mask;
+        else low ^= hash_finish(hash_finish(key) ^ high) & low_mask;
+    }
+    return high << low_bits | low;
+}
+
+// Where element k of [0, n) goes: for each (n, key) a bijection of k, a pure function. 1 <= n <= 2^48, k < n.
+GNS_HD static inline uint64_t permutation_at(uint64_t n, uint64_t key, uint64_t k) {
+    int bits = 0;
+    while (((uint64_t)1 << bits) < n) bits++;
+    int low_bits = bits / 2, high_bits = bits - low_bits;
+    uint64_t x = k;
+    do x = permutation_feistel(x, low_bits, high_bits, key);
+    while (x >= n);
+    return x;
+}
+
+#endif

@@ -1,0 +1,66 @@
+// rng: random numbers as a pure function of (seed, stream, index), so that any thread, rank or device can draw the
+// k-th number without knowing who drew the others.
+//
+// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
+// The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
+// A stream serves one kind of draw: rng_u32 and rng_uniform number its blocks differently and would share words.
+#ifndef GNS_RNG_H
+#define GNS_RNG_H
+
+#include "base/common.h"
+#include <math.h>
+
+typedef struct {
+    uint32_t word[4];
+} RngBlock;
+
+// One round of the network: two 32x32 -> 64 bit products, halves swapped across, key mixed in.
+GNS_HD static inline RngBlock rng_round(RngBlock c, uint32_t key0, uint32_t key1) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c.word[0]; // the paper's multipliers M0 and M1
+    uint64_t p1 = (uint64_t)0xCD9E8D57u * c.word[2];
+    RngBlock out = {
+        {(uint32_t)(p1 >> 32) ^ c.word[1] ^ key0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c.word[3] ^ key1, (uint32_t)p0}};
+    return out;
+}
+
+// The bare bijection on 128-bit counters, as in the paper.
+GNS_HD static inline RngBlock rng_philox(RngBlock counter, uint32_t key0, uint32_t key1) {
+    for (int round = 0; round < 10; round++) {
+        counter = rng_round(counter, key0, key1);
+        key0 += 0x9E3779B9u; // Weyl sequence: the golden ratio
+        key1 += 0xBB67AE85u; // and sqrt(3) - 1, in 32 bits
+    }
+    return counter;
+}
+
+GNS_HD static inline RngBlock rng_block(uint64_t seed, uint64_t stream, uint64_t block) {
+    RngBlock counter = {{(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)}};
+    return rng_philox(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
+}
+
+GNS_HD static inline uint32_t rng_u32(uint64_t seed, uint64_t stream, uint64_t index) {
+    return rng_block(seed, stream, index / 4).word[index % 4];
+}
+
+GNS_HD static inline uint64_t rng_u64(uint64_t seed, uint64_t stream, uint64_t index) {
+    RngBlock b = rng_block(seed, stream, index / 2);
+    unsigned i = 2 * (unsigned)(index % 2);
+    return (uint64_t)b.word[i + 1] << 32 | b.word[i];
+}
+
+// Uniform in [0, 1): multiples of 2^-53, never 1.
+GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+    return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
+}
+
+// Standard normal, a block a draw: Box and Muller 1958, in double; the first uniform is taken in (0, 1] for the log.
+// log and cos may round differently on a device: draw on one kind of machine what has to agree bit for bit.
+GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+    RngBlock b = rng_block(seed, stream, index);
+    double u1 = ((double)(((uint64_t)b.word[1] << 32 | b.word[0]) >> 11) + 1.0) * 0x1p-53;
+    double u2 = (double)(((uint64_t)b.word[3] << 32 | b.word[2]) >> 11) * 0x1p-53;
+    const double two_pi = 6.283185307179586477;
+    return sqrt(-2.0 * log(u1)) * cos(two_pi * u2);
+}
+
+#endif

@@ -1,0 +1,69 @@
+// schedule: the learning rate as a function of the tokens done, never of steps, so that a batch that changes size
+// mid-run does not bend it.
+//
+// Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
+//   constant      lr
+//   linear        straight to final_frac x lr at train_tokens
+//   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up it has no
+//                 scale: then lr is held over the first 1% of the horizon, which takes the warm-up's place in the root
+//   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then to final_frac x lr over
+//                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
+//                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
+// Beyond train_tokens the decaying kinds with an end stay there. constant and inverse-sqrt know no final_frac.
+#ifndef GNS_SCHEDULE_H
+#define GNS_SCHEDULE_H
+
+#include "base/common.h"
+#include <math.h>
+
+typedef enum {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_INVERSE_SQRT,
+    SCHEDULE_WSD,
+    SCHEDULE_KINDS // how many there are
+} ScheduleKind;
+
+static const char *const schedule_names[SCHEDULE_KINDS] = {"constant", "linear", "cosine", "inverse-sqrt", "wsd"};
+
+typedef struct {
+    ScheduleKind kind;
+    double lr; // the peak
+    double warmup_tokens, train_tokens, final_frac;
+} Schedule;
+
+#define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon that lr is held
+#define SCHEDULE_WSD_DECAY_FRAC 0.2  // wsd: share of the horizon that decays
+
+// How much of the way from `from` to `to` is done: 0 to 1, also where the way has no length.
+GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
+    if (tokens >= to) return 1.0;
+    return tokens <= from ? 0.0 : (tokens - from) / (to - from);
+}
+
+GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
+    if (tokens < s->warmup_tokens) return s->lr * tokens / s->warmup_tokens;
+    const double pi = 3.141592653589793238;
+    double left = 1.0; // of the way down from lr to final_frac x lr: 1 at the top, 0 at the end
+    switch (s->kind) {
+    case SCHEDULE_LINEAR: left = 1.0 - schedule_progress(tokens, s->warmup_tokens, s->train_tokens); break;
+    case SCHEDULE_COSINE:
+        left = 0.5 + 0.5 * cos(pi * schedule_progress(tokens, s->warmup_tokens, s->train_tokens));
+        break;
+    case SCHEDULE_WSD: {
+        double from = fmax(s->warmup_tokens, (1.0 - SCHEDULE_WSD_DECAY_FRAC) * s->train_tokens);
+        left = 1.0 - sqrt(schedule_progress(tokens, from, s->train_tokens));
+        break;
+    }
+    case SCHEDULE_INVERSE_SQRT: {
+        double scale = s->warmup_tokens > 0 ? s->warmup_tokens : SCHEDULE_HOLD_FRAC * s->train_tokens;
+        return tokens > scale ? s->lr * sqrt(scale / tokens) : s->lr;
+    }
+    default: break; // constant
+    }
+    return s->lr * (s->final_frac + (1.0 - s->final_frac) * left);
+}
+
+#endif

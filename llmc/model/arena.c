@@ -1,0 +1,57 @@
+#include "model/arena.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int from, int to) {
+    assert(arena->count < ARENA_BUFFERS_MAX && from <= to);
+    ArenaBuffer *b = &arena->buffer[arena->count++];
+    b->what = what;
+    b->where = where;
+    b->bytes = round_up(bytes, ARENA_ALIGNMENT);
+    b->from = from;
+    b->to = to;
+    b->offset = 0;
+}
+
+static bool live_together(const ArenaBuffer *a, const ArenaBuffer *b) { return a->from <= b->to && b->from <= a->to; }
+
+// The lowest offset at which `b` meets none of the `placed` buffers that live while it does. Every candidate is 0 or
+// the end of one of them.
+static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, int count) {
+    size_t offset = 0;
+    for (int i = 0; i < count; i++) {
+        const ArenaBuffer *p = placed[i];
+        bool meets = live_together(b, p) && offset < p->offset + p->bytes && p->offset < offset + b->bytes;
+        if (!meets) continue;
+        offset = p->offset + p->bytes;
+        i = -1; // moved up: look at all of them again
+    }
+    return offset;
+}
+
+// Larger first; the order of asking breaks ties.
+static int by_size(const void *a, const void *b) {
+    const ArenaBuffer *x = *(ArenaBuffer *const *)a, *y = *(ArenaBuffer *const *)b;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+    return x < y ? -1 : x > y;
+}
+
+size_t arena_plan(Arena *arena) {
+    ArenaBuffer *order[ARENA_BUFFERS_MAX];
+    size_t total = 0;
+    for (int i = 0; i < arena->count; i++) order[i] = &arena->buffer[i];
+    qsort(order, (size_t)arena->count, sizeof *order, by_size);
+    for (int i = 0; i < arena->count; i++) {
+        order[i]->offset = lowest_offset(order[i], order, i);
+        total = size_max(total, order[i]->offset + order[i]->bytes);
+    }
+    return total;
+}
+
+void arena_place(const Arena *arena, void *base) {
+    for (int i = 0; i < arena->count; i++) {
+        const ArenaBuffer *b = &arena->buffer[i];
+        *b->where = b->bytes ? (char *)base + b->offset : NULL;
+    }
+}

@@ -1,0 +1,297 @@
+// engine: what the program asks of an engine. There are two, one for each trainer: train_gpt2.c (CPU) and train_gpt2.cu
+// (CUDA). An engine is a struct of functions (EngineApi); main hands it to program_main.
+//
+// A device works through a queue of its own, ahead of which the host runs. Within a step only engine_result waits for
+// the device (and engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait:
+// create, tune, load, store, hash, eval and logits. Several engines on one device take turns: before one computes, the
+// other's last engine_result, engine_eval or engine_logits has returned.
+//
+// Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
+// L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the update divides by B. So
+// per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
+#ifndef GNS_ENGINE_H
+#define GNS_ENGINE_H
+
+#include "model/model.h"
+#include "model/modes.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
+typedef struct Engine Engine;
+
+typedef struct {
+    const Model *model; // outlives the engine
+    int micro_batch;    // rows of one micro-step, at most; of no more than MICRO_BATCH_TOKENS_MAX tokens
+    int seq_len;        // T, at most the model's context
+    int threads;        // CPU threads; 0: all there are
+    GnsMode gns;        // the most that a step will measure
+    bool inference;     // no gradients and moments: for sampling and evaluation only
+    Recompute recompute;
+    const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
+    int owned_count;    // exist for these ranges alone. 0: for everything
+    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
+} EngineConfig;
+
+// Memory of an engine, by category, known before it is taken (--dry-run).
+typedef struct {
+    struct {
+        const char *what;
+        size_t bytes;
+    } item[16];
+    int count;
+    size_t total; // bytes
+} MemoryPlan;
+
+// The device of an engine.
+typedef struct {
+    char name[256];      // as its maker or driver calls it; "": there is none here
+    size_t value_bytes;  // of a weight or an activation in the kernels
+    size_t head_bytes;   // most that a chunk of logits takes
+    double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, see plan/devices.h
+    double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
+    double memory_bytes; // 0: unknown
+} EngineDevice;
+
+enum { TUNING_BYTES = 1 << 14 }; // the most that the text of a tuning takes, with its NUL
+
+// The four arrays of an engine, all in the model's flat layout, seen from outside as fp32.
+typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
+
+// The engine's own memory, for the exchange between ranks: on the device where there is one.
+typedef enum {
+    BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
+    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy
+    BUFFER_NORMS   // double, one a tensor: what `norms` writes, `update` and `result` read
+} EngineBuffer;
+
+// Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
+// buckets, from the last to the first; but bucket 0, to which the head's gradient belongs, begins before all others, and
+// is final last. Both may queue work on the engine's stream; an error that they return ends the micro-step.
+// `final` may be called some time after the gradient is complete: when the engine's next kernels suffer least from a
+// transfer beside them.
+typedef struct {
+    int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; may be NULL
+    int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
+    void *context;
+} GradientWatch;
+
+// Callbacks of the engine with several ranks, whose new weights may still be in transfer when the next forward pass
+// begins. Before it reads any weight of a range, the engine calls `await`, which makes its stream wait for their
+// arrival. Before that, where it can, it calls `soon`: the range is needed next, and a transfer that begins now slows
+// the engine's kernels least. The ranges are the model's buckets, from the first to the last; `soon` may cover all at
+// once; `await` also covers what `store` and `hash` are asked for.
+typedef struct {
+    int (*soon)(void *context, Range range, Error *e);
+    int (*await)(void *context, Range range, Error *e);
+    void *context;
+} WeightsWatch; // without functions: all weights are there
+
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
+    int64_t step;     // 1 for the first: bias correction
+    int64_t batch;    // B, examples of this step over all ranks
+} UpdateConfig;
+
+// The numbers of a step. Arrays have one entry a tensor of the model's table.
+typedef struct StepResult {
+    double loss_sum;    // sum over the step's examples of L_b, nats a token
+    double *grad_sq;    // |sum_b g_b|^2
+    double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
+    double *rank_sq;    // |this rank's own gradients|^2 as `rank_norms` summed it, else 0; NULL: not asked for
+} StepResult;
+
+typedef struct EngineApi EngineApi;
+struct EngineApi {
+    // -----------------------------------------------------------------------------------------------------------------
+    // Before there is an engine
+
+    void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
+
+    // measure: takes a moment to measure speeds that no table has (CPUs).
+    void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
+
+    // ERR_USAGE where the engine cannot compute this shape.
+    int (*check)(const EngineConfig *config, Error *e);
+
+    int (*create)(Engine **out, const EngineConfig *config, Error *e);
+    void (*destroy)(Engine *engine);
+
+    // One line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
+    void (*describe)(const Engine *engine, char *out, size_t bytes);
+
+    // Bytes in use now: on the device, by all programs, where there is one; else the process's resident set. 0: unknown.
+    size_t (*memory_in_use)(const Engine *engine);
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // Which of the library's algorithms the matrix products take. The default is the library's proposal, which is the
+    // same at every start on the same machine. Another algorithm sums in another order: the last bits differ.
+
+    // Times all algorithms for every product of a micro-step without a choice yet, and keeps the fastest. Destroys
+    // gradients and the step's numbers: not within a step. ERR_USAGE where there is nothing to choose (CPU).
+    int (*tune)(Engine *engine, Error *e);
+
+    // The choice as a line of text for run.json and checkpoints ("": none), and the same back, before the first step:
+    // ERR_INPUT where it was made on another GPU or library; the engine then has no choice.
+    const char *(*tuning)(const Engine *engine);
+    int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // State. Arrays that exist for the owned ranges alone lack the rest: store leaves its values alone, load skips
+    // them. (The weights that forward and backward read are all there, and a load of STATE_PARAM sets them all.)
+
+    int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
+
+    // May run in another thread beside micro-steps, eval and logits, as long as no call changes what it stores (update,
+    // load) and no weights are in transfer (watch_weights). Stores the values of the last update; does not wait for work
+    // queued since. When it or load returns, with an error too, `values` is the caller's again.
+    int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
+
+    // Host memory that store is to fill at full speed, until unpin: a device copies without a detour only to pages that
+    // stay in place. A hint, from any thread: memory that cannot be pinned is copied to as before.
+    void (*pin)(Engine *engine, void *memory, size_t bytes);
+    void (*unpin)(Engine *engine, void *memory);
+
+    // A hash (base/hash.h) of the bits of all weights in the range that every rank keeps alike: what forward and
+    // backward read, and the master weights, unless this rank has only its share of them. Waits for the device.
+    int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // One optimizer step: begin_step, micro-steps, norms, update, result. The first micro-step overwrites the gradients
+    // of the step before; they are never cleared.
+
+    int (*begin_step)(Engine *engine, Error *e);
+
+    // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
+    // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients; but the
+    // step's first gradients, and with shard_grads every micro-step's, overwrite. tokens may be reused on return.
+    int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
+
+    // Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps its
+    // norm; begin_step clears them all.
+    int (*norms)(Engine *engine, Range range, Error *e);
+
+    // AdamW over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
+    // Changes nothing where that norm is not finite.
+    int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+
+    int (*result)(Engine *engine, StepResult *result, Error *e); // waits for the device
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // Without training
+
+    // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss: (n, T), in nats, of predicting
+    // tokens[b][t + 1].
+    int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
+
+    // Logits of the token that follows n <= seq_len tokens. logits: (V).
+    int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // Several ranks (ranks/parallel.h)
+
+    void (*watch)(Engine *engine, const GradientWatch *watch);        // of the next micro-step, and no other
+    void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: all weights are there
+
+    // With shard_grads there is no gradient of a whole step. The gradients of a micro-step's blocks share two places in
+    // memory, one for even and one for odd buckets:
+    //
+    //     bucket               is in memory from its `begins` until
+    //     0 (the embeddings)   its `begins` in the next micro-step
+    //     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
+    //
+    // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies them to the step's
+    // sums (first), or adds them: those of a range within a single owned one. Norms and update are about these sums.
+    int (*collect)(Engine *engine, Range range, bool first, Error *e);
+
+    // Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank without rows.
+    int (*clear)(Engine *engine, Range range, Error *e);
+
+    // Adds the squared norms of this rank's own gradient, before any other's is added to it, to StepResult's rank_sq.
+    int (*rank_norms)(Engine *engine, Range range, Error *e);
+
+    void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
+    size_t (*weight_bytes)(const Engine *engine);                         // of one element of BUFFER_WEIGHT
+
+    // The stream on which the engine queues its work: a cudaStream_t; NULL on the CPU, whose calls return when done.
+    void *(*stream)(Engine *engine);
+};
+
+extern const EngineApi cpu_engine, cuda_engine; // train_gpt2.c, train_gpt2.cu
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Calls of an engine's functions, under the name engine_X
+
+static inline const EngineApi *engine_api(const Engine *engine) { return *(const EngineApi *const *)engine; }
+
+static inline int engine_create(const EngineApi *api, Engine **out, const EngineConfig *config, Error *e) {
+    int code = api->create(out, config, e);
+    if (!code) *(const EngineApi **)*out = api;
+    return code;
+}
+static inline void engine_destroy(Engine *engine) {
+    if (engine) engine_api(engine)->destroy(engine);
+}
+
+#define ENGINE_CALL(type, name, parameters, ...)                                                                       \
+    static inline type engine_##name parameters { return engine_api(g)->name(__VA_ARGS__); }
+ENGINE_CALL(void, describe, (const Engine *g, char *out, size_t bytes), g, out, bytes)
+ENGINE_CALL(size_t, memory_in_use, (const Engine *g), g)
+ENGINE_CALL(int, tune, (Engine * g, Error *e), g, e)
+ENGINE_CALL(const char *, tuning, (const Engine *g), g)
+ENGINE_CALL(int, set_tuning, (Engine * g, const char *tuning, Error *e), g, tuning, e)
+ENGINE_CALL(int, load, (Engine * g, StateKind kind, Range range, const float *values, Error *e), g, kind, range, values,
+            e)
+ENGINE_CALL(int, store, (Engine * g, StateKind kind, Range range, float *values, Error *e), g, kind, range, values, e)
+ENGINE_CALL(void, pin, (Engine * g, void *memory, size_t bytes), g, memory, bytes)
+ENGINE_CALL(void, unpin, (Engine * g, void *memory), g, memory)
+ENGINE_CALL(int, hash, (Engine * g, Range range, uint64_t *hash, Error *e), g, range, hash, e)
+ENGINE_CALL(int, begin_step, (Engine * g, Error *e), g, e)
+ENGINE_CALL(int, micro_step, (Engine * g, const uint16_t *tokens, int n, GnsMode mode, Error *e), g, tokens, n, mode, e)
+ENGINE_CALL(int, norms, (Engine * g, Range range, Error *e), g, range, e)
+ENGINE_CALL(int, update, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
+ENGINE_CALL(int, result, (Engine * g, StepResult *result, Error *e), g, result, e)
+ENGINE_CALL(int, eval, (Engine * g, const uint16_t *tokens, int n, int T, float *loss, Error *e), g, tokens, n, T, loss,
+            e)
+ENGINE_CALL(int, logits, (Engine * g, const uint16_t *tokens, int n, float *logits, Error *e), g, tokens, n, logits, e)
+ENGINE_CALL(void, watch, (Engine * g, const GradientWatch *watch), g, watch)
+ENGINE_CALL(void, watch_weights, (Engine * g, const WeightsWatch *watch), g, watch)
+ENGINE_CALL(int, collect, (Engine * g, Range range, bool first, Error *e), g, range, first, e)
+ENGINE_CALL(int, clear, (Engine * g, Range range, Error *e), g, range, e)
+ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
+ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
+ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
+ENGINE_CALL(void *, stream, (Engine * g), g)
+#undef ENGINE_CALL
+
+// ---------------------------------------------------------------------------------------------------------------------
+// For the engines
+
+// Does a micro-step in this mode measure the tensor's per-example norms?
+static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
+    return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
+}
+
+// Bucket i of the model begins, is final.
+static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
+    return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
+}
+static inline int watch_final(const GradientWatch *watch, const Model *model, int i, Error *e) {
+    return watch->final ? watch->final(watch->context, model_bucket(model, i), e) : 0;
+}
+
+static inline int watch_soon(const WeightsWatch *watch, Range range, Error *e) {
+    return watch->soon ? watch->soon(watch->context, range, e) : 0;
+}
+static inline int watch_await(const WeightsWatch *watch, Range range, Error *e) {
+    return watch->await ? watch->await(watch->context, range, e) : 0;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,202 @@
+#include "model/model.h"
+
+#include "math/rng.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const group_names[GROUP_COUNT] = {"embedding", "attention", "mlp", "ln"};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Presets
+
+static const struct {
+    const char *name;
+    int layers, heads, channels;
+} presets[] = {
+    // GPT-2's four (Radford et al. 2019, table 2)
+    {"gpt2-124M", 12, 12, 768},
+    {"gpt2-350M", 24, 16, 1024},
+    {"gpt2-774M", 36, 20, 1280},
+    {"gpt2-1558M", 48, 25, 1600},
+    // llm.c's depths, heads of 64
+    {"d6", 6, 6, 384},
+    {"d12", 12, 12, 768},
+    {"d24", 24, 16, 1024},
+    {"d36", 36, 20, 1280},
+    {"d48", 48, 25, 1600},
+    {"d60", 60, 30, 1920},
+    {"d72", 72, 45, 2880},
+    {"d84", 84, 54, 3456},
+};
+
+const char *const model_preset_help = "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M, or dN (N layers)";
+
+bool model_preset(ModelConfig *config, const char *name) {
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (strcmp(name, presets[i].name) != 0) continue;
+        config->layers = presets[i].layers;
+        config->heads = presets[i].heads;
+        config->channels = presets[i].channels;
+        return true;
+    }
+    char *end;
+    if (name[0] != 'd' || name[1] < '1' || name[1] > '9') return false;
+    long depth = strtol(name + 1, &end, 10);
+    if (*end || depth > MODEL_LAYERS_MAX) return false;
+    config->layers = config->heads = (int)depth;
+    config->channels = 64 * (int)depth;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The table
+
+typedef struct {
+    const char *name;
+    TensorInit init;
+    TensorGroup group;
+} TensorSpec;
+
+#define X(kind, name, rows, columns, init, group) {name, init, group},
+static const TensorSpec specs[TENSOR_KINDS] = {MODEL_TENSORS(X)};
+#undef X
+
+static void tensor_shape(const ModelConfig *config, TensorKind wanted, size_t *rows, size_t *columns) {
+    size_t V = (size_t)config->vocab, P = (size_t)config->context, C = (size_t)config->channels;
+    switch (wanted) {
+#define X(kind, name, rows_, columns_, init, group)                                                                    \
+    case kind: *rows = rows_, *columns = columns_; break;
+        MODEL_TENSORS(X)
+#undef X
+    case TENSOR_KINDS: assert(0);
+    }
+}
+
+static bool kind_in_block(TensorKind kind) { return strstr(specs[kind].name, "%d") != NULL; }
+
+static void model_append(Model *model, TensorKind kind, int layer) {
+    const size_t alignment = 64; // elements: 256 bytes of fp32, 128 of bf16; enough for any vector or bulk copy
+    Tensor *t = &model->tensors[model->tensor_count++];
+    if (layer < 0) snprintf(t->name, sizeof t->name, "%s", specs[kind].name);
+    else {
+        const char *rest = strstr(specs[kind].name, "%d") + 2;
+        snprintf(t->name, sizeof t->name, "h.%d%s", layer, rest);
+    }
+    t->kind = kind;
+    t->layer = layer;
+    tensor_shape(&model->config, kind, &t->rows, &t->columns);
+    t->dimensions = t->rows ? 2 : 1;
+    if (t->dimensions == 1) t->rows = 1;
+    t->count = t->rows * t->columns;
+    t->offset = model->flat_count;
+    t->init = specs[kind].init;
+    t->group = specs[kind].group;
+    size_t in_memory = kind == WTE ? (size_t)model->vocab_padded * t->columns : t->count;
+    model->flat_count += round_up(in_memory, alignment);
+    model->parameters += t->count;
+}
+
+static int config_check(const ModelConfig *c, Error *e) {
+    const struct {
+        const char *of;
+        int size, least, most;
+    } sizes[] = {{"layers", c->layers, 1, MODEL_LAYERS_MAX},
+                 {"heads", c->heads, 1, MODEL_HEADS_MAX},
+                 {"channels", c->channels, 1, MODEL_CHANNELS_MAX},
+                 {"tokens in the vocabulary", c->vocab, 2, MODEL_VOCAB_MAX},
+                 {"tokens of context", c->context, 1, MODEL_CONTEXT_MAX}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].size < sizes[i].least || sizes[i].size > sizes[i].most)
+            return FAIL(e, ERR_USAGE, "use another model", "%d %s, and %d to %d are possible", sizes[i].size,
+                        sizes[i].of, sizes[i].least, sizes[i].most);
+    if (c->channels % c->heads == 0) return 0;
+    return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels", "%d channels cannot be cut into %d heads",
+                c->channels, c->heads);
+}
+
+int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e) {
+    if (config_check(config, e) == 0) return 0;
+    e->code = ERR_INPUT; // the file's fault, not the command line's
+    error_hint(e, "use another model");
+    return error_prefix(e, "%s: bytes %zu to %zu describe no GPT-2 that this program can train", path, begin, end);
+}
+
+int model_create(Model *model, const ModelConfig *config, Error *e) {
+    memset(model, 0, sizeof *model);
+    TRY(config_check(config, e));
+    model->config = *config;
+    model->vocab_padded = (int)round_up((size_t)config->vocab, 128); // whole tiles for the head's matmul
+    size_t most = (size_t)TENSOR_KINDS * (size_t)config->layers;
+    TRY(memory_alloc_zero((void **)&model->tensors, most * sizeof(Tensor), "the tensor table", e));
+    int kind = 0;
+    for (; !kind_in_block((TensorKind)kind); kind++) model_append(model, (TensorKind)kind, -1);
+    int first = kind;
+    for (int layer = 0; layer < config->layers; layer++)
+        for (kind = first; kind_in_block((TensorKind)kind); kind++) model_append(model, (TensorKind)kind, layer);
+    for (; kind < TENSOR_KINDS; kind++) model_append(model, (TensorKind)kind, -1);
+    return 0;
+}
+
+void model_destroy(Model *model) {
+    memory_free(model->tensors);
+    memset(model, 0, sizeof *model);
+}
+
+const Tensor *model_tensor(const Model *model, TensorKind kind, int layer) {
+    const int per_block = LNF_W - LN1_W;
+    int index = (int)kind;
+    if (kind_in_block(kind)) index += layer * per_block;
+    else if (kind >= LNF_W) index += (model->config.layers - 1) * per_block;
+    assert(index < model->tensor_count && model->tensors[index].kind == kind);
+    return &model->tensors[index];
+}
+
+size_t model_tensor_largest(const Model *model) {
+    size_t most = (size_t)model->vocab_padded * (size_t)model->config.channels;
+    for (int i = 0; i < model->tensor_count; i++) most = size_max(most, model->tensors[i].count);
+    return most;
+}
+
+int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
+
+Range model_bucket(const Model *model, int i) {
+    int L = model->config.layers;
+    size_t begin = i == 0 ? 0 : model_tensor(model, LN1_W, i - 1)->offset; // a block's first tensor
+    size_t end = i == L ? model->flat_count : model_tensor(model, LN1_W, i)->offset;
+    return (Range){begin, end};
+}
+
+int model_bucket_at(const Model *model, size_t element) {
+    Range first = model_bucket(model, 1); // a block; the last has ln_f behind it, and all begin at equal distances
+    if (element < first.begin) return 0;
+    size_t block = (element - first.begin) / range_length(first);
+    return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
+}
+
+size_t model_bucket_largest(const Model *model) {
+    size_t most = 0;
+    for (int i = 0; i < model_bucket_count(model); i++) most = size_max(most, range_length(model_bucket(model, i)));
+    return most;
+}
+
+void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out) {
+    double scale = 0.02;
+    if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);
+    uint64_t stream = (uint64_t)(tensor - model->tensors);
+    // Each value is a function of its place alone. The 1.5 billion of the largest preset take one thread a minute or two.
+#pragma omp parallel for schedule(static) if (n > 4096)
+    for (size_t i = 0; i < n; i++) {
+        if (tensor->init == INIT_ZERO) out[i] = 0.0f;
+        else if (tensor->init == INIT_ONE) out[i] = 1.0f;
+        else out[i] = (float)(scale * rng_normal(seed, stream, first + i));
+    }
+}
+
+double model_flops_per_token(const Model *model, int seq_len) {
+    double wpe = (double)model_tensor(model, WPE, 0)->count;
+    double attention = 6.0 * model->config.layers * model->config.channels * seq_len;
+    return 6.0 * ((double)model->parameters - wpe) + attention;
+}

@@ -1,0 +1,148 @@
+// model: GPT-2's shape, its presets, and THE TENSOR TABLE, which says all there is to say about a parameter tensor:
+// name, shape, initialisation, weight decay, layer and group. Allocation, initialisation, the update, checkpoints, GNS
+// groups and tests walk this table; nothing else in the program lists the tensors.
+#ifndef GNS_MODEL_H
+#define GNS_MODEL_H
+
+#include "base/common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int layers;   // L
+    int heads;    // NH
+    int channels; // C, a multiple of NH
+    int vocab;    // V, real entries: 256 for bytes, 50257 for GPT-2
+    int context;  // rows of wpe: the longest sequence the model can see (Hugging Face: n_positions)
+} ModelConfig;
+
+// What a tensor belongs to when gradient noise is reported by type.
+typedef enum { GROUP_EMBEDDING, GROUP_ATTENTION, GROUP_MLP, GROUP_LN, GROUP_COUNT } TensorGroup;
+extern const char *const group_names[GROUP_COUNT];
+
+typedef enum {
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_NORMAL,  // N(0, 0.02^2) (Radford et al. 2019; Hugging Face initializer_range)
+    INIT_RESIDUAL // N(0, 0.02^2 / 2L): projections that add to the residual stream (Radford et al. 2019, section 2.3)
+} TensorInit;
+
+// The table itself: X(kind, name, rows, columns, init, group). rows 0: a vector. Names are Hugging Face's, "%d" the
+// layer. A tensor with two dimensions decays, a vector does not. Weights lie as (in, out), as in Hugging Face's Conv1D.
+// clang-format off
+#define MODEL_TENSORS(X)                                                                                               \
+    X(WTE,         "wte.weight",                V, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \
+    X(WPE,         "wpe.weight",                P, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \
+    X(LN1_W,       "h.%d.ln_1.weight",          0, C,     INIT_ONE,      GROUP_LN)                                     \
+    X(LN1_B,       "h.%d.ln_1.bias",            0, C,     INIT_ZERO,     GROUP_LN)                                     \
+    X(QKV_W,       "h.%d.attn.c_attn.weight",   C, 3 * C, INIT_NORMAL,   GROUP_ATTENTION)                              \
+    X(QKV_B,       "h.%d.attn.c_attn.bias",     0, 3 * C, INIT_ZERO,     GROUP_ATTENTION)                              \
+    X(PROJ_W,      "h.%d.attn.c_proj.weight",   C, C,     INIT_RESIDUAL, GROUP_ATTENTION)                              \
+    X(PROJ_B,      "h.%d.attn.c_proj.bias",     0, C,     INIT_ZERO,     GROUP_ATTENTION)                              \
+    X(LN2_W,       "h.%d.ln_2.weight",          0, C,     INIT_ONE,      GROUP_LN)                                     \
+    X(LN2_B,       "h.%d.ln_2.bias",            0, C,     INIT_ZERO,     GROUP_LN)                                     \
+    X(FC_W,        "h.%d.mlp.c_fc.weight",      C, 4 * C, INIT_NORMAL,   GROUP_MLP)                                    \
+    X(FC_B,        "h.%d.mlp.c_fc.bias",        0, 4 * C, INIT_ZERO,     GROUP_MLP)                                    \
+    X(FCPROJ_W,    "h.%d.mlp.c_proj.weight",    4 * C, C, INIT_RESIDUAL, GROUP_MLP)                                    \
+    X(FCPROJ_B,    "h.%d.mlp.c_proj.bias",      0, C,     INIT_ZERO,     GROUP_MLP)                                    \
+    X(LNF_W,       "ln_f.weight",               0, C,     INIT_ONE,      GROUP_LN)                                     \
+    X(LNF_B,       "ln_f.bias",                 0, C,     INIT_ZERO,     GROUP_LN)
+// clang-format on
+
+#define X(kind, name, rows, columns, init, group) kind,
+typedef enum { MODEL_TENSORS(X) TENSOR_KINDS } TensorKind;
+#undef X
+
+// One tensor of a model. The model's parameters are one flat array in which every tensor begins at a multiple of
+// 64 elements; gradients and moments have the same layout. A range of that array is how a part of the model is named.
+typedef struct {
+    char name[40]; // Hugging Face's, without the "transformer." in front
+    TensorKind kind;
+    int layer;            // -1 outside the blocks
+    int dimensions;       // 1 or 2
+    size_t rows, columns; // rows = 1 for a vector
+    size_t offset;        // of its first element in the flat array
+    size_t count;         // elements: rows * columns
+    TensorInit init;
+    TensorGroup group;
+} Tensor;
+
+typedef struct {
+    size_t begin, end; // elements [begin, end) of the flat array
+} Range;
+
+static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
+static inline size_t range_length(Range range) { return range.end - range.begin; }
+static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
+
+// What two ranges share; empty where they do not meet.
+static inline Range range_overlap(Range a, Range b) {
+    size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
+    return begin < end ? (Range){begin, end} : (Range){begin, begin};
+}
+
+// Values of a range of a flat array on their way out of an engine, and into one.
+typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);
+typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);
+
+typedef struct {
+    ModelConfig config;
+    int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows behind V stay 0 and are never saved
+    int tensor_count;
+    Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
+    size_t flat_count; // elements of the flat array, padding included
+    size_t parameters; // real ones
+} Model;
+
+// Fills *config from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False where there is none of that name.
+// vocab and context are left as they are.
+bool model_preset(ModelConfig *config, const char *name);
+extern const char *const model_preset_help; // the names, for messages
+
+// The largest model. The option table says the same; test_options compares.
+enum {
+    MODEL_LAYERS_MAX = 1000,
+    MODEL_HEADS_MAX = 1000,
+    MODEL_CHANNELS_MAX = 1 << 16,
+    MODEL_VOCAB_MAX = 1 << 16, // tokens are 16-bit
+    MODEL_CONTEXT_MAX = 1 << 16
+};
+
+// The most tokens of a micro-batch (B x T). Their number N is an int, and so is what attention counts by head and tile of
+// 32 tokens (an example's last tile may be short): MODEL_HEADS_MAX (N / 32 + B) at most.
+enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
+
+// Is it a model, as bytes [begin, end) of a file describe it? ERR_INPUT where it is none.
+int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
+
+// Builds the table. ERR_USAGE where the shape makes no model.
+int model_create(Model *model, const ModelConfig *config, Error *e);
+void model_destroy(Model *model);
+
+// The tensor of a kind; layer is ignored for tensors outside the blocks.
+const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
+
+size_t model_tensor_largest(const Model *model); // elements in memory
+
+// The flat array in pieces that the forward pass needs, and the backward pass finishes, one after the other: 0 the
+// embeddings, 1 + l the block l, the last with ln_f behind it.
+int model_bucket_count(const Model *model);
+Range model_bucket(const Model *model, int i);
+int model_bucket_at(const Model *model, size_t element); // the one that the element lies in
+size_t model_bucket_largest(const Model *model);         // elements
+
+// Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.
+void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out);
+
+// Floating-point operations of training on one token at sequence length T: 6 N + 12 L C T (6 for each parameter that
+// multiplies, forward and backward; the attention term as in Chowdhery et al. 2022, appendix B, halved: causal -> 6).
+// N counts wte once (it is the head) and leaves wpe out, so 6 N + 6 L C T is llm.c's formula but for wpe.
+#define MODEL_FLOPS_FORMULA "6 N + 6 L C T, N without position embeddings"
+double model_flops_per_token(const Model *model, int seq_len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,97 @@
+// Options that were given and have no effect: some need another one, and a run without training ignores many.
+#include "options/table.h"
+
+#include "math/schedule.h"
+
+#include <string.h>
+
+typedef struct {
+    bool met;
+    const char *text, *remedy; // what the condition is; what to do where it is not met
+} Condition;
+
+static Condition condition_of(const Options *o, Need need) {
+    bool falling_lr = o->lr_schedule != SCHEDULE_CONSTANT && o->lr_schedule != SCHEDULE_INVERSE_SQRT;
+    bool replays = o->run.ramp_mode == RAMP_REPLAY;
+    const Condition conditions[NEEDS] = {
+        [NEED_NOTHING] = {true, "", ""},
+        [NEED_VAL] = {*o->val, "--val", "add --val"},
+        [NEED_VALIDATION] = {o->val_every > 0 || o->eval_only, "--val-every above 0", "say how often"},
+        [NEED_HELLASWAG] = {o->hellaswag_every > 0 || o->eval_only, "--hellaswag-every or --eval-only",
+                            "say when to ask its questions"},
+        [NEED_SAMPLING] = {o->sample_every > 0 || o->sample_only, "--sample-every or --sample-only",
+                           "say when to sample"},
+        [NEED_CHANCE] = {o->temperature > 0, "--temperature above 0", "raise it"},
+        [NEED_FALLING_LR] = {falling_lr || o->final_lr_frac == 1, "--lr-schedule linear, cosine or wsd",
+                             "use one of them"},
+        [NEED_NOISE_SCALE] = {o->gns != GNS_OFF, "--gns ln or exact", "use one of them"},
+        [NEED_RAMP] = {o->run.ramp_mode != RAMP_FIXED, "a --ramp",
+                       "use --ramp linear, seesaw or gns, or --batch-tokens for a constant batch"},
+        [NEED_RAMP_GNS] = {o->run.ramp_mode == RAMP_GNS, "--ramp gns", "use that"},
+        [NEED_OWN_RAMP] = {!replays, "a --ramp other than replay", "use one"},
+        // without --batch-tokens --batch-min is the batch that --lr is meant for
+        [NEED_REFERENCE] = {!replays || !o->batch_tokens, "a --ramp other than replay", "use one"},
+        [NEED_PLAN] = {o->dry_run, "--dry-run", "add that to plan a run"},
+        [NEED_PLANNED_RANKS] = {o->dry_run, "--dry-run", "add that, or use mpirun -np"},
+    };
+    return conditions[need];
+}
+
+static bool asks_for_nothing(Options *o, OptionId id) {
+    static const char zeros[sizeof(double)]; // 0, "" and false
+    const OptionRow *row = &option_rows[id];
+    return row->idle_at_0 && memcmp(option_field(o, id), zeros, size_min(row->bytes, sizeof zeros)) == 0;
+}
+
+// Typed for this run, by its own name? A file may be shared by runs, and llm.c's flags come from llm.c's scripts.
+static bool typed(const Options *o, OptionId id) {
+    return (o->given[id] & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_ALIAS)) == OPTION_GIVEN_COMMAND_LINE;
+}
+
+// Options of training are harmless where nothing is trained; options of planning without a plan are a mistake.
+static int check_need(Options *o, OptionId id, Need need, bool refuse, Error *e) {
+    Condition condition = condition_of(o, need);
+    char flag[FLAG_BYTES];
+    if (condition.met) return 0;
+    option_flag(flag, id);
+    refuse = refuse && typed(o, id);
+    if (refuse && (options_train(o) || option_is_of_planning(id))) {
+        FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag, condition.text);
+        return error_hint(e, "%s, or leave %s out", condition.remedy, flag);
+    }
+    option_note(o, "%s has no effect without %s: %s", flag, condition.text,
+                refuse && o->dry_run ? "the run would be refused" : "ignored");
+    return 0;
+}
+
+// One line names them all. The file of --config may say what it likes of training.
+static void note_unused(Options *o, OptionId mode, int by) {
+    char list[1024] = "", flag[FLAG_BYTES], mode_flag[FLAG_BYTES];
+    size_t used = 0;
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        if (!(o->given[id] & OPTION_GIVEN_COMMAND_LINE) || option_rows[id].used_by & by) continue;
+        option_flag(flag, (OptionId)id);
+        if (used + sizeof flag + 2 > sizeof list) break;
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", flag);
+    }
+    option_flag(mode_flag, mode);
+    if (used) option_note(o, "%s ignores %s", mode_flag, list);
+}
+
+int options_check_needs(Options *o, Error *e) {
+    OptionId mode = OPTION_COUNT; // training, or a plan of it: every option counts
+    int by = 0;
+    if (*o->check) mode = OPTION_check, by = BY_CHECK;
+    else if (o->sample_only && !o->dry_run) mode = OPTION_sample_only, by = BY_SAMPLE;
+    else if (o->eval_only && !o->dry_run) mode = OPTION_eval_only, by = BY_EVAL;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        OptionId id = (OptionId)i;
+        const OptionRow *row = &option_rows[id];
+        bool counts = mode == OPTION_COUNT || option_is_of_planning(id) || row->used_by & by;
+        if (!counts || !o->given[id] || asks_for_nothing(o, id)) continue;
+        for (int k = 0; k < 2; k++) TRY(check_need(o, id, row->needs[k], true, e));
+        TRY(check_need(o, id, row->prefers, false, e));
+    }
+    if (mode != OPTION_COUNT) note_unused(o, mode, by);
+    return 0;
+}

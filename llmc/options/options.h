@@ -1,0 +1,88 @@
+// options: what the user asks for. table.def is THE OPTION TABLE; options_parse reads the command line and the file of
+// --config, options_resolve works out what the options mean together.
+//
+// An option is given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config,
+// at most once. The command line wins, also over a line of the file that excludes it (--steps and --train-tokens).
+// llm.c's short flags are accepted as aliases, with llm.c's meaning.
+#ifndef GNS_OPTIONS_H
+#define GNS_OPTIONS_H
+
+#include "gns/ramp.h"
+#include "base/common.h"
+#include "model/modes.h"
+
+enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
+
+#define OPTION(type, field, ...) OPTION_##field,
+typedef enum {
+#include "options/table.def"
+    OPTION_COUNT
+} OptionId;
+
+// What options_resolve works out: R(type, field). All of it is in run.json too.
+#define OPTIONS_RESOLVED(R)                                                                                            \
+    R(INT, horizon_tokens)     /* end of the run: a multiple of seq_len; 0 where nothing is trained */                 \
+    R(INT, batch_ref_rows)     /* B_ref: the constant batch, and the batch that lr is meant for */                     \
+    R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
+    R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
+    R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
+    R(REAL, gns_half_life_tokens)
+
+#define OPTION_FIELD_INT(field)    int64_t field;
+#define OPTION_FIELD_REAL(field)   double field;
+#define OPTION_FIELD_TEXT(field)   char field[OPTION_TEXT];
+#define OPTION_FIELD_CHOICE(field) int field;
+#define OPTION_FIELD_FLAG(field)   bool field;
+
+#define OPTION(type, field, ...) OPTION_FIELD_##type(field)
+typedef struct {
+#include "options/table.def"
+
+    struct { // filled by options_resolve
+#define R(type, field) OPTION_FIELD_##type(field)
+        OPTIONS_RESOLVED(R)
+#undef R
+        RampMode ramp_mode;
+        const char *ramp_replay; // path within `ramp`; NULL unless replaying
+    } run;
+
+    uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
+    char notes[2048];            // whole lines for stderr: options that were given and have no effect
+} Options;
+
+enum {
+    OPTION_GIVEN_CONFIG = 1,
+    OPTION_GIVEN_COMMAND_LINE = 2,
+    OPTION_GIVEN_ALIAS = 4,  // on the command line, as llm.c's flag
+    OPTION_IN_ALIAS_UNIT = 8 // options_resolve has to convert the value from llm.c's unit
+};
+
+// Defaults, then the config file, then the command line. Nothing after --help or --version counts.
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
+int options_parse(Options *o, int argc, char **argv, Error *e);
+
+// Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
+int options_resolve(Options *o, Error *e);
+
+// Is a model to be trained? Otherwise an option asks for something else.
+static inline bool options_train(const Options *o) {
+    return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
+}
+
+// Steps from one possible checkpoint of --keep-best to the next; 0: none.
+static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
+
+// --help, at most 100 columns wide.
+void options_print_help(FILE *f, const char *program);
+
+// One JSON object: every option but those of planning under its field's name, and "resolved". Lines after the first are
+// indented by `indent` spaces. No newline at the end.
+void options_write_json(FILE *f, const Options *o, int indent);
+
+// The same of those options alone whose `which` is true, on one line.
+void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]);
+
+// The parts of options_parse, for tests and the fuzzer. text: bytes and a NUL after them; name: for messages.
+void options_defaults(Options *o);
+int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
+#endif

@@ -1,0 +1,170 @@
+// What the options mean together: options_resolve.
+#include "options/table.h"
+
+#include "model/model.h"
+
+#include <string.h>
+
+// The command line wins: resets an option of the config file that an option of the command line excludes.
+static void config_yields(Options *o) {
+    static const struct {
+        OptionId typed, file;
+    } rivals[] = {
+        {OPTION_steps, OPTION_train_tokens},    {OPTION_train_tokens, OPTION_steps},
+        {OPTION_sample_only, OPTION_eval_only}, {OPTION_eval_only, OPTION_sample_only},
+        {OPTION_sample_only, OPTION_check},     {OPTION_eval_only, OPTION_check},
+        {OPTION_check, OPTION_sample_only},     {OPTION_check, OPTION_eval_only},
+        {OPTION_model, OPTION_layers},          {OPTION_model, OPTION_heads},
+        {OPTION_model, OPTION_channels},        {OPTION_model, OPTION_vocab_size},
+    };
+    ModelConfig ignored;
+    for (size_t i = 0; i < sizeof rivals / sizeof *rivals; i++) {
+        bool typed = o->given[rivals[i].typed] & OPTION_GIVEN_COMMAND_LINE;
+        if (!typed || o->given[rivals[i].file] != OPTION_GIVEN_CONFIG) continue;
+        if (rivals[i].typed == OPTION_model && model_preset(&ignored, o->model))
+            continue; // the others change a preset's shape
+        option_reset(o, rivals[i].file);
+    }
+}
+
+static int resolve_model(const Options *o, Error *e) {
+    if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
+    ModelConfig ignored;
+    if ((o->sample_only || o->eval_only) && model_preset(&ignored, o->model))
+        return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
+                    "--%s-only of the preset " SAID ", which is not trained", o->sample_only ? "sample" : "eval",
+                    o->model);
+    return 0;
+}
+
+static int resolve_micro_batch(const Options *o, Error *e) {
+    if (o->micro_batch * o->seq_len <= MICRO_BATCH_TOKENS_MAX) return 0;
+    FAIL(e, ERR_USAGE, NULL, "--micro-batch %lld x --seq-len %lld is %lld tokens, and %d are possible",
+         (long long)o->micro_batch, (long long)o->seq_len, (long long)(o->micro_batch * o->seq_len),
+         MICRO_BATCH_TOKENS_MAX);
+    return error_hint(e, "use --micro-batch %lld or less", (long long)(MICRO_BATCH_TOKENS_MAX / o->seq_len));
+}
+
+static int resolve_batch(Options *o, Error *e) {
+    if (o->batch_tokens % o->seq_len != 0) {
+        FAIL(e, ERR_USAGE, NULL, "--batch-tokens %lld is not a multiple of --seq-len %lld", (long long)o->batch_tokens,
+             (long long)o->seq_len);
+        int64_t below = o->batch_tokens / o->seq_len * o->seq_len;
+        return error_hint(e, "use %lld", (long long)(below ? below : o->seq_len));
+    }
+    bool ramp = o->run.ramp_mode != RAMP_FIXED;
+    int64_t by_default = ramp && o->batch_min ? o->batch_min : o->micro_batch;
+    o->run.batch_ref_rows = o->batch_tokens ? o->batch_tokens / o->seq_len : by_default;
+    o->run.batch_min_rows = ramp && o->batch_min ? o->batch_min : o->run.batch_ref_rows;
+    o->run.batch_max_rows = ramp && o->batch_max ? o->batch_max : o->run.batch_ref_rows;
+    return 0;
+}
+
+static int resolve_ramp(Options *o, Error *e) {
+    TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
+    if (o->run.ramp_mode == RAMP_FIXED) return 0;
+    if (o->given[OPTION_steps])
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
+                    o->ramp);
+    if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
+        return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
+                    o->batch_min ? "max" : "min");
+    if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
+        return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,
+                    (long long)o->batch_max);
+    return 0;
+}
+
+// Converts what llm.c counts in steps or micro-batches to tokens, and what it counts in validations to steps.
+static int resolve_aliases(Options *o, Error *e) {
+    const int64_t one[] = {[ALIAS_STEPS] = o->run.batch_ref_rows * o->seq_len,
+                           [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
+                           [ALIAS_VALIDATIONS] = o->val_every};
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        if (!(o->given[id] & OPTION_IN_ALIAS_UNIT)) continue;
+        const OptionRow *row = &option_rows[id];
+        int64_t *count = option_field(o, (OptionId)id);
+        if (__builtin_mul_overflow(*count, one[row->alias_unit], count) || !option_range_contains(row, (double)*count))
+            return FAIL(e, ERR_USAGE, "use a smaller number", "%s means too many %s", row->alias, row->unit);
+        o->given[id] &= (uint8_t)~OPTION_IN_ALIAS_UNIT;
+    }
+    return 0;
+}
+
+static int resolve_horizon(Options *o, Error *e) {
+    o->run.horizon_tokens = 0;
+    if (o->steps && o->train_tokens)
+        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens exclude each other");
+    if (!o->steps && !o->train_tokens) {
+        if (!options_train(o)) return 0;
+        return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps is given");
+    }
+    int64_t tokens = o->train_tokens;
+    if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
+        return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld means too many tokens", (long long)o->steps);
+    o->run.horizon_tokens = tokens / o->seq_len * o->seq_len;
+    if (!o->run.horizon_tokens)
+        return FAIL(e, ERR_USAGE, "train on at least one row", "--train-tokens %lld is less than --seq-len %lld",
+                    (long long)tokens, (long long)o->seq_len);
+    return 0;
+}
+
+static int resolve_gns(Options *o, Error *e) {
+    const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
+    bool ramp = o->run.ramp_mode == RAMP_GNS, ratio_open = ramp && o->gns_ratio == 0;
+    if (o->gns == GNS_OFF && ramp)
+        return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
+    if (ratio_open && o->gns == GNS_LN && o->given[OPTION_gns_exact_every] && !o->gns_exact_every)
+        return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
+                    "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
+    int64_t by_default = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : by_default;
+    const double horizon_share = 0.005; // of the run, the default of --gns-half-life
+    o->run.gns_half_life_tokens =
+        o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
+    return 0;
+}
+
+static int resolve_evaluation(const Options *o, Error *e) {
+    if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
+    if ((o->eval_only || o->sample_only) && (*o->check || (o->eval_only && o->sample_only)))
+        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s exclude each other",
+                    o->eval_only ? "eval-only" : "sample-only", *o->check ? "check" : "sample-only");
+    if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
+        return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
+    return 0;
+}
+
+static int resolve_ranks(const Options *o, Error *e) {
+    if (o->reduce == REDUCE_STEP || o->zero == ZERO_2) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
+                "--reduce micro-step is only useful with --zero 2, not with --zero %d", o->zero);
+}
+
+// "runs/a/" becomes "runs/a": the parent directory and the name are cut from the path.
+static void strip_trailing_slashes(char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') path[--n] = 0;
+}
+
+int options_resolve(Options *o, Error *e) {
+    strip_trailing_slashes(o->out);
+    strip_trailing_slashes(o->model);
+    config_yields(o);
+    TRY(resolve_model(o, e));
+    TRY(resolve_ramp(o, e));
+    TRY(resolve_micro_batch(o, e));
+    TRY(resolve_batch(o, e));
+    TRY(resolve_aliases(o, e));
+    TRY(options_check_needs(o, e));
+    TRY(resolve_horizon(o, e));
+    TRY(resolve_gns(o, e));
+    TRY(resolve_evaluation(o, e));
+    TRY(resolve_ranks(o, e));
+    if (o->keep == 1)
+        return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: a single checkpoint may be damaged");
+    if (!*o->train && options_train(o))
+        return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
+    if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
+    return 0;
+}

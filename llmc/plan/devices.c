@@ -1,0 +1,84 @@
+#include "plan/devices.h"
+
+#include <assert.h>
+#include <regex.h>
+
+// NVIDIA's data sheets and architecture papers, dense (a data sheet's matrix figures "with sparsity" halved), in the
+// units that they use: TFLOP/s, GB/s of memory, GB of memory (as the cards count them: 2^30 bytes), GB/s each way of
+// NVLink (half of what the sheet sums over both directions) or, where there is none, of PCIe x16 (4.0: 32, 5.0: 64).
+//
+// Network: of the machines that the maker builds of them, each way, a device: DGX A100, 200 Gb/s; DGX H100, H200 and
+// B200 and GB200 NVL72, 400 Gb/s (their data sheets). For the others there is no such machine.
+//
+// The first row whose name the device's name contains counts, so the longer names stand first.
+#define ROW(name, bf16, fp32, bandwidth, memory, link, network, machine)                                               \
+    {                                                                                                                  \
+        name, 1e12 * (bf16), 1e12 * (fp32), 1e9 * (bandwidth), 1073741824.0 * (memory), 1e9 * (link), 1e9 * (network), \
+            machine                                                                                                    \
+    }
+
+// clang-format off
+static const DeviceSpec rows[] = {
+    //                    bf16   fp32  memory   GB  link  net  devices
+    ROW("GB200",          2500,    80,   8000, 186,  900,  50, 72), // GB200 NVL72 data sheet, a GPU
+    ROW("B200",           2250,    75,   8000, 180,  900,  50,  8), // HGX B200, DGX B200 data sheets
+    ROW("H200 NVL",        836,    60,   4800, 141,  450,   0,  4), // H200 data sheet
+    ROW("H200",            989,    67,   4800, 141,  450,  50,  8), // H200 data sheet: SXM
+    ROW("GH200",           989,    67,   4000,  96,  450,  50,  1), // GH200 data sheet: 96 GB HBM3
+    ROW("H100 PCIe",       756,    51,   2000,  80,  300,   0,  2), // H100 PCIe product brief
+    ROW("H100 NVL",        836,    60,   3900,  94,  300,   0,  2), // H100 data sheet
+    ROW("H100",            989,    67,   3350,  80,  450,  50,  8), // H100 data sheet: SXM
+    ROW("A100-SXM4-80GB",  312,  19.5,   2039,  80,  300,  25,  8), // A100 80GB data sheet: SXM
+    ROW("A100 80GB",       312,  19.5,   1935,  80,  300,   0,  2), // the same: PCIe
+    ROW("A100",            312,  19.5,   1555,  40,  300,  25,  8), // A100 40GB data sheet
+    ROW("A800",            312,  19.5,   2039,  80,  200,   0,  8), // A800 data sheet
+    ROW("A40",           149.7,  37.4,    696,  48, 56.2,   0,  2), // A40 data sheet
+    ROW("A30",             165,  10.3,    933,  24,  100,   0,  2), // A30 data sheet
+    ROW("A10G",             70,    35,    600,  24,   32,   0,  8), // A10G: half of an A10's matrix rate
+    ROW("A10",             125,  31.2,    600,  24,   32,   0,  8), // A10 data sheet
+    ROW("L40S",            362,  91.6,    864,  48,   32,   0,  8), // L40S data sheet
+    ROW("L40",             181,  90.5,    864,  48,   32,   0,  8), // L40 data sheet
+    ROW("L4",              121,  30.3,    300,  24,   32,   0,  8), // L4 data sheet
+    ROW("RTX 5090",      209.5, 104.8,   1792,  32,   64,   0,  8), // RTX Blackwell GPU architecture
+    ROW("RTX 4090",      165.2,  82.6,   1008,  24,   32,   0,  8), // Ada GPU architecture
+    ROW("RTX 4080",       97.5,  48.7,    717,  16,   32,   0,  8), // Ada GPU architecture
+    ROW("RTX 3090",         71,  35.6,    936,  24,   32,   0,  8), // Ampere GA102 GPU architecture
+    ROW("RTX 3080",       59.5,  29.8,    760,  10,   32,   0,  8), // Ampere GA102 GPU architecture
+    ROW("RTX 6000 Ada",    364,  91.1,    960,  48,   32,   0,  8), // RTX 6000 Ada data sheet
+    ROW("RTX A6000",       155,  38.7,    768,  48, 56.2,   0,  2), // RTX A6000 data sheet
+};
+// clang-format on
+enum { ROWS = sizeof rows / sizeof *rows };
+
+// Is `name` in `text`, in whole words: no A40 in "RTX A4000", no H200 in "GH200"? A suffix makes another card of it: "RTX
+// 4080 SUPER".
+static bool is_said(const char *text, const char *name) {
+    char pattern[100];
+    regex_t regex;
+    regmatch_t match[3]; // [2]: the suffix
+    snprintf(pattern, sizeof pattern, "(^|[^[:alnum:]])%s( Ti| SUPER| D| Laptop| Max-Q)?($|[^[:alnum:]])", name);
+    int code = regcomp(&regex, pattern, REG_EXTENDED | REG_ICASE);
+    assert(code == 0), (void)code;
+    bool said = regexec(&regex, text, 3, match, 0) == 0 && match[2].rm_so < 0;
+    regfree(&regex);
+    return said;
+}
+
+const DeviceSpec *device_spec_find(const char *name) {
+    for (int i = 0; i < ROWS; i++)
+        if (is_said(name, rows[i].name)) return &rows[i];
+    return NULL;
+}
+
+void device_spec_names(char *out, size_t bytes) {
+    size_t used = 0;
+    *out = 0;
+    for (int i = 0; i < ROWS && used < bytes; i++)
+        used += (size_t)snprintf(out + used, bytes - used, "%s%s", i ? ", " : "", rows[i].name);
+}
+
+double device_peak_flops(const EngineDevice *device) {
+    const DeviceSpec *spec = device_spec_find(device->name);
+    if (!spec) return 0;
+    return device->value_bytes < sizeof(float) ? spec->bf16_flops : spec->fp32_flops;
+}

@@ -1,0 +1,111 @@
+// The memory of a plan.
+#include "plan/plan.h"
+
+#include "model/cuda_sizes.h"
+#include "model/shard.h"
+#include "ranks/transport.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+static void add_item(MemoryPlan *memory, const char *what, double bytes) {
+    assert(memory->count < (int)(sizeof memory->item / sizeof *memory->item));
+    memory->item[memory->count].what = what;
+    memory->item[memory->count++].bytes = (size_t)bytes;
+    memory->total += (size_t)bytes;
+}
+
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: mixed precision keeps 16 bytes a parameter besides gradients'
+// own, and the stages say which of them a rank keeps for its share only.
+PlanState plan_state(const EngineConfig *shape, double value) {
+    double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
+    bool rounded = value < fp32;
+    if (shape->inference) return (PlanState){.weights = value * all};
+    return (PlanState){
+        .weights = rounded ? fp32 * owned + value * all : fp32 * all,
+        .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
+        .moments = 2 * fp32 * owned,
+    };
+}
+
+// Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
+// block without recomputing; here attention keeps its row sums only, and there is no dropout.
+static double block_activations(const EngineConfig *shape, double value) {
+    const ModelConfig *m = &shape->model->config;
+    double C = m->channels, L = shape->inference ? 1 : m->layers; // blocks whose input is kept
+    double rest = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
+    double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
+    // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
+    return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
+}
+
+// The largest chunk of logits: as many rows as head_bytes allows, at least one.
+static double logits_bytes(const EngineConfig *shape, const PlanDevice *device) {
+    double row = device->value * shape->seq_len * shape->model->vocab_padded;
+    double rows = fmax(1, fmin(floor(device->head_bytes / row), shape->micro_batch));
+    return rows * row;
+}
+
+void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
+    double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
+    PlanState state = plan_state(shape, value);
+    memset(memory, 0, sizeof *memory);
+    add_item(memory, "weights, estimated", state.weights);
+    if (!shape->inference) {
+        add_item(memory, "gradients, fp32, estimated", state.gradients);
+        add_item(memory, "AdamW moments, fp32, estimated", state.moments);
+    }
+    add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
+    // The buffers of the head and those of the blocks' backward pass share memory.
+    double head = logits_bytes(shape, device) + 2 * value * N * C, backward = shape->inference ? 0 : value * N * 6 * C;
+    add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
+    if (shape->gns == GNS_EXACT && !shape->inference)
+        add_item(memory, "exact per-example norms, estimated",
+                 sizeof(float) * ((double)model_tensor_largest(shape->model) + N * C));
+}
+
+// Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo
+// and NVML before and after each call:
+//   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
+//            --recompute, took 531.5 MiB more than the engine's own plan.
+//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine: 382 MiB at
+//            set-up, 376 of them its kernels', which stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
+//            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and
+//            channel), which the other collectives share; 4 MiB with the first broadcast.
+// Other cards, drivers and networks are assumed to need as much.
+static void add_libraries(const Plan *plan, MemoryPlan *memory) {
+    const double mib = 1 << 20, context = 532 * mib;
+    if (plan->device.measured) return; // a CPU
+    add_item(memory, "CUDA context and libraries", context);
+    if (plan->ranks == 1) return;
+    size_t rounded = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(plan->shape.model));
+    add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
+    if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
+}
+
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
+    EngineConfig shape = plan->shape;
+    shape.micro_batch = micro_batch;
+    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    else plan->engine->plan_memory(&shape, memory);
+    add_libraries(plan, memory);
+}
+
+double plan_usable_memory(const PlanDevice *device) {
+    const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
+    return share * device->spec.memory_bytes;
+}
+
+int plan_largest_micro_batch(const Plan *plan, double besides, int most) {
+    int allowed = MICRO_BATCH_TOKENS_MAX / plan->shape.seq_len;
+    int fits = 0, fails = (most < allowed ? most : allowed) + 1;
+    while (fails - fits > 1) {
+        int middle = fits + (fails - fits) / 2;
+        MemoryPlan memory;
+        plan_memory(plan, middle, &memory);
+        if ((double)memory.total + besides <= plan_usable_memory(&plan->device)) fits = middle;
+        else fails = middle;
+    }
+    return fits;
+}

@@ -1,0 +1,54 @@
+// workload: what training asks of a machine, kernel by kernel: floating-point operations, and the fewest bytes read and
+// written. plan.h turns them into time.
+#ifndef GNS_WORKLOAD_H
+#define GNS_WORKLOAD_H
+
+#include "model/engine.h"
+
+typedef enum {
+    FAMILY_BLOCK_MATMUL,
+    FAMILY_HEAD_MATMUL,
+    FAMILY_ATTENTION,
+    FAMILY_LAYERNORM,
+    FAMILY_GELU,
+    FAMILY_BIAS,
+    FAMILY_CROSSENTROPY,
+    FAMILY_EMBEDDING,
+    FAMILY_EXACT_NORMS,
+    FAMILY_OPTIMIZER,
+    FAMILIES
+} WorkFamily;
+extern const char *const work_family_names[FAMILIES];
+
+typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_STREAM } WorkKind;
+
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
+
+// One kernel, launched `count` times.
+typedef struct {
+    WorkFamily family;
+    WorkKind kind;
+    WorkPass pass;
+    double flops, read, written; // of one launch; FLOPs, bytes
+    double count;
+} Work;
+
+enum { WORK_MAX = 64 };
+
+// Kernels, and the sizes that they were counted from.
+typedef struct {
+    double B, T, N, C, V, L; // B: rows of the micro-step; N = B T
+    double value;            // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
+    double head_bytes;       // largest chunk of logits
+    Recompute recompute;
+    bool exact; // per-example norms of every tensor
+    int count;
+    Work work[WORK_MAX];
+} Workload;
+
+// A micro-step: forward, loss and backward.
+Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, bool exact);
+
+// What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
+Workload workload_update(const Model *model, double owned, double value);
+#endif

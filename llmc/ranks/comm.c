@@ -1,0 +1,386 @@
+#define _GNU_SOURCE // sched_getaffinity
+#include "ranks/comm.h"
+#include "base/files.h"
+#include "base/hash.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifdef GNS_MPI
+#    include "ranks/mpi_check.h"
+#else // one process, which reaches no call of MPI
+#    define MPI_TRY(call, e) assert(!#    call), (void)(e)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who started us
+
+static int environment_int(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+// Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
+static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
+
+// The cores that a process may run on. False where that cannot be read (more cores than the set holds): all cores.
+static bool cores_of(pid_t process, cpu_set_t *set) {
+    if (sched_getaffinity(process, sizeof *set, set) == 0) return true;
+    int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    CPU_ZERO(set);
+    for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET((size_t)i, set);
+    return false;
+}
+
+// The launcher of this machine's ranks is the parent of each: mpirun, its daemon, or Slurm's.
+static void find_cores(Comm *comm) {
+    cpu_set_t mine, launcher;
+    bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
+    comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
+    comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
+}
+
+#ifdef GNS_MPI
+
+// ---------------------------------------------------------------------------------------------------------------------
+// MPI
+
+static bool mpi_runs(void) {
+    int started = 0, ended = 0;
+    MPI_Initialized(&started);
+    MPI_Finalized(&ended);
+    return started && !ended;
+}
+
+// What mpirun or srun says of this rank before MPI has started. ranks, here: 0 where it does not say.
+typedef struct {
+    int rank, ranks;
+    int here;                    // ranks on this machine
+    bool spread;                 // over several machines
+    const char *job, *directory; // the job's name, and the launcher's directory for it on this machine; may be NULL
+} Launch;
+
+static Launch launch_read(void) {
+    Launch launch = {
+        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
+        .ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0)),
+        .here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+        .job = getenv("PMIX_NAMESPACE"),
+        .directory = getenv("PMIX_SERVER_TMPDIR"),
+    };
+    int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
+    if (!launch.here && machines == 1) launch.here = launch.ranks;
+    launch.spread = launch.here ? launch.here < launch.ranks : machines > 1;
+    return launch;
+}
+
+static void read_host(char host[COMM_HOST]) {
+    if (gethostname(host, COMM_HOST) != 0) *host = 0;
+    host[COMM_HOST - 1] = 0; // a longer name may come without
+}
+
+// The board of this machine's watchdogs, a line a rank. The first rank to start creates it, before MPI starts: so the
+// watchdogs can name a rank that hangs in MPI's own start. It is a file in the launcher's directory for this job, which
+// the launcher removes, however the job ends. Without that directory (NULL) the watchdogs name nobody.
+static WatchdogEntry *board_open(const Launch *launch) {
+    char path[512];
+    if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
+    int n = snprintf(path, sizeof path, "%s/gns_ranks.%s", launch->directory, launch->job);
+    int fd = n < (int)sizeof path ? open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
+    if (fd < 0) return NULL;
+    size_t bytes = watchdog_board_bytes(launch->ranks);
+    void *memory = MAP_FAILED;
+    if (posix_fallocate(fd, 0, (off_t)bytes) == 0)
+        memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void end_job(int code) {
+    if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
+}
+
+// local: the ranks of this machine.
+static int share_cores(Comm *comm, MPI_Comm local, Error *e) {
+    cpu_set_t mine, *all, both; // all: (local_ranks)
+    cores_of(0, &mine);
+    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->local_ranks, "the ranks' cores", e));
+    int result = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, local);
+    comm->cores.sharers = 0;
+    for (int r = 0; result == MPI_SUCCESS && r < comm->local_ranks; r++) {
+        CPU_AND(&both, &mine, &all[r]);
+        comm->cores.sharers += CPU_COUNT(&both) > 0;
+    }
+    memory_free(all);
+    return result == MPI_SUCCESS ? 0 : mpi_fail(result, "MPI_Allgather", __FILE__, __LINE__, e);
+}
+
+static int join_machine(Comm *comm, Error *e) {
+    MPI_Comm local;
+    watchdog_join(comm->watchdog, comm->rank, comm->ranks);
+    watchdog_begin(comm->watchdog, "grouping of ranks by machine");
+    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
+    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
+    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
+    TRY(share_cores(comm, local, e));
+    MPI_TRY(MPI_Comm_free(&local), e);
+    return 0;
+}
+
+// Joins the other ranks.
+static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    Launch launch = launch_read();
+    if (launch.spread) read_host(comm->host);
+    WatchdogConfig watchdog = {
+        .rank = launch.rank,
+        .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: known when MPI has started
+        .here = launch.here,
+        .host = comm->host,
+        .board = board_open(&launch),
+        .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
+        .end = end_job,
+    };
+    TRY(watchdog_create(&comm->watchdog, &watchdog, e));
+    watchdog_begin(comm->watchdog, "start of MPI");
+    int got;
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog ends the job from its thread
+    MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
+    MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
+    MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
+    if (comm->ranks == 1) { // one rank waits for nobody: a disk or a sample may take its time
+        watchdog_destroy(comm->watchdog);
+        comm->watchdog = NULL;
+    }
+    return join_machine(comm, e);
+}
+
+static int meet_and_part(Error *e) {
+    MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
+    MPI_TRY(MPI_Finalize(), e);
+    return 0;
+}
+
+// Ends MPI on this rank after an error that all ranks know, or none.
+static int part(Comm *comm, const Error *e) {
+    Error ending = {0};
+    if (!mpi_runs()) return e->code;
+    if (e->code && !comm->settled) end_job(e->code);
+    // The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
+    watchdog_begin(comm->watchdog, "end of MPI");
+    int bad = meet_and_part(&ending);
+    if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
+    watchdog_destroy(comm->watchdog);
+    return e->code ? e->code : bad;
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Begin, end, and the collectives that MPI has
+
+int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    find_cores(comm);
+#ifdef GNS_MPI
+    if (started_for_mpi()) return join(comm, deadlines, e);
+#endif
+    (void)deadlines, (void)e;
+    return 0;
+}
+
+int comm_finish(Comm *comm, const Error *e) {
+    bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);
+    if (reports) error_print_on(e, comm->rank, comm->ranks, comm->host);
+#ifdef GNS_MPI
+    return part(comm, e);
+#else
+    return e->code;
+#endif
+}
+
+enum { MPI_PIECE = 1 << 30 }; // bytes of one call: MPI counts in int
+static int piece_bytes(const char *at, const char *end) { return (int)size_min(MPI_PIECE, (size_t)(end - at)); }
+
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
+    *e = comm->beat_failed;
+    if (e->code) return e->code;
+    watchdog_begin(comm->watchdog, "broadcast");
+    for (char *at = data, *end = at + bytes; comm->ranks > 1 && at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Bcast(at, piece_bytes(at, end), MPI_BYTE, 0, MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
+    watchdog_begin(comm->watchdog, "gathering of sums");
+    assert(bytes <= MPI_PIECE);
+    if (comm->ranks == 1) memcpy(all, mine, bytes);
+    else MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_barrier(Comm *comm, Error *e) {
+    watchdog_begin(comm->watchdog, "barrier");
+    if (comm->ranks > 1) MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
+    watchdog_wait(comm->watchdog, "sending of state");
+    assert(to != comm->rank);
+    for (const char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Send(at, piece_bytes(at, end), MPI_BYTE, to, 0, MPI_COMM_WORLD), e);
+    return 0;
+}
+
+int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
+    watchdog_wait(comm->watchdog, "collecting of state");
+    assert(from != comm->rank);
+    for (char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
+        MPI_TRY(MPI_Recv(at, piece_bytes(at, end), MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), e);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Functions that follow from these
+
+int comm_refuse_strangers(const Comm *comm, Error *e) {
+    static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
+    if (comm->ranks > 1) return 0;
+#ifndef GNS_MPI
+    if (started_for_mpi())
+        return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
+                    "started as one of several processes, but this program was built without MPI");
+#endif
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int processes = environment_int(counts[i], 1);
+        if (processes < 2) continue;
+        return FAIL(e, ERR_USAGE, "use mpirun of Open MPI, or srun --mpi=pmix",
+                    "started as one of %d processes (%s), but not in a way that Open MPI understands", processes,
+                    counts[i]);
+    }
+    return 0;
+}
+
+int comm_sum(Comm *comm, double *values, int count, Error *e) {
+    if (comm->ranks == 1) return 0;
+    double *all; // (ranks, count)
+    size_t n = (size_t)count;
+    TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
+    int code = comm_gather(comm, values, all, n * sizeof(double), e);
+    if (!code) memcpy(values, all, n * sizeof(double));
+    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) // of each value in the order of the ranks
+        for (size_t i = 0; i < n; i++) values[i] += all[r * n + i];
+    memory_free(all);
+    return code;
+}
+
+int comm_wait_first(Comm *comm, Error *e) {
+    int more = comm->rank > 0; // as rank 0 says
+    do TRY(comm_broadcast(comm, &more, sizeof more, e));
+    while (more);
+    return 0;
+}
+
+void comm_put_off(Comm *comm, void *word, size_t bytes) {
+    const double seconds_between = 0.5;
+    double now = clock_seconds();
+    comm_progress(comm);
+    if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
+    comm->beat_at = now;
+    if (!comm->beat_failed.code) comm_broadcast(comm, word, bytes, &comm->beat_failed);
+}
+
+void comm_beat(void *comm) {
+    int more = 1;
+    comm_put_off(comm, &more, sizeof more);
+}
+
+void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
+
+void comm_progress(Comm *comm) { watchdog_progress(comm->watchdog); }
+
+void comm_settle(Comm *comm) {
+    comm->settled = true;
+    comm->speaker = 0;
+}
+
+int comm_agree(Comm *comm, int code, Error *e) {
+    if (comm->ranks == 1 || comm->settled) return code;
+    int *codes;
+    TRY(memory_alloc((void **)&codes, sizeof(int) * (size_t)comm->ranks, "the ranks' exit codes", e));
+    int failed = comm_gather(comm, &code, codes, sizeof code, e);
+    for (int r = 0; !failed && r < comm->ranks; r++) {
+        if (!codes[r]) continue;
+        comm->settled = true;
+        comm->speaker = r;
+        failed = r == comm->rank ? code : FAIL(e, codes[r], NULL, "rank %d ended the run", r);
+        break;
+    }
+    memory_free(codes);
+    return failed;
+}
+
+int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e) {
+    TRY(memory_alloc((void **)hosts, COMM_HOST * (size_t)comm->ranks, "the machines' names", e));
+    int code = comm_gather(comm, comm->host, *hosts, COMM_HOST, e);
+    if (code) memory_free(*hosts);
+    return code;
+}
+
+int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
+    return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
+}
+
+// On all ranks: rank r differs from rank 0.
+static int fail_different(Comm *comm, int r, int code, const char *what, const char *hint, Error *e) {
+    char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
+    TRY(comm_hosts(comm, &hosts, e));
+    comm_name(name, sizeof name, r, hosts);
+    memory_free(hosts);
+    comm_settle(comm);
+    return FAIL(e, code, hint, "rank %s has %s than rank 0", name, what);
+}
+
+int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
+    if (comm->ranks == 1) return 0;
+    uint64_t *hashes;
+    TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
+    int failed = comm_gather(comm, &hash, hashes, sizeof hash, e);
+    for (int r = 1; !failed && r < comm->ranks; r++)
+        if (hashes[r] != hashes[0]) failed = fail_different(comm, r, code, what, hint, e);
+    memory_free(hashes);
+    return failed;
+}
+
+int comm_same_build(Comm *comm, Error *e) {
+    const size_t max_bytes = (size_t)1 << 32;
+    char *program;
+    size_t bytes;
+    if (comm->ranks == 1) return 0;
+    int code = file_read("/proc/self/exe", max_bytes, &program, &bytes, e);
+    uint64_t hash = code ? 0 : hash_bytes(HASH_START, program, bytes);
+    memory_free(program);
+    TRY(comm_agree(comm, code, e));
+    return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cores
+
+static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
+
+int comm_threads(const Comm *comm) {
+    return comm->local_ranks > 1 ? share_of_cores(comm->cores.mine, comm->cores.sharers) : 0;
+}
+
+bool comm_is_bound(const Comm *comm) {
+    const CommCores *c = &comm->cores;
+    bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank too
+    return launched && share_of_cores(c->mine, c->sharers) < share_of_cores(c->here, comm->local_ranks);
+}

@@ -1,0 +1,23 @@
+// mpi_check: every result of MPI is looked at. Errors come back (MPI_ERRORS_RETURN) and go up as ERR_RANK.
+#ifndef GNS_MPI_CHECK_H
+#define GNS_MPI_CHECK_H
+
+#include "base/common.h"
+#include <mpi.h>
+#include <string.h>
+
+static inline int mpi_fail(int result, const char *call, const char *file, int line, Error *e) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(result, text, &length);
+    return error_set(e, file, line, ERR_RANK, "look for the rank that failed first", "%.*s: %s",
+                     (int)strcspn(call, "("), call, text);
+}
+
+#define MPI_TRY(call, e)                                                                                               \
+    do {                                                                                                               \
+        int mpi_result_ = (call);                                                                                      \
+        if (mpi_result_ != MPI_SUCCESS) return mpi_fail(mpi_result_, #call, __FILE__, __LINE__, (e));                  \
+    } while (0)
+
+#endif

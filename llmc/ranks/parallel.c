@@ -1,0 +1,424 @@
+#include "ranks/parallel.h"
+
+#include <assert.h>
+#include <string.h>
+
+Share parallel_share(int64_t rows, int rank, int ranks) {
+    int64_t each = rows / ranks, longer = rows % ranks; // the first `longer` ranks take one row more
+    return (Share){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up
+
+static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
+
+// The first rank's share is never shorter than another's.
+int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
+    return (parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
+}
+
+int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
+    size_t buckets = (size_t)model_bucket_count(model);
+    *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
+    if (comm->ranks == 1) return 0;
+    TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
+    TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
+    p->buckets = (int)buckets;
+    p->sent = p->arrived = p->buckets;
+    for (int i = 0; i < p->buckets; i++) p->owned[i] = own_part(p, model_bucket(model, i));
+    bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
+    p->shard_grads = config->zero == ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
+    return 0;
+}
+
+void parallel_destroy(Parallel *p) {
+    shared_memory_destroy(&p->copy);
+    if (p->transport) p->api->destroy(p->transport);
+    memory_free(p->work);
+    memory_free(p->owned);
+    *p = (Parallel){0};
+}
+
+void parallel_shard(const Parallel *p, EngineConfig *config) {
+    if (p->config.zero == ZERO_0 || !p->buckets) return;
+    config->owned = p->owned;
+    config->owned_count = p->buckets;
+    config->shard_grads = p->shard_grads;
+}
+
+int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
+    p->engine = engine;
+    if (!p->buckets) return 0;
+    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gradients
+
+// Collects the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
+static int collect_from(Parallel *p, int i, Error *e) {
+    while (p->shard_grads && p->uncollected > i) {
+        int last = --p->uncollected;
+        TRY(p->api->wait_for(p->transport, p->work[last], e));
+        TRY(engine_collect(p->engine, p->owned[last], p->first, e));
+    }
+    return 0;
+}
+
+// Bucket 0 begins, and with it a micro-step: first collects all of the micro-step before.
+static int micro_step_begins(Parallel *p, Error *e) {
+    if (p->unreduced == 0) { // there was one in this step
+        TRY(collect_from(p, 0, e));
+        p->first = false;
+    }
+    p->unreduced = p->uncollected = p->buckets;
+    return 0;
+}
+
+// The engine's callback: the bucket's first gradient of this micro-step comes next. Block i overwrites the memory of block
+// i + 2, bucket 0 its own.
+static int bucket_begins(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    int i = model_bucket_at(p->model, range.begin);
+    return i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e);
+}
+
+// The engine's callback: the bucket is final, as are all buckets after it.
+static int bucket_final(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    int i = --p->unreduced;
+    assert(i == model_bucket_at(p->model, range.begin));
+    if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
+    TRY(p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
+    p->work[i] = p->api->started(p->transport);
+    return 0;
+}
+
+int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
+    p->rank_norms = rank_norms;
+    p->first = true;
+    p->made_any = false;
+    p->unreduced = p->uncollected = p->buckets;
+    return engine_begin_step(p->engine, e);
+}
+
+// For a rank without rows left: it adds the gradients of its earlier micro-steps, or 0.
+static int bucket_without_rows(Parallel *p, int i, Error *e) {
+    Range bucket = model_bucket(p->model, i);
+    if (p->shard_grads || !p->made_any) TRY(engine_clear(p->engine, bucket, e));
+    return bucket_final(p, bucket, e);
+}
+
+static int micro_step_without_rows(Parallel *p, Error *e) {
+    TRY(bucket_begins(p, model_bucket(p->model, 0), e));
+    for (int i = p->buckets - 1; i > 0; i--) {
+        TRY(bucket_begins(p, model_bucket(p->model, i), e));
+        TRY(bucket_without_rows(p, i, e));
+    }
+    return bucket_without_rows(p, 0, e);
+}
+
+int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
+    GradientWatch watch = {bucket_begins, bucket_final, p};
+    bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
+    if (n == 0) TRY(parallel_send_weights(p, e)); // as the forward pass of other ranks does (invariant 4)
+    if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
+    p->made_any = true;
+    if (reduces) engine_watch(p->engine, &watch);
+    return engine_micro_step(p->engine, tokens, n, mode, e);
+}
+
+int parallel_norms(Parallel *p, Error *e) {
+    if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
+    assert(p->unreduced == 0);
+    for (int i = p->buckets - 1; i >= 0; i--) { // while the buckets before it are reduced
+        TRY(collect_from(p, i, e));
+        TRY(p->api->wait_for(p->transport, p->work[i], e));
+        TRY(engine_norms(p->engine, p->owned[i], e));
+    }
+    return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Update. The weights that the next forward pass reads first are gathered first
+
+static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
+    Range bucket = model_bucket(p->model, i);
+    void *values = engine_buffer(p->engine, buffer, bucket.begin);
+    TRY(p->api->all_gather(p->transport, values, element_bytes, bucket, e));
+    p->work[i] = p->api->started(p->transport);
+    return 0;
+}
+
+// Each bucket is updated while the gradients of later buckets are in transfer.
+static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
+    for (int i = 0; i < p->buckets; i++) TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(p->api->wait_for(p->transport, p->work[i], e));
+        TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
+    }
+    return 0;
+}
+
+static int send_until(Parallel *p, int end, Error *e) {
+    for (; p->sent < end; p->sent++) TRY(gather(p, p->sent, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e));
+    return 0;
+}
+
+int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->buckets, e); }
+
+int parallel_drain(Parallel *p, Error *e) {
+    if (!p->transport) return 0;
+    TRY(p->api->finish(p->transport, e));
+    return comm_barrier(p->comm, e);
+}
+
+// The engine's callback: it reads weights of the range soon.
+static int send_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    return range.begin == range.end ? 0 : send_until(p, model_bucket_at(p->model, range.end - 1) + 1, e);
+}
+
+// The engine's callback: it reads them next.
+static int await_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    if (range.begin == range.end) return 0;
+    int last = model_bucket_at(p->model, range.end - 1);
+    if (last < p->arrived) return 0;
+    TRY(send_until(p, last + 1, e));
+    TRY(p->api->wait_for(p->transport, p->work[last], e));
+    p->arrived = last + 1;
+    return 0;
+}
+
+// The first weights of the next forward pass are in transfer while the later ones are updated.
+static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
+    const WeightsWatch watch = {send_weights, await_weights, p};
+    p->sent = p->arrived = 0;
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(engine_update(p->engine, p->owned[i], update, e));
+        if (i < 2) TRY(send_until(p, i + 1, e));
+    }
+    engine_watch_weights(p->engine, &watch);
+    return 0;
+}
+
+int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
+    if (!p->buckets) return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
+    return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
+}
+
+// One message: loss, stop, |s_r|^2, and the examples' squared norms by tensor.
+int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
+    enum { LOSS, STOP, RANK_SQ, EXAMPLE_SQ };
+    StepResult *result = sums->result;
+    int tensors = p->model->tensor_count, count = EXAMPLE_SQ + tensors;
+    double *values;
+    TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
+    values[LOSS] = result->loss_sum;
+    values[STOP] = sums->stop;
+    values[RANK_SQ] = 0;
+    for (int i = 0; i < tensors; i++) {
+        values[RANK_SQ] += result->rank_sq[i];
+        values[EXAMPLE_SQ + i] = result->example_sq[i];
+    }
+    int code = comm_sum(p->comm, values, count, e);
+    result->loss_sum = values[LOSS];
+    sums->stop = values[STOP] > 0;
+    sums->rank_sq = values[RANK_SQ];
+    memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
+    memory_free(values);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Replicas
+
+static int gather_hashes(Parallel *p, Range range, uint64_t *hashes, Error *e) {
+    uint64_t mine;
+    TRY(engine_hash(p->engine, range, &mine, e));
+    return comm_gather(p->comm, &mine, hashes, sizeof mine, e);
+}
+
+static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
+    int count = 0;
+    for (int r = 0; r < ranks; r++) count += hashes[r] == hash;
+    return count;
+}
+
+static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
+
+// The ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
+static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
+    int with = 0; // a rank of the majority
+    while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
+    size_t used = 0;
+    for (int r = 0; r < ranks && used < bytes; r++)
+        if (with == ranks || hashes[r] != hashes[with]) {
+            used += (size_t)snprintf(out + used, bytes - used, "%s", used ? ", " : "");
+            if (used < bytes) used += (size_t)comm_name(out + used, bytes - used, r, hosts);
+        }
+}
+
+// The hashes of all weights differ: finds the first tensor.
+static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
+    const Model *model = p->model;
+    char strays[512], (*hosts)[COMM_HOST];
+    const Tensor *t = model->tensors;
+    int ranks = p->comm->ranks;
+    TRY(comm_hosts(p->comm, &hosts, e));
+    name_strays(hashes, hosts, ranks, strays, sizeof strays);
+    memory_free(hosts);
+    for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding after it
+        TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
+        if (!all_same(hashes, ranks)) break;
+    }
+    comm_settle(p->comm); // on all ranks alike
+    return FAIL(
+        e, ERR_RANK,
+        "suspect faulty memory or a faulty GPU on those machines. The same command resumes from the newest checkpoint",
+        "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
+}
+
+int parallel_compare(Parallel *p, Error *e) {
+    uint64_t *hashes; // (ranks)
+    if (!p->buckets) return 0;
+    TRY(memory_alloc((void **)&hashes, sizeof *hashes * (size_t)p->comm->ranks, "the ranks' hashes", e));
+    int code = gather_hashes(p, (Range){0, p->model->flat_count}, hashes, e);
+    if (!code && !all_same(hashes, p->comm->ranks)) code = fail_strays(p, hashes, e);
+    memory_free(hashes);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The state as a whole
+
+// Rank 0's requests to the others.
+enum { REQUEST_END = -1, REQUEST_WAIT = -2 }; // the last one; keep waiting
+typedef struct {
+    int64_t kind; // of state, or one of these
+    Range range;
+    int64_t place; // of the range's begin in the shared copy, floats; -1: elsewhere, the others send their parts
+} Request;
+
+static int request(Parallel *p, const Request *q, Error *e) {
+    Request sent = *q;
+    return comm_broadcast(p->comm, &sent, sizeof sent, e);
+}
+
+// True if each rank has only its part of this array. (Working weights are everywhere. Where these are a rounded copy, the
+// master weights, STATE_PARAM, are sharded like the moments.)
+static bool is_sharded(const Parallel *p, StateKind kind) {
+    if (kind == STATE_GRAD) return p->shard_grads;
+    return p->config.zero != ZERO_0 && p->buckets;
+}
+
+bool parallel_stores_alone(const Parallel *p) { return !is_sharded(p, STATE_PARAM); }
+
+int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e) {
+    *memory = NULL;
+    if (parallel_stores_alone(p)) return 0;
+    TRY(shared_memory_create(&p->copy, p->comm, (size_t)arrays * stride * sizeof(float), e));
+    if (p->comm->rank == 0) {
+        *memory = p->copy.memory;
+        return 0;
+    }
+    for (int k = 0; k < arrays && p->copy.memory; k++)
+        for (int i = 0; i < p->buckets; i++) {
+            Range part = p->owned[i];
+            shared_memory_touch(&p->copy, ((size_t)k * stride + part.begin) * sizeof(float), range_float_bytes(part));
+        }
+    return 0;
+}
+
+// Offset of an address in the shared copy; -1: it is elsewhere.
+static int64_t place_of(const Parallel *p, const float *values) {
+    const float *copy = p->copy.memory;
+    return copy && values >= copy && values < copy + p->copy.bytes / sizeof *copy ? values - copy : -1;
+}
+
+static Range part_of(const Parallel *p, Range range, int bucket, int rank) {
+    return range_overlap(range, transport_part(model_bucket(p->model, bucket), rank, p->comm->ranks));
+}
+
+// Stores this rank's parts at their places among the values of the range.
+static int store_parts(Parallel *p, const Request *q, float *values, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = part_of(p, q->range, i, p->comm->rank);
+        if (part.begin < part.end)
+            TRY(engine_store(p->engine, (StateKind)q->kind, part, values + (part.begin - q->range.begin), e));
+    }
+    return 0;
+}
+
+// Receives the parts of rank r, which sends them in the same order.
+static int take_parts(Parallel *p, const Request *q, int r, float *values, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = part_of(p, q->range, i, r);
+        if (part.begin < part.end)
+            TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin), range_float_bytes(part), e));
+    }
+    return 0;
+}
+
+static int send_parts(Parallel *p, const Request *q, Error *e) {
+    for (int i = 0; i < p->buckets; i++) {
+        Range part = part_of(p, q->range, i, p->comm->rank);
+        if (part.begin == part.end) continue;
+        float *values;
+        size_t bytes = range_float_bytes(part);
+        TRY(memory_alloc((void **)&values, bytes, "state for rank 0", e));
+        int code = engine_store(p->engine, (StateKind)q->kind, part, values, e);
+        if (!code) code = comm_send(p->comm, 0, values, bytes, e);
+        memory_free(values);
+        TRY(code);
+    }
+    return 0;
+}
+
+// Stores this rank's parts into the shared copy and reports it, or sends them.
+static int give_parts(Parallel *p, const Request *q, Error *e) {
+    char done = 1;
+    if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
+    TRY(store_parts(p, q, (float *)p->copy.memory + q->place, e));
+    return comm_send(p->comm, 0, &done, sizeof done, e);
+}
+
+static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
+    char done;
+    for (int r = 1; r < p->comm->ranks; r++)
+        if (q->place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
+        else TRY(take_parts(p, q, r, values, e));
+    return 0;
+}
+
+// Receives what the others send even if rank 0's own store fails: the next store must not receive it.
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
+    if (!is_sharded(p, kind)) return engine_store(p->engine, kind, range, values, e);
+    const Request q = {kind, range, place_of(p, values)};
+    Error ignored = {0};
+    TRY(request(p, &q, e));
+    int code = store_parts(p, &q, values, e), taken = take_all(p, &q, values, code ? &ignored : e);
+    return code ? code : taken;
+}
+
+int parallel_serve_end(Parallel *p, Error *e) {
+    TRY(request(p, &(Request){.kind = REQUEST_END}, e));
+    return comm_barrier(p->comm, e);
+}
+
+void parallel_beat(void *parallel) {
+    Parallel *p = parallel;
+    Request q = {.kind = REQUEST_WAIT};
+    comm_put_off(p->comm, &q, sizeof q);
+}
+
+int parallel_serve(Parallel *p, Error *e) {
+    for (;;) {
+        Request q;
+        TRY(comm_broadcast(p->comm, &q, sizeof q, e));
+        if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
+        if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
+    }
+}

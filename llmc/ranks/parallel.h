@@ -1,0 +1,122 @@
+// parallel: data parallelism: a step over several ranks, and the same plainly for one.
+//
+//   1. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
+//   2. The flat array comes in buckets (model_bucket), the embeddings and a block each. The backward pass completes them
+//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part); rank r owns
+//      part r of every bucket.
+//   3. When a bucket is final on a rank its reduction starts, while the backward pass computes the blocks before it. The
+//      engine chooses the moment. Each rank takes the norms of what it owns; their sums by tensor are the batch's.
+//   4. All ranks start the same transfers in the same order, also a rank without rows, and one that only evaluates.
+//   5. The order of summation follows --reduce, never --zero: every stage reduces the same buckets in the same order and
+//      takes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up its
+//      micro-steps, and the ranks' sums are added once, in the last micro-step.
+//
+// --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
+//   0  every rank gets all gradients and updates all weights: moments everywhere
+//   1  every rank updates what it owns; the weights are gathered while the next forward pass begins. Moments, and what
+//      else only the update needs, are kept for the owned ranges alone
+//   2  gradients too: those of a micro-step are kept for two blocks and the embeddings; the owned part is collected after
+//      the reduction
+// A rank's sum over several micro-steps is as large as the model. So while steps may have several, stage 2 shards
+// gradients only with --reduce micro-step, another order of summation: the sums over ranks are added over micro-steps. It
+// transfers M times as much for M micro-steps, beside M backward passes.
+#ifndef GNS_PARALLEL_H
+#define GNS_PARALLEL_H
+
+#include "ranks/comm.h"
+#include "model/engine.h"
+#include "ranks/shared_memory.h"
+#include "ranks/transport.h"
+
+typedef struct {
+    int64_t first, count; // rows
+} Share;
+Share parallel_share(int64_t rows, int rank, int ranks);
+
+typedef struct {
+    ZeroStage zero;
+    ReduceCadence reduce;
+    int micro_batch;   // rows of a micro-step, at most
+    int64_t batch_max; // rows of a step over all ranks, at most
+    const TransportApi *transport;
+} ParallelConfig;
+
+typedef struct {
+    Comm *comm;
+    const Model *model;
+    ParallelConfig config;
+    bool shard_grads;
+    int buckets;    // 0: one rank
+    Range *owned;   // (buckets) this rank's parts, in ascending order
+    Engine *engine; // from parallel_start on
+    const TransportApi *api;
+    Transport *transport; // NULL: one rank
+    bool rank_norms;      // of this step
+    bool first;           // this micro-step, or the last one, is the first of its step
+    bool made_any;        // this rank has computed gradients of rows in this step
+    int unreduced;        // the reduction of buckets [0, unreduced) has not started in this micro-step
+    int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
+    int64_t *work;        // (buckets) number of the transfer of each
+    SharedMemory copy;    // parallel_share_copy's
+    int sent, arrived;    // of the new weights, buckets whose transfer has started, and has ended for the engine
+} Parallel;
+
+// Buckets and parts, for rank comm->rank of comm->ranks. No communication.
+int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
+void parallel_destroy(Parallel *p);
+
+// Writes into *config what an engine of this rank keeps.
+void parallel_shard(const Parallel *p, EngineConfig *config);
+
+int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
+
+// Micro-steps of every rank for a step of `rows` rows: as many as the largest share needs. A rank without rows left takes
+// part with n = 0.
+int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
+
+// A step: begin_step; micro-steps over this rank's rows (see EngineApi), which says which is the last; norms; update.
+// rank_norms: measure |sum of this rank's gradients| too.
+int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
+int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
+
+int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
+int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
+
+// New weights are gathered during the next forward pass. Where something else comes before it, which may be one rank's
+// alone, all ranks start the transfers that have not started.
+int parallel_send_weights(Parallel *p, Error *e);
+
+// After an error that all ranks know (settled): returns when no transfer is in flight on any rank, so that each rank may
+// end in its own time.
+int parallel_drain(Parallel *p, Error *e);
+
+// The step's numbers over all ranks: at any time after the norms.
+typedef struct {
+    StepResult *result; // of engine_result; summed over the ranks, but for grad_sq, which is the whole batch's already
+    double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
+                        // all micro-steps of all ranks
+    bool stop;          // in: asked of this rank; out: of any
+} StepSums;
+int parallel_sums(Parallel *p, StepSums *sums, Error *e);
+
+// 0 if all ranks have the same weights, to the bit. They start with the same and make the same updates, so only a faulty
+// machine changes that. ERR_RANK, settled, names the ranks that differ and the first tensor.
+int parallel_compare(Parallel *p, Error *e);
+
+// The engine's state as a whole: engine_store for rank 0, while the others call parallel_serve. Rank 0 may store any
+// ranges in any order, and work alone in between, until it calls parallel_serve_end.
+int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
+bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
+int parallel_serve_end(Parallel *p, Error *e); // on rank 0
+int parallel_serve(Parallel *p, Error *e);     // on the others
+
+// While the others serve, their deadline is for one piece of rank 0's work: rank 0 calls this after each piece, from the
+// thread that talks to them. It restarts their deadline, at most twice a second. A Pulse's beat.
+void parallel_beat(void *parallel);
+
+// Memory on rank 0 for whole arrays of state, which begin `stride` floats apart. Ranks of its machine write their parts
+// there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
+// *memory: NULL on the others, and where nothing is sharded or the memory cannot be had.
+int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
+
+#endif

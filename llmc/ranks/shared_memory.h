@@ -1,0 +1,21 @@
+// shared_memory: memory of rank 0 that the ranks of its machine map too, so that their parts of a checkpoint need not be
+// sent. Without it training would stand still several times as long for a save (dev/RESULTS.md).
+#ifndef GNS_SHARED_MEMORY_H
+#define GNS_SHARED_MEMORY_H
+
+#include "ranks/comm.h"
+
+typedef struct {
+    void *memory; // zeros at first, begins at a page; NULL: this rank does not share it
+    size_t bytes;
+    bool *shared_by; // (ranks): which ranks share it; none, where rank 0 does not
+} SharedMemory;
+
+// All ranks together. A rank that cannot share it (another machine, another container) is no error.
+int shared_memory_create(SharedMemory *s, Comm *comm, size_t bytes, Error *e);
+void shared_memory_destroy(SharedMemory *s); // of zeros is fine
+
+// Reads every page of [at, at + bytes): a process's first use of a page takes longer than later ones.
+void shared_memory_touch(const SharedMemory *s, size_t at, size_t bytes);
+
+#endif

@@ -1,0 +1,80 @@
+// transport: how gradients and weights travel between ranks, in the engine's own memory. A transport is a struct of
+// functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
+// transport_nccl.cu (NCCL on a stream of its own) for the CUDA engine.
+//
+// A bucket is a range of the flat arrays, cut into one part a rank (transport_part).
+//   1. Calls start a transfer and return. A transfer starts after all work that the engine queued before the call.
+//   2. wait_for makes the engine's later work wait for the first transfers.
+//   3. All ranks start the same transfers in the same order.
+//   4. Sums are taken in a fixed order: same bits, run after run.
+#ifndef GNS_TRANSPORT_H
+#define GNS_TRANSPORT_H
+
+#include "model/model.h"
+#include "model/modes.h"
+#include "ranks/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The state of a transport. Each transport completes this type for itself.
+typedef struct Transport Transport;
+
+#define TRANSPORT_WORK "exchange of gradients and weights" // the watchdog's name for it
+
+enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
+
+// Part r of a bucket cut for `ranks`. All parts are equal but the last, which takes the remainder too.
+static inline Range transport_part(Range bucket, int r, int ranks) {
+    size_t each = range_length(bucket) / (size_t)ranks / PART_UNIT * PART_UNIT;
+    size_t begin = bucket.begin + (size_t)r * each;
+    return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
+}
+
+// Device memory, bytes: what NCCL takes for itself, some of it with the first transfer only (plan/memory.c has the
+// measurement, with NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may take more), and the buffer of rounded
+// gradients.
+#define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
+static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
+    return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
+}
+
+typedef struct {
+    // Chooses this rank's device, by its number on this machine, before the engine is created. All ranks together; an
+    // error is settled. ERR_NO_GPU where a rank has no GPU that it can use, or two have the same. NULL: nothing to choose.
+    int (*device)(Comm *comm, Error *e);
+
+    // largest: elements of the largest bucket, for which it takes memory. stream: engine_stream's. All ranks together.
+    int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
+    void (*destroy)(Transport *t);
+
+    // values: the bucket's gradients on this rank. The sum over ranks of this rank's part is written to its place.
+    int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
+
+    // values: the bucket's elements, of which this rank's part is right; after it, all of them.
+    int (*all_gather)(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e);
+
+    // values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
+    int (*sum)(Transport *t, double *values, int count, Error *e);
+
+    // The number of transfers started so far; waiting for the first `transfers` of them.
+    int64_t (*started)(const Transport *t);
+    int (*wait_for)(Transport *t, int64_t transfers, Error *e);
+
+    // Returns when every transfer is done on this rank; all ranks must have started the same.
+    int (*finish)(Transport *t, Error *e);
+} TransportApi;
+
+extern const TransportApi mpi_transport, nccl_transport;
+
+#ifdef GNS_MPI
+#    define TRANSPORT_OR_NULL(transport) &transport
+#else
+#    define TRANSPORT_OR_NULL(transport) NULL // a build for one process
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,169 @@
+// transport between CPU ranks: nonblocking MPI.
+#include "ranks/transport.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <string.h>
+
+#include "base/float16.h"
+#include "ranks/mpi_check.h"
+
+// One reduction or gathering under way.
+typedef struct {
+    MPI_Request request;
+    float *own;            // where this rank's part belongs; NULL for a gathering
+    size_t count;          // elements of it
+    int *counts, *places;  // (ranks) each: of the parts. MPI reads them until the end
+    void *sent, *received; // buffers: in bf16 both, in fp32 only `received`
+} Pending;
+
+struct Transport {
+    Comm *comm;
+    MPI_Comm mpi; // apart from the control messages
+    MPI_Op add_bf16;
+    WireType wire;
+    Pending *pending; // those under way, after pending_done that have ended
+    int pending_done, pending_count, pending_capacity;
+    int64_t ended; // transfers before all of `pending`
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// bf16. Sums are taken in fp32 and rounded again at every hop.
+
+static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
+    (void)type;
+    const uint16_t *x = in;
+    uint16_t *y = inout;
+    for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+    (void)stream; // host memory comes and goes with each work
+    if (largest > INT_MAX) {
+        comm_settle(comm);
+        return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
+                    "a block of this model has %zu elements, and between ranks MPI counts to %d", largest, INT_MAX);
+    }
+    TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
+    Transport *t = *out;
+    t->comm = comm;
+    t->wire = wire;
+    t->mpi = MPI_COMM_NULL;
+    t->add_bf16 = MPI_OP_NULL;
+    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // with its error handler
+    MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
+    return 0;
+}
+
+static void pending_free(Pending *p) {
+    memory_free(p->sent);
+    memory_free(p->received);
+    memory_free(p->counts);
+}
+
+// A place in the list of what is under way, with the bucket's parts.
+static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
+    int ranks = t->comm->ranks, *counts;
+    if (t->pending_count == t->pending_capacity) {
+        int capacity = t->pending_capacity ? 2 * t->pending_capacity : 16;
+        Pending *more;
+        TRY(memory_alloc_zero((void **)&more, sizeof(Pending) * (size_t)capacity, "transport", e));
+        if (t->pending) memcpy(more, t->pending, sizeof(Pending) * (size_t)t->pending_count);
+        memory_free(t->pending);
+        t->pending = more;
+        t->pending_capacity = capacity;
+    }
+    TRY(memory_alloc((void **)&counts, sizeof(int) * 2 * (size_t)ranks, "transport", e));
+    *out = &t->pending[t->pending_count++];
+    **out = (Pending){.request = MPI_REQUEST_NULL, .counts = counts, .places = counts + ranks};
+    for (int r = 0; r < ranks; r++) {
+        Range part = transport_part(bucket, r, ranks);
+        counts[r] = (int)range_length(part);
+        counts[ranks + r] = (int)(part.begin - bucket.begin);
+    }
+    return 0;
+}
+
+static Range own_part(const Transport *t, Range bucket) {
+    return transport_part(bucket, t->comm->rank, t->comm->ranks);
+}
+
+static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+    Range part = own_part(t, bucket);
+    size_t all = range_length(bucket);
+    Pending *p;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+    TRY(pending_add(t, bucket, &p, e));
+    p->own = values + (part.begin - bucket.begin);
+    p->count = range_length(part);
+    if (t->wire == WIRE_FP32) {
+        TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
+        MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, t->mpi, &p->request), e);
+        return 0;
+    }
+    TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
+    TRY(memory_alloc(&p->received, sizeof(uint16_t) * p->count, "sums of gradients", e));
+    for (size_t i = 0; i < all; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
+    MPI_TRY(MPI_Ireduce_scatter(p->sent, p->received, p->counts, MPI_UINT16_T, t->add_bf16, t->mpi, &p->request), e);
+    return 0;
+}
+
+static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+    assert(element_bytes == sizeof(float)), (void)element_bytes; // all that the CPU engine has
+    Pending *p;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+    TRY(pending_add(t, bucket, &p, e));
+    MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, p->counts, p->places, MPI_FLOAT, t->mpi, &p->request),
+            e);
+    return 0;
+}
+
+static int sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
+
+static void put_in_place(const Transport *t, const Pending *p) {
+    if (!p->own) return;
+    if (t->wire == WIRE_FP32) memcpy(p->own, p->received, sizeof(float) * p->count);
+    else
+        for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to_f32(((const uint16_t *)p->received)[i]);
+}
+
+static int64_t started(const Transport *t) { return t->ended + t->pending_count; }
+
+static int wait_for(Transport *t, int64_t transfers, Error *e) {
+    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
+    for (; t->pending_done < t->pending_count && t->ended + t->pending_done < transfers; t->pending_done++) {
+        Pending *p = &t->pending[t->pending_done];
+        MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        put_in_place(t, p);
+        pending_free(p);
+    }
+    if (t->pending_done < t->pending_count) return 0;
+    t->ended += t->pending_count;
+    t->pending_done = t->pending_count = 0;
+    return 0;
+}
+
+static int finish(Transport *t, Error *e) { return wait_for(t, started(t), e); }
+
+// The communicator ends with MPI. So does what is under way where one rank failed; where all end together, MPI would go on
+// with it while they say goodbye, in memory that is gone by then.
+static void destroy(Transport *t) {
+    Error ignored;
+    if (t->comm->settled) (void)finish(t, &ignored);
+    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
+    memory_free(t->pending);
+    memory_free(t);
+}
+
+const TransportApi mpi_transport = {
+    .create = create,
+    .destroy = destroy,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .sum = sum,
+    .started = started,
+    .wait_for = wait_for,
+    .finish = finish,
+};

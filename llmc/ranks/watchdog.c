@@ -1,0 +1,296 @@
+#define _POSIX_C_SOURCE 200809L
+#include "ranks/watchdog.h"
+
+#include "base/thread.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LOOK_MS = 100,      // between two looks at the clock
+    SECONDS_TO_END = 5, // that MPI may take to end the job; then this process exits by itself
+    SECONDS_BESIDE = 1  // that a report which accuses nobody leaves to those of other machines
+};
+static const double seconds_for_other_machines = 4; // their ranks began to wait at another moment (invariant 4)
+static const double seconds_claimed = SECONDS_BESIDE + SECONDS_TO_END + 1;
+static const double seconds_until_still = 1.5;  // without a heartbeat, at least,
+static const double share_of_wait_still = 0.75; // and for most of the wait: a busy machine may delay one for a moment
+
+struct WatchdogEntry {
+    atomic_int process; // process id; 0: not here
+    atomic_llong begun; // collectives
+    atomic_llong beat;  // microseconds of the machine's monotonic clock: the last heartbeat
+    atomic_llong claim; // likewise, on the line of this machine's first rank: the last report's begin
+};
+
+size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
+
+struct Watchdog {
+    WatchdogConfig config;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;
+    // Below: under the lock.
+    WatchdogPhase phase;
+    int64_t step;
+    double since; // seconds of the clock: the last progress
+    double looked;
+    const char *collective; // begun or waited for last
+    bool joined;
+    WatchdogDevice device;
+};
+
+static const char *const phase_names[PHASE_COUNT] = {"set-up", "step", "checkpoint"};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The report
+
+__attribute__((format(printf, 2, 3))) static void append(Error *e, const char *format, ...) {
+    size_t used = strlen(e->what);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->what + used, sizeof e->what - used, format, args);
+    va_end(args);
+}
+
+static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->config.rank]; }
+
+static long long microseconds(double seconds) { return (long long)(1e6 * seconds); }
+static double seconds_since(atomic_llong *moment, double now) { return now - 1e-6 * (double)atomic_load(moment); }
+
+static bool is_here(const Watchdog *w, int rank) { return atomic_load(&w->config.board[rank].process); }
+
+static bool is_still(const Watchdog *w, int rank, double now) {
+    double still = seconds_since(&w->config.board[rank].beat, now);
+    return is_here(w, rank) && still > fmax(seconds_until_still, share_of_wait_still * (now - w->since));
+}
+
+// What the board shows.
+typedef struct {
+    int here;              // ranks of this machine that have started
+    int missing;           // that have not, until the ranks have met
+    int still;             // without a heartbeat
+    long long first, last; // collectives begun, of the ranks that run
+    bool unsure;           // all of them run, and there are other machines (invariant 4)
+} View;
+
+static View look_around(const Watchdog *w, double now) {
+    View v = {.first = LLONG_MAX};
+    for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
+        if (!is_here(w, rank)) continue;
+        v.here++;
+        if (is_still(w, rank, now)) {
+            v.still++;
+            continue;
+        }
+        long long begun = atomic_load(&w->config.board[rank].begun);
+        if (begun < v.first) v.first = begun;
+        if (begun > v.last) v.last = begun;
+    }
+    if (!w->joined && v.here < w->config.here) v.missing = w->config.here - v.here;
+    v.unsure = w->config.board && v.here < w->config.ranks && !v.still && !v.missing;
+    return v;
+}
+
+// still: ranks without a heartbeat; else those at the earliest collective.
+static void name_ranks(const Watchdog *w, const View *v, double now, bool still, const char *what, Error *e) {
+    const char *host = w->config.host;
+    for (int rank = 0; rank < w->config.ranks; rank++) {
+        WatchdogEntry *entry = &w->config.board[rank];
+        if (!is_here(w, rank) || is_still(w, rank, now) != still) continue;
+        if (still || atomic_load(&entry->begun) == v->first)
+            append(e, "; rank %d (process %d%s%s)%s", rank, atomic_load(&entry->process), *host ? " on " : "", host,
+                   what);
+    }
+}
+
+// Before the ranks have met. Which ranks are missing is certain only where all are on this machine.
+static void name_missing(const Watchdog *w, const View *v, Error *e) {
+    if (w->config.here < w->config.ranks)
+        append(e, "; %d of this machine's %d ranks have not started", v->missing, w->config.here);
+    for (int rank = 0; rank < w->config.ranks && w->config.here == w->config.ranks; rank++)
+        if (!is_here(w, rank)) append(e, "; rank %d has not started", rank);
+}
+
+static void name_guilty(const Watchdog *w, const View *v, double now, Error *e) {
+    if (!w->config.board) return;
+    if (v->unsure)
+        append(e, "; this machine's %d rank%s run%s", v->here, v->here > 1 ? "s" : "", v->here > 1 ? "" : "s");
+    if (v->still) name_ranks(w, v, now, true, " is stopped or gone", e);
+    else if (v->first < v->last)
+        name_ranks(w, v, now, false, v->unsure ? " is at the earliest collective" : " keeps the others waiting", e);
+    if (v->unsure) append(e, ", collective number %lld: look at the other machines too", v->first);
+    if (v->missing) name_missing(w, v, e);
+}
+
+static void describe(const Watchdog *w, const View *v, double now, Error *e) {
+    static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
+    char where[96] = "set-up";
+    if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
+    FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, w->config.deadline[w->phase], options[w->phase]);
+    error_hint(e, "look for the rank that hangs%s; start the same command again%s",
+               v->unsure ? ", on the machine with the smallest number or without a report" : "",
+               w->phase == PHASE_CHECKPOINT ? ", or raise --deadline-checkpoint" : "");
+    if (w->collective) append(e, "; last collective: %s", w->collective);
+    name_guilty(w, v, now, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The thread
+
+static void on_alarm(int signal_number) {
+    (void)signal_number;
+    _exit(ERR_RANK);
+}
+
+static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
+    error_print_on(e, w->config.rank, w->config.ranks, w->config.host);
+    signal(SIGALRM, on_alarm);
+    alarm((unsigned)(seconds_before + SECONDS_TO_END));
+    sleep((unsigned)seconds_before);
+    if (w->device.abort) w->device.abort(w->device.context);
+    w->config.end(e->code);
+}
+
+// True for one rank of the machine. If it does not end the job in time, another may claim the report.
+static bool claim_report(const Watchdog *w, double now) {
+    int first = 0;
+    if (!w->config.board) return true;
+    while (!is_here(w, first)) first++;
+    atomic_llong *claim = &w->config.board[first].claim;
+    long long before = atomic_load(claim);
+    return now - 1e-6 * (double)before > seconds_claimed &&
+           atomic_compare_exchange_strong(claim, &before, microseconds(now));
+}
+
+static void sleep_until_next_look(Watchdog *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(&w->changed, &w->lock, &until);
+}
+
+static void look(Watchdog *w) {
+    Error e = {0};
+    double now = clock_seconds();
+    if (now - w->looked > seconds_until_still) w->since = now; // this process itself was stopped
+    w->looked = now;
+    if (w->config.board) atomic_store(&own_entry(w)->beat, microseconds(now));
+    if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
+    double over = now - w->since - w->config.deadline[w->phase];
+    if (over < 0) return;
+    View view = look_around(w, now);
+    if (over < (view.unsure ? seconds_for_other_machines : 0) || !claim_report(w, now)) return;
+    describe(w, &view, now, &e);
+    end_job(w, &e, view.unsure ? SECONDS_BESIDE : 0);
+}
+
+static void *watch(void *context) {
+    Watchdog *w = context;
+    pthread_mutex_lock(&w->lock);
+    while (!w->done) {
+        sleep_until_next_look(w);
+        if (!w->done) look(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+// Overwrites what an earlier run of the same name may have left on the board.
+static void enter(Watchdog *w) {
+    if (!w->config.board) return;
+    atomic_store(&own_entry(w)->begun, 0);
+    atomic_store(&own_entry(w)->claim, 0);
+    atomic_store(&own_entry(w)->beat, microseconds(w->looked));
+    atomic_store(&own_entry(w)->process, (int)getpid());
+}
+
+int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof(Watchdog), "watchdog", e));
+    Watchdog *w = *out;
+    pthread_condattr_t attributes;
+    w->config = *config;
+    w->since = w->looked = clock_seconds();
+    enter(w);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    int code = thread_start(&w->thread, watch, w, "the watchdog", e);
+    if (code) {
+        memory_free(w);
+        *out = NULL;
+    }
+    return code;
+}
+
+void watchdog_destroy(Watchdog *w) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->done = true;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    memory_free(w);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From the main thread
+
+void watchdog_join(Watchdog *w, int rank, int ranks) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    if (rank != w->config.rank || ranks != w->config.ranks) w->config.board = NULL; // the launcher was wrong
+    w->config.rank = rank;
+    w->config.ranks = ranks;
+    w->joined = true;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->phase = phase;
+    w->step = step;
+    w->since = clock_seconds();
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_progress(Watchdog *w) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->since = clock_seconds();
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void note(Watchdog *w, const char *what, int begun) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->collective = what;
+    w->since = clock_seconds();
+    if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, begun);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_begin(Watchdog *w, const char *collective) { note(w, collective, 1); }
+void watchdog_wait(Watchdog *w, const char *what) { note(w, what, 0); }
+
+void watchdog_device(Watchdog *w, const WatchdogDevice *device) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->device = device ? *device : (WatchdogDevice){0};
+    pthread_mutex_unlock(&w->lock);
+}

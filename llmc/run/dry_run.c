@@ -1,0 +1,73 @@
+// --dry-run: makes the plan of the run that the options ask for.
+#define _POSIX_C_SOURCE 200809L
+#include "base/files.h"
+#include "plan/plan.h"
+#include "run/run.h"
+
+#include <stdlib.h>
+
+// Cuts the path to the part that exists, where the run directory will be made.
+static void existing_part(char *path) {
+    while (!directory_exists(path)) {
+        char *slash = strrchr(path, '/');
+        if (!slash) strcpy(path, ".");
+        else if (slash == path) path[1] = 0;
+        else *slash = 0;
+    }
+}
+
+// Rank 0's share of what `ranks` ranks keep; no rank is started.
+static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
+    Comm comm = {.ranks = ranks, .local_ranks = 1};
+    TRY(setup_shards(setup, position, &comm, e));
+    setup->parallel.comm = NULL; // which ends here
+    return 0;
+}
+
+// Rows of a validation; 0: none.
+static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
+    int64_t rows = (o->val_tokens + T - 1) / T;
+    if (!o->val[0]) return 0;
+    return val && (int64_t)dataset_windows(val) < rows ? (int64_t)dataset_windows(val) : rows;
+}
+
+int run_dry(Run *r, Error *e) {
+    Setup *setup = &r->setup;
+    const Options *o = &setup->options;
+    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
+    int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
+    EngineDevice here;
+    Error unknown;
+    char disk[ARCHIVE_PATH];
+    uint64_t free_bytes;
+    TRY(setup_sampling(setup, e));
+    if (o->train[0]) TRY(setup_data(r, e));
+    if (ramp) TRY(setup_schedule(setup, &r->position, e));
+    setup->engine_api->device(&setup->shape, true, &here);
+    bool cpu = here.flops > 0;
+    if (o->tune && !o->device[0] && cpu) // the run would be refused
+        return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
+                    "--tune is for GPUs, and this is a plan for %s", here.name);
+    TRY(plan_ownership(setup, &r->position, ranks, e));
+    snprintf(disk, sizeof disk, "%s", o->out);
+    existing_part(disk);
+    bool copies = may_save_aside(setup, &r->position);
+    Plan plan = {
+        .options = o,
+        .engine = setup->engine_api,
+        .shape = setup->shape,
+        .estimate_memory = o->device[0] && cpu,
+        .ranks = ranks,
+        .ramp = ramp,
+        .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
+        .val_rows = val_rows(o, r->data.val, T),
+        .train_tokens = r->data.train ? (double)dataset_windows(r->data.train) * T : 0,
+        .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
+        .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
+        .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
+        .disk = disk,
+    };
+    TRY(plan_device(&plan.device, o->device, &here, 1e9 * o->link, e));
+    plan_print(stdout, &plan);
+    return 0;
+}

@@ -1,0 +1,154 @@
+// Evaluation: the loss on validation rows and HellaSwag's questions, in training and alone (--eval-only).
+#include "run/run.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loss
+
+// Rows [done, done + n) of `rows` windows spread evenly over the validation set.
+static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, int n, int64_t rows, Error *e) {
+    uint64_t windows = dataset_windows(data->val);
+    for (int i = 0; i < n; i++) {
+        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
+        TRY(dataset_rows_sequential(data->val, window, 1, data->rows + (size_t)i * ((size_t)setup->shape.seq_len + 1),
+                                    e));
+    }
+    return 0;
+}
+
+// Bytes of the text that a row's targets stand for; <|endoftext|> stands between texts and for none.
+static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
+    double sum = 0;
+    for (int t = 1; t <= T; t++) {
+        size_t bytes;
+        tokenizer_decode(tokenizer, row[t], &bytes);
+        if (row[t] != tokenizer_eot(tokenizer)) sum += (double)bytes;
+    }
+    return sum;
+}
+
+int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Evaluation *out, Error *e) {
+    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
+    int64_t windows = (int64_t)dataset_windows(data->val);
+    if (rows > windows) rows = windows;
+    double sums[2] = {0}; // of losses, of bytes
+    Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
+    for (int64_t done = 0; done < share.count;) {
+        int n = (int)(share.count - done < setup->shape.micro_batch ? share.count - done : setup->shape.micro_batch);
+        TRY(read_val_rows(setup, data, share.first + done, n, rows, e));
+        TRY(engine_eval(setup->engine, data->rows, n, (int)T, data->losses, e));
+        for (int64_t i = 0; i < n * T; i++) sums[0] += data->losses[i];
+        for (int i = 0; i < n && setup->tokenizer; i++)
+            sums[1] += target_bytes(setup->tokenizer, data->rows + i * (T + 1), (int)T);
+        comm_progress(setup->comm);
+        done += n;
+    }
+    TRY(comm_sum(setup->comm, sums, 2, e));
+    *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sums[0] / (double)(rows * T), .bytes = sums[1]};
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// HellaSwag
+
+// sum: (share.count), of the rows that are this rank's.
+static int sum_endings(const Setup *setup, const RunData *data, Share share, double *sum, Error *e) {
+    int width = hellaswag_describe(data->hellaswag).width;
+    int first = (int)share.first, end = (int)(share.first + share.count);
+    for (int n; first < end; first += n) {
+        n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
+        hellaswag_rows(data->hellaswag, first, n, data->rows);
+        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
+        hellaswag_sums(data->hellaswag, first, n, data->losses, sum + (first - share.first));
+        comm_progress(setup->comm);
+    }
+    return 0;
+}
+
+// sum: (rows), on every rank. Each comes from one rank, so that the score does not depend on who did what.
+static int share_endings(const Setup *setup, const RunData *data, int rows, double *sum, Error *e) {
+    int ranks = setup->comm->ranks;
+    size_t most = (size_t)parallel_share(rows, 0, ranks).count; // the others have as many, or one less
+    double *shares;                                             // (1 + ranks, most): this rank's, then everybody's
+    TRY(memory_alloc_zero((void **)&shares, (1 + (size_t)ranks) * most * sizeof *shares, "HellaSwag's scores", e));
+    int code = sum_endings(setup, data, parallel_share(rows, setup->comm->rank, ranks), shares, e);
+    if (!code) code = comm_gather(setup->comm, shares, shares + most, most * sizeof *shares, e);
+    for (int k = 0; !code && k < ranks; k++) {
+        Share share = parallel_share(rows, k, ranks);
+        memcpy(sum + share.first, shares + (1 + (size_t)k) * most, (size_t)share.count * sizeof *sum);
+    }
+    memory_free(shares);
+    return code;
+}
+
+int evaluate_hellaswag(const Setup *setup, const RunData *data, HellaSwagScore *score, Error *e) {
+    int rows = hellaswag_describe(data->hellaswag).rows;
+    double *sum;
+    TRY(memory_alloc((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
+    int code = share_endings(setup, data, rows, sum, e);
+    for (int i = 0; i < rows && !code; i++) {
+        if (isfinite(sum[i])) continue;
+        comm_settle(setup->comm); // all ranks have the same sums
+        code = FAIL(e, ERR_NONFINITE, "see whether --check finds fault with the model",
+                    "the loss on the questions of %s is not finite", setup->options.hellaswag);
+    }
+    if (!code) *score = hellaswag_score(data->hellaswag, sum);
+    memory_free(sum);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --eval-only
+
+static int print_loss(const Setup *setup, const RunData *data, Error *e) {
+    const Options *o = &setup->options;
+    Evaluation v;
+    int64_t windows = (int64_t)dataset_windows(data->val);
+    TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
+    if (!isfinite(v.loss)) {
+        comm_settle(setup->comm); // all ranks have the same sum
+        return FAIL(e, ERR_NONFINITE, "see whether --check finds fault with it",
+                    "the loss of --model %s on %s is not finite", o->model, o->val);
+    }
+    if (!is_first(setup)) return 0;
+    printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
+           (long long)windows);
+    printf("  loss        %10.6f  nats a token\n", v.loss);
+    printf("  perplexity  %10.4f\n", exp(v.loss));
+    if (v.bytes > 0)
+        printf("  bits a byte %10.6f  at %.3f bytes a token\n", v.loss * (double)v.tokens / log(2.0) / v.bytes,
+               v.bytes / (double)v.tokens);
+    return 0;
+}
+
+// The standard error of a share of n yes and no.
+static double share_error(double share, int n) { return n > 1 ? sqrt(share * (1 - share) / (n - 1)) : NAN; }
+
+static int print_hellaswag(const Setup *setup, const RunData *data, Error *e) {
+    HellaSwagScore score;
+    TRY(evaluate_hellaswag(setup, data, &score, e));
+    if (!is_first(setup)) return 0;
+    double acc = (double)score.correct / score.questions, norm = (double)score.correct_norm / score.questions;
+    printf("hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
+    printf("  acc         %10.6f  +- %.4f\n", acc, share_error(acc, score.questions));
+    printf("  acc_norm    %10.6f  +- %.4f  by mean loss\n", norm, share_error(norm, score.questions));
+    return 0;
+}
+
+static int setup_evaluation(Run *r, Error *e) {
+    TRY(setup_data(r, e));
+    TRY(setup_rows(&r->setup, &r->data, e));
+    return setup_engine(r, e);
+}
+
+int evaluate_model(Run *r, Error *e) {
+    TRY(setup_device(&r->setup, e));
+    TRY(comm_agree(r->setup.comm, setup_evaluation(r, e), e));
+    TRY(setup_same_data(&r->setup, &r->data, e));
+    comm_phase(r->setup.comm, PHASE_STEP, 0);
+    if (is_first(&r->setup)) {
+        printf("--model %s\n", r->setup.options.model);
+        say_setup(r);
+    }
+    if (r->data.val) TRY(print_loss(&r->setup, &r->data, e));
+    return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, e) : 0;
+}

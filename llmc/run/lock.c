@@ -1,0 +1,69 @@
+#define _DEFAULT_SOURCE // flock, gethostname
+#include "run/lock.h"
+
+#include "base/files.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+enum { HOST_BYTES = 256, HOLDER_BYTES = 512 };
+
+// When a process of this machine started: the 22nd word of its stat (proc(5)), of which the second may hold anything.
+static bool start_of_process(long process, unsigned long long *ticks) {
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%ld/stat", process);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    const char *at = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    fclose(f);
+    for (int word = 3; at && word <= 22; word++) at = strchr(at + 1, ' ');
+    return at && sscanf(at, "%llu", ticks) == 1;
+}
+
+// What tells a process from all others, as written_by has it. False where there is no such process here.
+static bool describe_process(long process, char out[HOLDER_BYTES]) {
+    char host[HOST_BYTES] = "", boot[64] = "";
+    unsigned long long start;
+    if (!start_of_process(process, &start) || gethostname(host, sizeof host - 1) != 0) return false;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f && !fgets(boot, sizeof boot, f)) boot[0] = 0;
+    if (f) fclose(f);
+    boot[strcspn(boot, "\n")] = 0;
+    snprintf(out, HOLDER_BYTES, "%s %ld %llu %s\n", host, process, start, boot);
+    return true;
+}
+
+// Who holds the lock, as far as can be told: it may not have come so far as to write that.
+static int locked_by(const char *path, const char *holder_path, bool *may_go, Error *e) {
+    char *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
+    size_t bytes;
+    long process;
+    *may_go = true;
+    if (file_read(holder_path, HOLDER_BYTES, &text, &bytes, &(Error){0}) == 0) {
+        if (sscanf(text, "%255s %ld", host, &process) == 2) {
+            *may_go = !describe_process(process, now) || strcmp(text, now) != 0;
+            snprintf(who, sizeof who, "%s process %ld on %s", *may_go ? ": it was" : ":", process, host);
+        }
+        memory_free(text);
+    }
+    return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it%s", path,
+                who);
+}
+
+int run_lock_take(int fd, const char *path, const char *directory, bool *may_go, Error *e) {
+    char holder_path[PATH_MAX];
+    *may_go = false;
+    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
+    return locked_by(path, holder_path, may_go, e);
+}
+
+int run_lock_sign(const char *directory, Error *e) {
+    char holder_path[PATH_MAX], self[HOLDER_BYTES];
+    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
+    if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc: nobody can tell
+    return file_save(holder_path, self, strlen(self), NULL, e);
+}

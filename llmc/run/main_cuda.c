@@ -1,0 +1,7 @@
+// main of the CUDA trainer: the engine and the transport that the program runs on.
+#include "run/program.h"
+
+int main(int argc, char **argv) {
+    program_spin_briefly(argv);
+    return program_main(argc, argv, &cuda_engine, TRANSPORT_OR_NULL(nccl_transport));
+}

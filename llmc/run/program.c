@@ -1,0 +1,172 @@
+// From the command line to the exit code.
+#define _POSIX_C_SOURCE 200809L
+#include "run/program.h"
+
+#include "base/hash.h"
+#include "run/inspect.h"
+#include "run/run.h"
+#include "base/signals.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_complete(const Run *r) {
+    return r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens;
+}
+
+static int say_complete(const Run *r) {
+    const Options *o = &r->setup.options;
+    if (!is_first(&r->setup)) return 0;
+    printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
+           (long long)r->position.at.tokens);
+    if (o->steps) // of today's batch, which may not be that of the steps that are done
+        printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+               (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else printf("--train-tokens is %lld", (long long)o->train_tokens);
+    printf(". The model is in %s. --fresh starts over, a longer --%s goes on\n", r->saving.saved,
+           o->steps ? "steps" : "train-tokens");
+    return 0;
+}
+
+// Has every rank rows in every step? In the horizon's last one some may have none.
+static int check_shares(const Setup *setup, const Position *position, Error *e) {
+    const char *replayed = setup->options.run.ramp_replay;
+    int64_t rows = ramp_smallest(&position->ramp);
+    if (rows >= setup->comm->ranks) return 0;
+    FAIL(e, ERR_USAGE, NULL, "%s%sa batch of %lld rows has none for some of %d ranks", replayed ? replayed : "",
+         replayed ? ": " : "", (long long)rows, setup->comm->ranks);
+    if (replayed) return error_hint(e, "use mpirun -np %lld, or replay a run of larger batches", (long long)rows);
+    return error_hint(e, "use a larger %s, or mpirun -np %lld",
+                      setup->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
+}
+
+// What can be found out before anything is computed.
+static int setup_start(Run *r, Error *e) {
+    TRY(setup_sampling(&r->setup, e));
+    TRY(setup_schedule(&r->setup, &r->position, e));
+    TRY(check_shares(&r->setup, &r->position, e));
+    return setup_data(r, e);
+}
+
+static int setup_training(Run *r, Error *e) {
+    TRY(setup_buffers(r, e));
+    return setup_engine(r, e);
+}
+
+static int run_training(Run *r, Error *e) {
+    TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
+    TRY(setup_same_data(&r->setup, &r->data, e));
+    TRY(setup_resume(r, e));
+    if (is_complete(r)) return say_complete(r);
+    TRY(setup_device(&r->setup, e));
+    TRY(comm_agree(r->setup.comm, setup_training(r, e), e));
+    TRY(setup_tuning(r, e));
+    TRY(comm_agree(r->setup.comm, setup_output(r, e), e));
+    return train_run(r, e);
+}
+
+static int run_sampling(Run *r, Error *e) {
+    TRY(setup_sampling(&r->setup, e));
+    TRY(setup_engine(r, e));
+    return print_samples(r, e);
+}
+
+// A run of 8 ranks is one run: the same command line, the same program, the same data.
+static int check_same_options(const Setup *setup, Error *e) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) return FAIL(e, ERR_MEMORY, NULL, "out of memory: options as text");
+    options_write_json(f, &setup->options, 0);
+    fclose(f);
+    int code = comm_same(setup->comm, hash_bytes(HASH_START, text, bytes), ERR_USAGE, "other options",
+                         "start all ranks with one command line, and the same --config file", e);
+    free(text);
+    return code ? code : comm_same_build(setup->comm, e);
+}
+
+static int setup_options(Setup *setup, Error *e) {
+    Options *o = &setup->options;
+    if (o->help || o->version) return 0;
+    TRY(options_resolve(o, e));
+    if (setup->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
+        return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
+                    *o->check ? "--check" : "--sample-only", setup->comm->ranks);
+    if (is_first(setup)) fputs(o->notes, stderr);
+    return 0;
+}
+
+static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->dry_run || *o->check); }
+
+static int run_program(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    Error unread;
+    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv,
+                             &unread); // which says how long to wait for the others
+    CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
+    if (options_train(o)) signals_install(); // a request to stop may come while the ranks are still meeting
+    TRY(comm_create(r->setup.comm, &deadlines, e));
+    if (code) *e = unread;
+    else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
+    TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
+    TRY(check_same_options(&r->setup, e));
+    if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
+    if (options_train(o)) return run_training(r, e);
+    if (evaluates(o)) return evaluate_model(r, e);
+    if (!is_first(&r->setup)) return 0;
+    if (o->help) options_print_help(stdout, r->setup.argv[0]);
+    else if (o->version) printf("%s\n", version_text());
+    else if (*o->check) return inspect(o->check, stdout, e);
+    else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
+    return 0;
+}
+
+void program_spin_briefly(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    char program[PATH_MAX]; // by its path: started as /proc/self/exe it would be called "exe" in ps, and by killall
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
+    program[n] = 0;
+    execv(program, argv); // on failure: go on as we are
+}
+
+// What does not get into a file is missing there; a terminal or a reader that is gone misses nothing.
+static bool output_is_file(void) {
+    struct stat st;
+    return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
+    Error e = {0}, closing = {0};
+    bool nobody_listens = false; // should writing to standard output fail
+    Comm comm = {.ranks = 1, .local_ranks = 1};
+    Run *r;
+    int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
+    if (!code) {
+        r->setup.engine_api = engine;
+        r->setup.transport_api = transport;
+        r->setup.comm = &comm;
+        r->setup.argc = argc;
+        r->setup.argv = argv;
+        r->position.at.val_loss = NAN;
+        r->position.at.best.loss = INFINITY;
+        r->position.compared_step = -1;
+        code = run_program(r, &e);
+        if (code && r->output.metrics) progress_break(&r->output.progress);
+        e.code = code;
+        // An error of this rank's alone ends the job from here. What others say when this rank takes its end down would
+        // come first; and a save may still be under way.
+        if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
+        if (metrics_close(r->output.metrics, &closing) && !code) code = (e = closing).code;
+        nobody_listens = options_train(&r->setup.options) && !output_is_file();
+        run_destroy(r);
+        memory_free(r);
+    }
+    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !nobody_listens)
+        code = FAIL(&e, ERR_WRITE, "send it to a disk with free space", "standard output: %s", strerror(errno));
+    e.code = code;
+    return comm_finish(&comm, &e);
+}

@@ -1,0 +1,134 @@
+#include "run/sample.h"
+
+#include "math/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those below initialise tensors
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One token
+
+static int likeliest(const float *logits, int V) {
+    int best = 0;
+    for (int v = 1; v < V; v++)
+        if (logits[v] > logits[best]) best = v;
+    return best;
+}
+
+static int compare_descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+// Leaves the k largest logits, and of equal ones at the edge the first, and makes the others impossible.
+static void keep_top(float *logits, float *sorted, int V, int k) {
+    memcpy(sorted, logits, sizeof(float) * (size_t)V);
+    qsort(sorted, (size_t)V, sizeof(float), compare_descending);
+    float edge = sorted[k - 1];
+    int at_edge = 0; // how many of the k equal it
+    for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
+    for (int v = 0; v < V; v++)
+        if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
+}
+
+int sample_token(float *logits, float *scratch, int V, double temperature, int top_k, double u) {
+    int best = likeliest(logits, V);
+    if (temperature <= 0) return best;
+    if (top_k > 0 && top_k < V) keep_top(logits, scratch, V, top_k);
+    double max = logits[best], total = 0;
+    for (int v = 0; v < V; v++) total += exp((logits[v] - max) / temperature);
+    double left = u * total;
+    for (int v = 0; v < V; v++) {
+        left -= exp((logits[v] - max) / temperature);
+        if (left < 0) return v;
+    }
+    return best; // u = 1 - rounding
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A text
+
+typedef struct {
+    uint16_t *tokens; // the whole text
+    size_t count, capacity;
+    float *logits; // (2, V): logits, and room to sort them
+} Draft;
+
+static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
+
+// The prompt, or what stands at the beginning of a document: <|endoftext|>, or a newline where there is none.
+static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
+    int eot = tokenizer_eot(tokenizer);
+    const char *begin = has_prompt(config) ? config->prompt : "\n";
+    if (has_prompt(config) || eot < 0)
+        return tokenizer_encode(tokenizer, begin, strlen(begin), d->tokens, &d->count, e);
+    d->tokens[d->count++] = (uint16_t)eot;
+    return 0;
+}
+
+// Text only: a control byte drawn by a young model must not move the user's cursor.
+static void print_text(const char *text, size_t bytes, FILE *out) {
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+        fputc((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? '?' : c, out);
+    }
+}
+
+static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
+    size_t bytes;
+    const char *text = tokenizer_decode(tokenizer, token, &bytes);
+    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
+    print_text(text, bytes, out);
+}
+
+// Where the last `shown` bytes of the prompt begin, or the first character within them (UTF-8: of 4 bytes at most).
+static size_t first_shown(const char *prompt, size_t shown) {
+    size_t bytes = strlen(prompt), first = shown > 0 && shown < bytes ? bytes - shown : 0;
+    for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
+    return first;
+}
+
+static void show_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
+    const char *prompt = config->prompt;
+    size_t bytes = strlen(prompt), first = first_shown(prompt, config->shown);
+    if (first > 0) fputs("...", out);
+    print_text(prompt + first, bytes - first, out);
+    if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
+    fflush(out);
+}
+
+static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, const SampleConfig *config, double u,
+                        Error *e) {
+    size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
+    TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
+    int V = shape->model->config.vocab;
+    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config->temperature, config->top_k, u);
+    return 0;
+}
+
+int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
+                uint64_t stream, FILE *out, FILE *copy, Error *e) {
+    int code = 0;
+    Draft d = {0};
+    d.capacity = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
+    TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
+    TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
+    TRY_GOTO(draft_begin(&d, tokenizer, config, e));
+    if (has_prompt(config)) show_prompt(config, out, copy);
+    for (int i = 0; i < config->tokens; i++) {
+        double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
+        TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
+        print_token(tokenizer, d.tokens[d.count - 1], out);
+        if (copy) print_token(tokenizer, d.tokens[d.count - 1], copy);
+        fflush(out);
+        pulse_beat(config->pulse);
+    }
+    fputc('\n', out);
+done:
+    memory_free(d.logits);
+    memory_free(d.tokens);
+    return code;
+}

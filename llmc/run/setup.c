@@ -1,0 +1,389 @@
+#include "run/run.h"
+
+#include "checkpoint/checkpoint.h"
+#include "model/cuda_sizes.h"
+#include "plan/devices.h"
+#include "base/files.h"
+#include "base/hash.h"
+
+#include <omp.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: the model
+
+static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
+    const Options *o = &setup->options;
+    const char *settled = o->given[OPTION_layers]     ? "--layers"
+                          : o->given[OPTION_heads]    ? "--heads"
+                          : o->given[OPTION_channels] ? "--channels"
+                                                      : NULL;
+    if (settled) return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled, o->model);
+    TRY(checkpoint_read_config(setup->source, config, e));
+    if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
+        return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
+                    o->model, config->vocab);
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to what the model can see
+    if (o->seq_len > config->context && !shorten)
+        return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
+                    (long long)o->seq_len, o->model, config->context);
+    return 0;
+}
+
+// Elsewhere such a name stands for OpenAI's weights, here a preset for a shape: say how to get the former.
+static int hint_presets(const char *model, Error *e) {
+    static const char owner[] = "openai-community/", *const published[] = {"gpt2-medium", "gpt2-large", "gpt2-xl"};
+    const char *name = strncmp(model, owner, strlen(owner)) == 0 ? model + strlen(owner) : model, *wanted = "gpt2";
+    for (size_t i = 0; i < sizeof published / sizeof *published; i++)
+        if (strcmp(name, published[i]) == 0) wanted = published[i];
+    return error_hint(e,
+                      "presets, which start from scratch: %s; for OpenAI's weights: hf download %s%s config.json "
+                      "model.safetensors vocab.json merges.txt --local-dir models/%s, then --model models/%s",
+                      model_preset_help, owner, wanted, wanted, wanted);
+}
+
+// A vocabulary that is not given is the tokenizer's, where there is one, or GPT-2's.
+static int preset_vocab(const Options *o, const Tokenizer *tokenizer) {
+    if (o->given[OPTION_vocab_size]) return (int)o->vocab_size;
+    return tokenizer ? tokenizer_vocab_size(tokenizer) : 50257;
+}
+
+static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
+    if (!model_preset(config, o->model)) {
+        TRY(checkpoint_refuse_pickle(o->model, e));
+        if (file_exists(o->model))
+            FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
+                 o->model);
+        else FAIL(e, ERR_USAGE, NULL, "--model %s: no preset, and no such file or directory", o->model);
+        return hint_presets(o->model, e);
+    }
+    if (o->given[OPTION_layers]) config->layers = (int)o->layers;
+    if (o->given[OPTION_heads]) config->heads = (int)o->heads;
+    if (o->given[OPTION_channels]) config->channels = (int)o->channels;
+    config->vocab = preset_vocab(o, tokenizer);
+    config->context = (int)o->seq_len;
+    return 0;
+}
+
+// The tokenizer that was named, which is there already, or the model's own; none is no error as long as no text is needed.
+static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
+    const Options *o = &setup->options;
+    int vocab = setup->model.config.vocab;
+    const char *path = *o->tokenizer ? o->tokenizer : NULL;
+    if (!path && model_from_file && tokenizer_exists(setup->source)) path = setup->source;
+    if (!path && vocab == 256) path = "bytes";
+    if (!path) return 0;
+    if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
+    int tokens = tokenizer_vocab_size(setup->tokenizer);
+    if (tokens <= vocab) return 0;
+    FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
+    return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
+                      tokens);
+}
+
+// By this program's engine, and by the GPU for which --device wants a plan, whichever program makes it.
+static int check_computable(const Setup *setup, Error *e) {
+    const ModelConfig *m = &setup->model.config;
+    if (setup->options.dry_run && setup->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
+    return setup->engine_api->check(&setup->shape, e);
+}
+
+// What cannot be computed is the fault of the options, or of the files that the shape comes from.
+static int check_shape(const Setup *setup, bool from_file, Error *e) {
+    Error why;
+    int code = check_computable(setup, &why);
+    if (!code) return 0;
+    if (from_file)
+        return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
+                    setup->options.model, why.what);
+    *e = why;
+    return code;
+}
+
+static int setup_shape(Setup *setup, Error *e) {
+    const Options *o = &setup->options;
+    ModelConfig config = {0};
+    bool from_file = setup->source[0];
+    if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
+    TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
+    TRY(model_create(&setup->model, &config, e));
+    setup->shape = (EngineConfig){
+        .model = &setup->model,
+        .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
+        .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
+        .threads = o->threads ? (int)o->threads : comm_threads(setup->comm),
+        .gns = o->gns,
+        .recompute = o->recompute,
+        .inference = o->sample_only || o->eval_only,
+    };
+    if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // those of model_init_values
+    if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
+    TRY(check_shape(setup, from_file, e));
+    return setup_tokenizer(setup, from_file, e);
+}
+
+int setup_model(Run *r, Error *e) {
+    TRY(setup_source(r, e));
+    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
+}
+
+static int check_tokenizer(const Setup *setup, Error *e) {
+    if (setup->tokenizer) return 0;
+    const char *flag = setup->options.sample_only ? "--sample-only"
+                       : setup->options.prompt[0] ? "--prompt"
+                                                  : "--sample-every";
+    return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
+                "%s: no tokenizer for a vocabulary of %d", flag, setup->model.config.vocab);
+}
+
+static int read_prompt(char **text, const char *path, Error *e) {
+    const size_t most = 1 << 20; // bytes: more than any model sees
+    size_t bytes;
+    TRY(file_read(path, most, text, &bytes, e));
+    if (bytes > 0 && strlen(*text) == bytes) return 0; // file_read puts a NUL behind it
+    return FAIL(e, ERR_INPUT, "name a file of text", "%s: %s", path,
+                bytes ? "a zero byte: this is no text" : "is empty");
+}
+
+// Perhaps no file was meant.
+static int refuse_prompt(const char *path, Error *e) {
+    if (!file_exists(path))
+        error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
+    return error_prefix(e, "--prompt");
+}
+
+int setup_sampling(Setup *setup, Error *e) {
+    const Options *o = &setup->options;
+    const char *prompt = o->prompt;
+    if (!o->sample_only && o->sample_every == 0 && !prompt[0]) return 0;
+    TRY(check_tokenizer(setup, e));
+    if (prompt[0] != '@' || !is_first(setup)) return 0;
+    if (!prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
+    return read_prompt(&setup->prompt_file, prompt + 1, e) ? refuse_prompt(prompt + 1, e) : 0;
+}
+
+static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_PARAM, range, values, e);
+}
+
+static int init_parameters(const Setup *setup, Error *e) {
+    enum { CHUNK = 1 << 20 };
+    float *buffer;
+    int code = 0;
+    TRY(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "initial weights", e));
+    for (int i = 0; i < setup->model.tensor_count; i++) {
+        const Tensor *t = &setup->model.tensors[i];
+        for (size_t first = 0; first < t->count; first += CHUNK) {
+            size_t n = size_min(CHUNK, t->count - first);
+            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
+            TRY_GOTO(
+                engine_load(setup->engine, STATE_PARAM, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+        }
+    }
+done:
+    memory_free(buffer);
+    return code;
+}
+
+static int moment1_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT1, range, values, e);
+}
+
+static int moment2_to_engine(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT2, range, values, e);
+}
+
+int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
+    const Options *o = &setup->options;
+    ParallelConfig config = {
+        .zero = o->zero,
+        .reduce = o->reduce,
+        .micro_batch = setup->shape.micro_batch,
+        .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
+        .transport = setup->transport_api,
+    };
+    TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
+    parallel_shard(&setup->parallel, &setup->shape);
+    if (comm->ranks > 1 && !setup->shape.inference) // where nothing is exchanged there is no NCCL
+        setup->shape.leave =
+            TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
+    return 0;
+}
+
+int setup_device(const Setup *setup, Error *e) {
+    return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
+}
+
+int setup_engine(Run *r, Error *e) {
+    EngineDevice device;
+    TRY(setup_shards(&r->setup, &r->position, r->setup.comm, e));
+    TRY(engine_create(r->setup.engine_api, &r->setup.engine, &r->setup.shape, e));
+    r->setup.engine_api->device(&r->setup.shape, false, &device);
+    r->setup.peak_flops = device_peak_flops(&device);
+    if (r->saving.saved[0]) {
+        TRY(checkpoint_load_model(r->saving.saved, &r->setup.model, range_to_engine, r->setup.engine, e));
+        return checkpoint_load_optimizer(r->saving.saved, &r->setup.model, r->setup.shape.owned,
+                                         r->setup.shape.owned_count, moment1_to_engine, moment2_to_engine,
+                                         r->setup.engine, e);
+    }
+    if (!r->setup.source[0]) return init_parameters(&r->setup, e);
+    if (r->setup.comm->local_rank == 0) TRY(checkpoint_verify_model(r->setup.source, e)); // once on a machine
+    return checkpoint_load_model(r->setup.source, &r->setup.model, range_to_engine, r->setup.engine, e);
+}
+
+// The algorithms that the run was begun with, so that it goes on with the same bits; and timed ones where --tune asks
+// for them and there are none yet.
+static int decide_tuning(Run *r, Error *e) {
+    Error misfit = {0};
+    if (!is_first(&r->setup)) return 0;
+    if (engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit))
+        fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
+    if (r->setup.options.tune) TRY(engine_tune(r->setup.engine, e));
+    strcpy(r->position.at.tuning, engine_tuning(r->setup.engine));
+    return 0;
+}
+
+// Rank 0 decides, all follow; where one cannot, none does.
+int setup_tuning(Run *r, Error *e) {
+    Error misfit = {0};
+    TRY(comm_agree(r->setup.comm, decide_tuning(r, e), e));
+    TRY(comm_broadcast(r->setup.comm, r->position.at.tuning, sizeof r->position.at.tuning, e));
+    double misfits = !is_first(&r->setup) && engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit) ? 1 : 0;
+    TRY(comm_sum(r->setup.comm, &misfits, 1, e));
+    if (misfits == 0) return 0;
+    if (is_first(&r->setup))
+        fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
+    r->position.at.tuning[0] = 0;
+    return engine_set_tuning(r->setup.engine, "", e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Set-up: what training needs besides
+
+// Base names count: a checkpoint knows its shards by them.
+static uint64_t hash_shards(const ShardList *list) {
+    uint64_t hash = HASH_START;
+    for (int i = 0; i < list->count; i++) {
+        const FileDigest *digest = &list->shard[i].digest;
+        hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
+        hash = hash_bytes(hash, &digest->bytes, sizeof digest->bytes);
+        hash = hash_bytes(hash, digest->hash, sizeof digest->hash);
+    }
+    return hash;
+}
+
+// The shape as well, for a vocabulary may be the tokenizer's.
+static int hash_model(const Setup *setup, RunData *data, Error *e) {
+    uint64_t weights = 0;
+    if (setup->source[0]) TRY(checkpoint_hash_model(setup->source, &weights, e));
+    data->hash.model = hash_bytes(HASH_START, &weights, sizeof weights);
+    data->hash.model = hash_bytes(data->hash.model, &setup->model.config, sizeof setup->model.config);
+    return 0;
+}
+
+// Machines may have copies of their own. Counts say nothing: shards are cut to the same length.
+static int hash_data(Run *r, Error *e) {
+    ShardList val;
+    FileDigest questions;
+    TRY(hash_model(&r->setup, &r->data, e));
+    if (r->data.train) r->data.hash.train = hash_shards(&r->data.shards);
+    r->data.hash.replay =
+        hash_bytes(HASH_START, r->position.ramp.replay, sizeof(int64_t) * (size_t)r->position.ramp.replay_steps);
+    if (r->data.val) {
+        TRY(shard_list_create(&val, r->data.val, e));
+        r->data.hash.val = hash_shards(&val);
+        shard_list_destroy(&val);
+    }
+    if (!r->data.hellaswag) return 0;
+    TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
+    r->data.hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
+    return 0;
+}
+
+int setup_data(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
+    bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
+    if (!o->eval_only) TRY(dataset_open(&r->data.train, o->train, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) TRY(dataset_open(&r->data.val, o->val, T, V, (uint64_t)o->seed, e));
+    if (hellaswag) TRY(hellaswag_open(&r->data.hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
+    if (r->data.train) TRY(shard_list_create(&r->data.shards, r->data.train, e));
+    return r->setup.comm->ranks > 1 ? hash_data(r, e) : 0;
+}
+
+int setup_same_data(const Setup *setup, const RunData *data, Error *e) {
+    const struct {
+        uint64_t hash;
+        const char *what;
+    } found[] = {
+        {data->hash.model, "another model (--model, --tokenizer)"},
+        {data->hash.train, "other training data (--train)"},
+        {data->hash.val, "other validation data (--val)"},
+        {data->hash.questions, "other questions (--hellaswag)"},
+        {data->hash.replay, "another run to replay (--ramp)"},
+    };
+    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+        TRY(comm_same(setup->comm, found[i].hash, ERR_INPUT, found[i].what, SAME_FILES_HINT, e));
+    return 0;
+}
+
+int setup_schedule(const Setup *setup, Position *position, Error *e) {
+    const Options *o = &setup->options;
+    position->schedule = (Schedule){
+        .kind = o->lr_schedule,
+        .lr = o->lr,
+        .warmup_tokens = (double)o->warmup_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .final_frac = o->final_lr_frac,
+    };
+    RampConfig ramp = {
+        .mode = o->run.ramp_mode,
+        .batch_min = o->run.batch_min_rows,
+        .batch_max = o->run.batch_max_rows,
+        .batch_ref = o->run.batch_ref_rows,
+        .seq_len = o->seq_len,
+        .kappa = o->ramp_kappa,
+        .lr_power = o->ramp_lr_power,
+        .half_life_tokens = o->run.gns_half_life_tokens,
+        .train_tokens = (double)o->run.horizon_tokens,
+        .schedule = position->schedule,
+    };
+    TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_replay, e));
+    return noise_create(&position->noise, &setup->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
+}
+
+int setup_rows(const Setup *setup, const RunData *data, Error *e) {
+    size_t rows = (size_t)setup->shape.micro_batch, T = (size_t)setup->shape.seq_len;
+    TRY(memory_alloc((void **)&data->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    return memory_alloc((void **)&data->losses, rows * T * sizeof(float), "losses", e);
+}
+
+int setup_buffers(Run *r, Error *e) {
+    size_t n = (size_t)r->setup.model.tensor_count;
+    TRY(setup_rows(&r->setup, &r->data, e));
+    TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
+    TRY(memory_alloc((void **)&r->position.result.rank_sq, n * sizeof(double), "norms", e));
+    TRY(memory_alloc((void **)&r->position.result.grad_sq, n * sizeof(double), "norms", e));
+    return memory_alloc((void **)&r->position.result.example_sq, n * sizeof(double), "norms", e);
+}
+
+void run_destroy(Run *r) {
+    progress_destroy(&r->output.progress);
+    saver_destroy(r->saving.saver);
+    parallel_destroy(&r->setup.parallel);
+    engine_destroy(r->setup.engine);
+    memory_free(r->position.result.rank_sq);
+    memory_free(r->position.result.example_sq);
+    memory_free(r->position.result.grad_sq);
+    memory_free(r->data.losses);
+    memory_free(r->data.rows);
+    loader_destroy(r->data.loader);
+    noise_destroy(&r->position.noise);
+    ramp_destroy(&r->position.ramp);
+    shard_list_destroy(&r->data.shards);
+    hellaswag_close(r->data.hellaswag);
+    dataset_close(r->data.val);
+    dataset_close(r->data.train);
+    tokenizer_destroy(r->setup.tokenizer);
+    memory_free(r->setup.prompt_file);
+    model_destroy(&r->setup.model);
+}

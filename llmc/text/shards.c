@@ -1,0 +1,361 @@
+#define _POSIX_C_SOURCE 200809L
+#include "text/shards.h"
+#include "base/files.h"
+#include "math/permutation.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
+
+enum {
+    KEEP_OPEN_MAX = 256,                // of more shards, each is opened for every read: descriptors are few
+    CHECK_AT_OPEN_BYTES = 64 * 1000000, // smaller files have all their tokens checked when opened
+    SCAN_TOKENS = 1 << 18,              // tokens read at a time
+    ANY_TOKEN = UINT16_MAX + 1,         // a vocabulary of every uint16
+    LLAMA3_MAGIC = 20240801             // llm.c's shards of 32-bit tokens
+};
+
+#define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
+
+typedef struct {
+    char *path;
+    int fd;                // -1: opened for every read
+    uint64_t tokens;       // n_i
+    uint64_t windows;      // floor((n_i - 1) / T)
+    uint64_t first_window; // windows in the shards before this one
+} Shard;
+
+struct Dataset {
+    Shard *shards;
+    int count;
+    int seq_len, vocab_size;
+    uint64_t seed;
+    uint64_t windows, tokens;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A shard
+
+// Reads tokens [at, at + count). A read rather than a memory map: a file that shrinks is an error, not a SIGBUS.
+static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
+    int fd = shard->fd;
+    uint64_t bytes;
+    if (fd < 0) TRY(file_open_input(shard->path, &fd, &bytes, e));
+    int code = file_read_range(fd, shard->path, SHARD_HEADER_BYTES + 2 * at, out, 2 * count, e);
+    if (fd != shard->fd) close(fd);
+    return code;
+}
+
+static int tokens_largest(const uint16_t *tokens, size_t count) { // a loop that compilers vectorise
+    uint16_t largest = 0;
+    for (size_t i = 0; i < count; i++) largest = tokens[i] > largest ? tokens[i] : largest;
+    return largest;
+}
+
+// Fails if one of the tokens [at, at + count) is outside the vocabulary.
+static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uint16_t *tokens, int vocab_size,
+                        Error *e) {
+    if (tokens_largest(tokens, count) < vocab_size) return 0;
+    for (; *tokens < vocab_size; tokens++) at++;
+    return FAIL(e, ERR_INPUT,
+                "the shard was made with another tokenizer, or is damaged: see --vocab-size, or tokenize again",
+                "%s: token %d at position %llu, byte %llu, is outside the vocabulary of %d", shard->path, *tokens,
+                (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
+}
+
+// Checks the first `end` tokens, and finds the largest of them.
+static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
+    uint16_t *tokens;
+    int code = 0;
+    *largest = 0;
+    TRY(memory_alloc((void **)&tokens, SCAN_TOKENS * sizeof *tokens, "checking a shard", e));
+    for (uint64_t at = 0, count; at < end; at += count) {
+        count = size_min(end - at, SCAN_TOKENS);
+        TRY_GOTO(shard_read(shard, at, count, tokens, e));
+        TRY_GOTO(tokens_check(shard, at, count, tokens, vocab_size, e));
+        int here = tokens_largest(tokens, count);
+        *largest = here > *largest ? here : *largest;
+    }
+done:
+    memory_free(tokens);
+    return code;
+}
+
+// Sets shard->tokens. Fails if the header is wrong or does not count the tokens of a file of `bytes` bytes.
+static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
+    const char *path = shard->path;
+    int32_t header[SHARD_HEADER_INTS];
+    if (bytes < SHARD_HEADER_BYTES)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: it ends at byte %llu: too few for a shard's header of %d", path,
+                    (unsigned long long)bytes, SHARD_HEADER_BYTES);
+    TRY(file_read_range(shard->fd, path, 0, header, sizeof header, e));
+    if (header[0] == LLAMA3_MAGIC)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE " and a vocabulary of at most 65536 tokens",
+                    "%s: holds 32-bit tokens (Llama 3's vocabulary): magic %d at byte 0", path, header[0]);
+    if (header[0] != SHARD_MAGIC)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d at byte 0, want %d)", path, header[0],
+                    SHARD_MAGIC);
+    if (header[1] != SHARD_VERSION)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: shard version %d at byte 4, only %d is known", path, header[1],
+                    SHARD_VERSION);
+    if (header[2] <= 0)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: its header counts %d tokens, at byte 8", path, header[2]);
+    shard->tokens = (uint64_t)header[2];
+    uint64_t want = SHARD_HEADER_BYTES + 2 * shard->tokens;
+    if (bytes != want)
+        return FAIL(e, ERR_INPUT, "copy or make the shard again",
+                    "%s: %s: it ends at byte %llu, but %d tokens make %llu", path,
+                    bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
+                    (unsigned long long)want);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
+
+static int shard_open(Dataset *data, Shard *shard, Error *e) {
+    uint64_t bytes;
+    int largest;
+    if (file_open_input(shard->path, &shard->fd, &bytes, e))
+        return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
+    TRY(shard_check_header(shard, bytes, e));
+    if (bytes < CHECK_AT_OPEN_BYTES) TRY(shard_scan(shard, shard->tokens, data->vocab_size, &largest, e));
+    shard->windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
+    shard->first_window = data->windows;
+    data->windows += shard->windows;
+    data->tokens += shard->tokens;
+    if (data->count <= KEEP_OPEN_MAX) return 0;
+    close(shard->fd);
+    shard->fd = -1;
+    return 0;
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only
+// it.
+static int shards_find(Dataset *data, const char *pattern, Error *e) {
+    struct stat st;
+    glob_t found = {0};
+    int code = 0;
+    bool literal = stat(pattern, &st) == 0;
+    int failure = literal ? 0 : glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (failure == GLOB_NOMATCH)
+        code = FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
+    else if (failure)
+        code = FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
+                    pattern);
+    if (code) goto done;
+    int count = literal ? 1 : (int)found.gl_pathc;
+    if (!literal) qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names); // whatever the locale
+    TRY_GOTO(memory_alloc_zero((void **)&data->shards, (size_t)count * sizeof *data->shards, "shards", e));
+    for (; data->count < count; data->count++) {
+        const char *path = literal ? pattern : found.gl_pathv[data->count];
+        Shard *shard = &data->shards[data->count];
+        TRY_GOTO(memory_alloc((void **)&shard->path, strlen(path) + 1, "shards", e));
+        strcpy(shard->path, path);
+        shard->fd = -1;
+    }
+done:
+    globfree(&found);
+    return code;
+}
+
+int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e) {
+    assert(seq_len > 0 && vocab_size > 0);
+    Dataset *data;
+    int code = 0;
+    *out = NULL;
+    TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
+    data->seq_len = seq_len;
+    data->vocab_size = vocab_size;
+    data->seed = seed;
+    TRY_GOTO(shards_find(data, pattern, e));
+    for (int i = 0; i < data->count; i++) TRY_GOTO(shard_open(data, &data->shards[i], e));
+    if (data->windows == 0)
+        TRY_GOTO(FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
+                      "%s: %llu tokens in %d file%s are too few for one window of %d + 1", pattern,
+                      (unsigned long long)data->tokens, data->count, data->count == 1 ? "" : "s", seq_len));
+    *out = data;
+    return 0;
+done:
+    dataset_close(data);
+    return code;
+}
+
+void dataset_close(Dataset *data) {
+    if (!data) return;
+    for (int i = 0; i < data->count; i++) {
+        if (data->shards[i].fd >= 0) close(data->shards[i].fd);
+        memory_free(data->shards[i].path);
+    }
+    memory_free(data->shards);
+    memory_free(data);
+}
+
+DatasetInfo dataset_describe(const Dataset *data) {
+    DatasetInfo info = {.shards = data->count, .tokens = data->tokens, .windows = data->windows};
+    for (int i = 0; i < data->count; i++) info.skipped += data->shards[i].windows == 0;
+    return info;
+}
+
+int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
+    const Shard *shard = &data->shards[0];
+    return shard_scan(shard, size_min(tokens, shard->tokens), ANY_TOKEN, largest, e);
+}
+
+uint64_t dataset_windows(const Dataset *data) { return data->windows; }
+
+const char *dataset_shard_path(const Dataset *data, int shard) {
+    assert(shard >= 0 && shard < data->count);
+    return data->shards[shard].path;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Examples
+
+uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
+    uint64_t epoch = example / data->windows, k = example % data->windows;
+    return permutation_at(data->windows, permutation_key(data->seed, epoch), k);
+}
+
+// The last shard with first_window <= window. A shard without windows is never the answer: its first_window is the next
+// shard's, or N.
+static const Shard *shard_of_window(const Dataset *data, uint64_t window) {
+    int low = 0, high = data->count - 1;
+    while (low < high) {
+        int middle = low + (high - low + 1) / 2;
+        if (data->shards[middle].first_window <= window) low = middle;
+        else high = middle - 1;
+    }
+    return &data->shards[low];
+}
+
+static int window_read(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e) {
+    const Shard *shard = shard_of_window(data, window);
+    uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len;
+    size_t count = (size_t)data->seq_len + 1;
+    TRY(shard_read(shard, at, count, out, e));
+    return tokens_check(shard, at, count, out, data->vocab_size, e);
+}
+
+int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
+    for (int i = 0; i < count; i++)
+        TRY(window_read(data, dataset_window_at(data, first_example + (uint64_t)i),
+                        out + (size_t)i * ((size_t)data->seq_len + 1), e));
+    return 0;
+}
+
+int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
+    assert(count >= 0 && first_window + (uint64_t)count <= data->windows);
+    for (int i = 0; i < count; i++)
+        TRY(window_read(data, first_window + (uint64_t)i, out + (size_t)i * ((size_t)data->seq_len + 1), e));
+    return 0;
+}
+
+int dataset_check(const Dataset *data, Error *e) {
+    int largest;
+    for (int i = 0; i < data->count; i++)
+        TRY(shard_scan(&data->shards[i], data->shards[i].tokens, data->vocab_size, &largest, e));
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+enum { PARTIAL_MAX = PATH_MAX + 16 };
+
+struct ShardWriter {
+    char path[PARTIAL_MAX]; // of the partial file
+    FILE *file;
+    uint64_t count;
+};
+
+#define HINT_WRITE "free some space or choose another place"
+
+static void partial_path(char out[PARTIAL_MAX], const char *path) { snprintf(out, PARTIAL_MAX, "%s.partial", path); }
+
+static int write_failed(const ShardWriter *w, Error *e) {
+    return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot write: %s", w->path, strerror(errno));
+}
+
+// Opens the partial file and goes to the end of its first `count` tokens.
+static int writer_create(ShardWriter **out, const char *path, int flags, uint64_t count, Error *e) {
+    ShardWriter *w;
+    *out = NULL;
+    if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
+    TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
+    partial_path(w->path, path);
+    w->count = count;
+    int fd = -1, code = file_open_output(w->path, O_WRONLY | flags, &fd, e);
+    if (!code) {
+        if (lseek(fd, (off_t)(SHARD_HEADER_BYTES + 2 * count), SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
+        if (w->file) {
+            *out = w;
+            return 0;
+        }
+        code = write_failed(w, e);
+        close(fd);
+    }
+    memory_free(w);
+    return code;
+}
+
+int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
+    return writer_create(out, path, O_CREAT | O_TRUNC, 0, e);
+}
+
+int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e) {
+    TRY(writer_create(out, path, 0, count, e));
+    int fd = fileno((*out)->file);
+    off_t bytes = ftello((*out)->file);
+    struct stat st;
+    if (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0) return 0;
+    fclose((*out)->file);
+    memory_free(*out);
+    *out = NULL;
+    return FAIL(e, ERR_INPUT, "start again from nothing", "%s.partial: shorter than it was, or unreadable", path);
+}
+
+int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e) {
+    if (count > SHARD_MAX_TOKENS - w->count)
+        return FAIL(e, ERR_USAGE, "write several shards", "%s: a shard holds at most %d tokens", w->path,
+                    SHARD_MAX_TOKENS);
+    if (count && fwrite(tokens, sizeof *tokens, count, w->file) != count) return write_failed(w, e);
+    w->count += count;
+    return 0;
+}
+
+uint64_t shard_writer_count(const ShardWriter *w) { return w->count; }
+
+int shard_writer_sync(ShardWriter *w, Error *e) {
+    const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)w->count};
+    bool written = fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, w->file) == 1 &&
+                   fseeko(w->file, 0, SEEK_END) == 0 && fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
+    return written ? 0 : write_failed(w, e);
+}
+
+int shard_writer_suspend(ShardWriter *w, Error *e) {
+    int code = shard_writer_sync(w, e);
+    if (fclose(w->file) != 0 && !code) code = write_failed(w, e);
+    memory_free(w);
+    return code;
+}
+
+int shard_publish(const char *path, Error *e) {
+    char partial[PARTIAL_MAX];
+    partial_path(partial, path);
+    TRY(file_check_output(path, e));
+    if (rename(partial, path) != 0)
+        return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
+    parent_sync(path); // a rename is on disk once the directory that holds the name is
+    return 0;
+}

@@ -1,0 +1,77 @@
+// shards: token shards in, training examples out.
+//
+// A shard is a file in llm.c's format, little-endian:
+//
+//     int32 header[256]   [0] magic 20240520, [1] version 1, [2] token count n, the rest 0
+//     uint16 tokens[n]
+//
+// An example is a window of T tokens of one shard and the token after it: T+1 consecutive tokens, inputs and targets
+// overlapping by T. Windows start at multiples of T and never cross a shard, so a set of shards of n_i tokens holds
+//
+//     N = sum_i floor((n_i - 1) / T)   windows.
+//
+// Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
+// permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. A run's place in its data is therefore one
+// counter, and any batch size, micro-batch, number of ranks or restart sees the same sequence.
+#ifndef GNS_DATA_H
+#define GNS_DATA_H
+
+#include "base/common.h"
+
+enum {
+    SHARD_HEADER_INTS = 256,
+    SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS,
+    SHARD_MAGIC = 20240520,
+    SHARD_VERSION = 1,
+    SHARD_MAX_TOKENS = INT32_MAX // the count is an int32
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
+
+typedef struct {
+    int shards;
+    uint64_t tokens;  // in all shards
+    uint64_t windows; // N
+    int skipped;      // shards too short to hold a window of this T
+} DatasetInfo;
+
+// Opens the shards that match `pattern`: a file, or a glob such as "dir/x_train_*.bin", in the byte order of their
+// names. Checks every header against its file's size, and the tokens of every file below 64 MB against vocab_size.
+int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e);
+void dataset_close(Dataset *data); // NULL is fine
+
+DatasetInfo dataset_describe(const Dataset *data);
+// The largest of the first `tokens` tokens of the first shard.
+int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
+uint64_t dataset_windows(const Dataset *data);                     // N
+const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
+uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the shuffled order itself
+
+// Examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch. Every
+// token read is checked against the vocabulary.
+int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
+
+// Windows in the order of the files, for validation: first_window + count <= N.
+int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out /* (count, T+1) */,
+                            Error *e);
+
+// Checks every token of every shard against the vocabulary (`--check`).
+int dataset_check(const Dataset *data, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+// A shard is written as "PATH.partial". It gets its name, complete and synced to disk, or never.
+typedef struct ShardWriter ShardWriter;
+int shard_writer_open(ShardWriter **out, const char *path, Error *e);
+int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e);
+uint64_t shard_writer_count(const ShardWriter *w);  // tokens put
+int shard_writer_sync(ShardWriter *w, Error *e);    // every token put is on disk, and the header counts it
+int shard_writer_suspend(ShardWriter *w, Error *e); // syncs, closes and keeps PATH.partial. Frees w in any case
+int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e); // keeps the first count tokens
+int shard_publish(const char *path, Error *e);                                          // PATH.partial becomes PATH
+
+#endif

@@ -1,0 +1,452 @@
+#define _POSIX_C_SOURCE 200809L
+#include "text/tokenizer.h"
+#include "text/tokenizer_impl.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "text/unicode_class.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// UTF-8
+
+size_t utf8_invalid_at(const char *text, size_t bytes) {
+    const uint64_t high_bits = 0x8080808080808080u;
+    for (size_t at = 0, length; at < bytes; at += length) {
+        uint64_t eight;
+        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
+            at += sizeof eight;
+        if (at == bytes) break;
+        length = utf8_character(text + at, bytes - at);
+        if (length == 0) return at;
+    }
+    return bytes;
+}
+
+size_t utf8_boundary(const char *text, size_t bytes) {
+    size_t n = bytes;
+    while (n > 0 && bytes - n < 3 && ((uint8_t)text[n - 1] & 0xC0) == 0x80) n--;
+    if (n == 0 || (uint8_t)text[n - 1] < 0xC0) return bytes; // ASCII, or no character at all
+    uint8_t lead = (uint8_t)text[n - 1];
+    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    return n - 1 + length <= bytes ? bytes : n - 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pre-tokenisation: GPT-2's pattern,
+//
+//     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//
+// by hand: a regular expression engine takes several times as long as all the rest. test_words compares the words with
+// PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
+
+// The class of the character at s < end, and its length.
+static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
+    *length = 1;
+    CharClass class = t->byte_class[*s];
+    if (class != CLASS_MULTI) return class;
+    size_t n = utf8_character(s, (size_t)(end - s));
+    if (n == 0) return CLASS_OTHER;
+    *length = n;
+    uint32_t c = s[0] & 0x7Fu >> n;
+    for (size_t i = 1; i < n; i++) c = c << 6 | (s[i] & 0x3F);
+    return c < UNICODE_CLASS_END ? (CharClass)t->classes[c] : CLASS_OTHER;
+}
+
+// The end of a run of characters of one class.
+static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, const uint8_t *end, CharClass class) {
+    for (size_t length; s < end; s += length) {
+        while (s < end && t->byte_class[*s] == class) s++;
+        if (s == end || *s < 0x80 || char_class(t, s, end, &length) != class) break;
+    }
+    return s;
+}
+
+// The end of white space: all of it at the end of the text, otherwise all but its last character.
+static const uint8_t *scan_space(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
+    const uint8_t *start = s, *last = s;
+    for (size_t length; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
+    return s == end || last == start ? s : last;
+}
+
+static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { // s[0] is '
+    if (end - s < 2) return 0;
+    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+    if (end - s < 3) return 0;
+    return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
+}
+
+size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+    size_t length;
+    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return length;
+    const uint8_t *first = s + (*s == ' ' && bytes > 1); // a space belongs to the word after it
+    CharClass class = char_class(t, first, end, &length);
+    return (size_t)((class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class)) - s);
+}
+
+// The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
+// matches across it, none looks back, and the only one that looks ahead, (?!\S), follows a space.
+static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
+    for (size_t i = bytes; i-- > 1;) {
+        if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
+        size_t first = i - 1, length; // the beginning of the character before
+        while (first > 0 && i - first < 4 && (s[first] & 0xC0) == 0x80) first--;
+        if (char_class(t, s + first, s + i, &length) != CLASS_SPACE || first + length != i) return i;
+    }
+    return 0;
+}
+
+// Whether an added token crosses text[at], or would with the right text after text[0..bytes).
+static bool added_across(const Tokenizer *t, const char *text, size_t bytes, size_t at) {
+    for (int i = 0; i < t->added_count; i++) {
+        size_t length;
+        const char *name = tokenizer_decode(t, t->added[i].token, &length);
+        for (size_t from = at > length ? at - length + 1 : 0; from < at; from++)
+            if (at - from < length && memcmp(text + from, name, size_min(length, bytes - from)) == 0) return true;
+    }
+    return false;
+}
+
+size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
+    if (t->is_bytes) return utf8_boundary(text, bytes);
+    size_t cut = cut_words(t, text, bytes);
+    while (cut > 0 && added_across(t, text, bytes, cut)) cut = cut_words(t, text, cut);
+    return cut;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Merges
+
+static inline uint32_t pair_of(uint16_t left, uint16_t right) { return (uint32_t)left << 16 | right; }
+
+static inline uint32_t pair_slot(const Tokenizer *t, uint32_t pair) {
+    return (uint32_t)((pair * HASH_GOLDEN) >> 32) & t->pair_mask; // Fibonacci hashing
+}
+
+// The rank of a merge in the upper half, the merged token in the lower; RANK_NONE if the pair does not merge.
+#define RANK_NONE UINT32_MAX
+static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t right) {
+    uint32_t pair = pair_of(left, right);
+    for (uint32_t i = pair_slot(t, pair);; i = (i + 1) & t->pair_mask) {
+        uint64_t slot = t->pairs[i];
+        if (slot == MERGE_EMPTY) return RANK_NONE;
+        if (slot >> 32 == pair) return (uint32_t)slot;
+    }
+}
+
+int tokenizer_index_merges(Tokenizer *t, Error *e) {
+    size_t slots = 16;
+    while (slots < 2 * (size_t)t->merge_count) slots *= 2;
+    TRY(memory_alloc((void **)&t->pairs, slots * sizeof *t->pairs, "merges", e));
+    memset(t->pairs, 0xFF, slots * sizeof *t->pairs);
+    t->pair_mask = (uint32_t)slots - 1;
+    for (int rank = 0; rank < t->merge_count; rank++) {
+        const Merge *m = &t->merges[rank];
+        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // the first of equal merges counts
+        uint32_t pair = pair_of(m->left, m->right), i = pair_slot(t, pair);
+        while (t->pairs[i] != MERGE_EMPTY) i = (i + 1) & t->pair_mask;
+        t->pairs[i] = (uint64_t)pair << 32 | (uint64_t)rank << 16 | m->merged;
+    }
+    return 0;
+}
+
+// Byte pair encoding: while any adjacent pair merges, merge the one of lowest rank, the leftmost of several.
+
+enum { SHORT_WORD = 64 }; // bytes; up to here a scan for the lowest rank beats a heap
+
+static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out) {
+    uint32_t found[SHORT_WORD]; // found[i]: what pair (i, i+1) merges to
+    size_t n = bytes;
+    for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
+    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++)
+            if (found[i] < found[best]) best = i;
+        if (found[best] == RANK_NONE) break;
+        out[best] = (uint16_t)found[best];
+        n--;
+        memmove(out + best + 1, out + best + 2, (n - best - 1) * sizeof *out);
+        memmove(found + best, found + best + 1, (n - best) * sizeof *found);
+        if (best + 1 < n) found[best] = pair_find(t, out[best], out[best + 1]);
+        if (best > 0) found[best - 1] = pair_find(t, out[best - 1], out[best]);
+    }
+    return n;
+}
+
+// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has
+// changed its pair.
+typedef struct {
+    uint64_t *at;
+    size_t count;
+} PairHeap;
+
+static void heap_push(PairHeap *h, uint64_t item) {
+    size_t i = h->count++;
+    for (; i > 0 && h->at[(i - 1) / 2] > item; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
+    h->at[i] = item;
+}
+
+static uint64_t heap_pop(PairHeap *h) {
+    uint64_t top = h->at[0], item = h->at[--h->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->at[child + 1] < h->at[child]) child++;
+        if (h->at[child] >= item) break;
+        h->at[i] = h->at[child];
+    }
+    h->at[i] = item;
+    return top;
+}
+
+// A word as a linked list: the token of position i is out[i].
+typedef struct {
+    uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
+} Link;
+
+static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left,
+                           size_t end) {
+    if (links[left].next == end) return;
+    uint32_t found = pair_find(t, out[left], out[links[left].next]);
+    if (found != RANK_NONE) heap_push(h, (uint64_t)(found >> 16) << 32 | left);
+}
+
+static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+    Link *links = NULL;
+    PairHeap heap = {0};
+    int code = 0;
+    assert(bytes < UINT32_MAX);
+    TRY_GOTO(memory_alloc((void **)&links, bytes * sizeof *links, "a long word", e));
+    // A merge pops one entry or more and pushes at most two.
+    TRY_GOTO(memory_alloc((void **)&heap.at, 2 * bytes * sizeof *heap.at, "a long word", e));
+    for (uint32_t i = 0; i < bytes; i++) {
+        out[i] = t->byte_token[word[i]];
+        links[i] = (Link){i - 1, i + 1};
+    }
+    for (uint32_t i = 0; i < bytes; i++) heap_push_pair(t, &heap, links, out, i, bytes);
+    while (heap.count > 0) {
+        uint64_t item = heap_pop(&heap);
+        uint32_t left = (uint32_t)item, right = links[left].next;
+        if (right == 0 || right == bytes) continue;
+        uint32_t found = pair_find(t, out[left], out[right]);
+        if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // stale
+        out[left] = (uint16_t)found;
+        links[left].next = links[right].next;
+        links[right].next = 0;
+        if (links[left].next < bytes) links[links[left].next].previous = left;
+        heap_push_pair(t, &heap, links, out, left, bytes);
+        if (left > 0) heap_push_pair(t, &heap, links, out, links[left].previous, bytes);
+    }
+    *count = 0;
+    for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
+done:
+    memory_free(links);
+    memory_free(heap.at);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The encoder: a direct-mapped cache of the tokens of words
+
+enum { CACHE_BITS = 16, CACHE_KEY_BYTES = 32, CACHE_TOKENS = 15 };
+
+typedef struct {
+    uint64_t key[CACHE_KEY_BYTES / 8]; // the word's bytes, then zeros
+    uint16_t tokens[CACHE_TOKENS];
+    uint8_t bytes; // 0: an empty line
+    uint8_t count;
+} WordLine;
+_Static_assert(sizeof(WordLine) == 64, "one cache line");
+
+struct Encoder {
+    const Tokenizer *t;
+    bool has_cache;
+    _Alignas(64) WordLine cache[]; // (2^CACHE_BITS)
+};
+
+int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
+    size_t bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
+    TRY(memory_alloc_zero((void **)out, sizeof **out + bytes, "encoder", e));
+    (*out)->t = t;
+    (*out)->has_cache = bytes > 0;
+    return 0;
+}
+
+void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
+
+// Fills the key. With 8 bytes to read, a short word needs no call of memcpy.
+static inline void word_key(const uint8_t *word, size_t bytes, const uint8_t *end, uint64_t key[4]) {
+    memset(key, 0, CACHE_KEY_BYTES);
+    if (bytes <= 8 && end - word >= 8) {
+        memcpy(key, word, 8);
+        key[0] &= UINT64_MAX >> (64 - 8 * bytes);
+    } else memcpy(key, word, bytes);
+}
+
+static inline size_t word_slot(const uint64_t key[4]) { // Fibonacci hashing of each part, with other odd multipliers
+    uint64_t sum = key[0] * HASH_GOLDEN + key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u +
+                   key[3] * 0x94D049BB133111EBu;
+    return sum >> (64 - CACHE_BITS);
+}
+
+static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
+                       size_t *count, Error *e) {
+    const Tokenizer *t = encoder->t;
+    if (bytes > SHORT_WORD) return merge_long(t, word, bytes, out, count, e);
+    if (bytes > CACHE_KEY_BYTES || !encoder->has_cache) {
+        *count = merge_short(t, word, bytes, out);
+        return 0;
+    }
+    uint64_t key[CACHE_KEY_BYTES / 8];
+    word_key(word, bytes, end, key);
+    WordLine *line = &encoder->cache[word_slot(key)];
+    if (line->bytes == bytes && memcmp(line->key, key, sizeof key) == 0) {
+        *count = line->count;
+        for (size_t i = 0; i < *count; i++) out[i] = line->tokens[i];
+        return 0;
+    }
+    *count = merge_short(t, word, bytes, out);
+    if (*count > CACHE_TOKENS) return 0;
+    memcpy(line->key, key, sizeof key);
+    memcpy(line->tokens, out, *count * sizeof *out);
+    line->bytes = (uint8_t)bytes;
+    line->count = (uint8_t)*count;
+    return 0;
+}
+
+static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
+    for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
+        bytes = tokenizer_word(encoder->t, (const char *)s, (size_t)(end - s));
+        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
+    }
+    return 0;
+}
+
+// The longest added token of a pass at the beginning of s..end, and its length; NULL if there is none.
+static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
+                                    size_t *longest) {
+    const AddedToken *found = NULL;
+    *longest = 0;
+    for (int i = 0; i < t->added_count; i++) {
+        size_t length;
+        const char *name = tokenizer_decode(t, t->added[i].token, &length);
+        if (t->added[i].normalized != pass || length <= *longest || length > (size_t)(end - s)) continue;
+        if (memcmp(s, name, length) != 0) continue;
+        found = &t->added[i];
+        *longest = length;
+    }
+    return found;
+}
+
+// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
+// the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
+static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
+    const Tokenizer *t = encoder->t;
+    if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);
+    const uint8_t *text = s;
+    while (s < end) {
+        size_t length;
+        const AddedToken *added = t->added_begins[pass][*s] ? added_here(t, pass, s, end, &length) : NULL;
+        if (!added) {
+            s++;
+            continue;
+        }
+        TRY(encode_text(encoder, text, s, pass + 1, out, e));
+        *(*out)++ = added->token;
+        text = s += length;
+    }
+    return encode_text(encoder, text, end, pass + 1, out, e);
+}
+
+int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+    const uint8_t *s = (const uint8_t *)text;
+    uint16_t *next = out;
+    if (encoder->t->is_bytes) {
+        for (size_t i = 0; i < bytes; i++) out[i] = s[i];
+        *count = bytes;
+        return 0;
+    }
+    TRY(encode_text(encoder, s, s + bytes, encoder->t->added_count ? 0 : ADDED_PASSES, &next, e));
+    *count = (size_t)(next - out);
+    return 0;
+}
+
+int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+    Encoder without_cache = {t, false};
+    return encoder_run(&without_cache, text, bytes, out, count, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The tokenizer
+
+static void classes_set(Tokenizer *t, const uint16_t *runs, size_t count, CharClass class) {
+    size_t c = 0;
+    for (size_t i = 0; i < count; i += 2) {
+        c += runs[i];
+        assert(c + runs[i + 1] <= UNICODE_CLASS_END);
+        memset(t->classes + c, class, runs[i + 1]);
+        c += runs[i + 1];
+    }
+}
+
+int tokenizer_new(Tokenizer **out, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof **out, "tokenizer", e));
+    Tokenizer *t = *out;
+    t->eot = -1;
+    classes_set(t, UNICODE_LETTERS, sizeof UNICODE_LETTERS / sizeof *UNICODE_LETTERS, CLASS_LETTER);
+    classes_set(t, UNICODE_NUMBERS, sizeof UNICODE_NUMBERS / sizeof *UNICODE_NUMBERS, CLASS_NUMBER);
+    classes_set(t, UNICODE_SPACES, sizeof UNICODE_SPACES / sizeof *UNICODE_SPACES, CLASS_SPACE);
+    memcpy(t->byte_class, t->classes, 0x80);
+    memset(t->byte_class + 0x80, CLASS_MULTI, 0x80);
+    return 0;
+}
+
+int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
+    size_t count = (size_t)vocab_size;
+    t->vocab_size = vocab_size;
+    TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
+    return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
+}
+
+int tokenizer_create_bytes(Tokenizer **out, Error *e) {
+    TRY(tokenizer_new(out, e));
+    Tokenizer *t = *out;
+    t->is_bytes = true;
+    int code = tokenizer_room(t, BYTE_VALUES, BYTE_VALUES, e);
+    for (uint32_t b = 0; b < BYTE_VALUES && !code; b++) {
+        t->text[b] = (char)b;
+        t->byte_token[b] = (uint16_t)b;
+        t->start[b + 1] = b + 1;
+    }
+    if (!code) code = tokenizer_index_merges(t, e);
+    if (!code) return 0;
+    tokenizer_destroy(t);
+    *out = NULL;
+    return code;
+}
+
+void tokenizer_destroy(Tokenizer *t) {
+    if (!t) return;
+    memory_free(t->text);
+    memory_free(t->start);
+    memory_free(t->literal);
+    memory_free(t->added);
+    memory_free(t->merges);
+    memory_free(t->pairs);
+    memory_free(t);
+}
+
+int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
+int tokenizer_eot(const Tokenizer *t) { return t->eot; }
+bool tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+
+const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
+    bool known = token >= 0 && token < t->vocab_size;
+    *bytes = known ? t->start[token + 1] - t->start[token] : 0;
+    return known ? t->text + t->start[token] : "";
+}

@@ -1,0 +1,58 @@
+// tokenizer: text to tokens and back. Two kinds, one interface:
+//
+//   bytes     256 tokens: token b is byte b. There is no end-of-text token.
+//   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), from
+//             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
+//
+// Both take any bytes, valid UTF-8 or not, and decoding gives exactly the encoded bytes. Added tokens ("<|user|>") are
+// found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it
+// is the thirteen characters that it is written with.
+#ifndef GNS_TOKENIZER_H
+#define GNS_TOKENIZER_H
+
+#include "base/manifest.h"
+
+enum {
+    VOCAB_MAX = 65536, // tokens are uint16
+    BYTE_VALUES = 256
+};
+
+typedef struct Tokenizer Tokenizer; // immutable: any number of threads may use one
+
+int tokenizer_create_bytes(Tokenizer **out, Error *e);
+
+// `path` is a directory with the files of a tokenizer, or the word "bytes". ERR_INPUT where tokenizer_exists is false.
+int tokenizer_load(Tokenizer **out, const char *path, Error *e);
+bool tokenizer_exists(const char *directory);
+void tokenizer_destroy(Tokenizer *t); // NULL is fine
+
+int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
+int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 if the vocabulary has none
+bool tokenizer_is_bytes(const Tokenizer *t);
+
+// The bytes of one token, not NUL-terminated; a token outside the vocabulary (padding) is an empty string.
+const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
+
+// Encodes all of text. `out` has room for `bytes` tokens: no token is shorter than a byte.
+int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
+
+// Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
+// tokenizer_load. The byte tokenizer becomes a BPE without merges. manifest: for the digests of the files, may be NULL.
+int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e);
+
+// For bulk work: an encoder caches the tokens of words. Each thread has its own.
+typedef struct Encoder Encoder;
+int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
+void encoder_destroy(Encoder *encoder); // NULL is fine
+int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
+
+// The last place in text[0..bytes) to cut a longer text so that encoding its parts gives the same tokens; 0 if none.
+size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
+
+// The longest prefix of text[0..bytes) that ends between two characters.
+size_t utf8_boundary(const char *text, size_t bytes);
+
+// The offset of the first byte that is not part of valid UTF-8 (RFC 3629), or `bytes`.
+size_t utf8_invalid_at(const char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,454 @@
+// tokenizer_files: reads and writes GPT-2's vocabulary and merges. Three forms are read:
+//
+//     vocab.json + merges.txt      Hugging Face's: a JSON object {token: id}, and a line "left right" a merge, by rank
+//     encoder.json + vocab.bpe     the same under OpenAI's names
+//     tokenizer.json               both in one file: model.vocab, model.merges
+//
+// With any of them, added tokens may be in tokenizer.json (added_tokens), in tokenizer_config.json
+// (added_tokens_decoder) and in added_tokens.json.
+//
+// In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
+// others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+#define _POSIX_C_SOURCE 200809L
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "text/tokenizer_impl.h"
+
+#include <cjson/cJSON.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_BYTES_MAX = 1 << 28 };
+
+#define EOT_NAME "<|endoftext|>"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The alphabet
+
+static int alphabet_char(int byte) {
+    if (byte <= 0x20) return 0x100 + byte;
+    if (byte >= 0x7F && byte <= 0xA0) return 0x121 + byte - 0x7F;
+    return byte == 0xAD ? 0x143 : byte;
+}
+
+static int alphabet_byte(int c) { // -1: none
+    if (c < 0x100) return alphabet_char(c) == c ? c : -1;
+    if (c <= 0x120) return c - 0x100;
+    return c <= 0x142 ? c - 0x121 + 0x7F : c == 0x143 ? 0xAD : -1;
+}
+
+// Decodes a name into `out` (at most as long) and returns its bytes; -1 if a character is not in the alphabet.
+static int alphabet_decode(const char *name, size_t length, char *out) {
+    const unsigned char *s = (const unsigned char *)name, *end = s + length;
+    int bytes = 0;
+    while (s < end) { // characters below U+0144 have one byte or two
+        int c = *s++;
+        if (c >= 0x80) {
+            if (c > 0xC5 || c < 0xC2 || s == end || (*s & 0xC0) != 0x80) return -1;
+            c = (c & 0x1F) << 6 | (*s++ & 0x3F);
+        }
+        int byte = alphabet_byte(c);
+        if (byte < 0) return -1;
+        out[bytes++] = (char)byte;
+    }
+    return bytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loading. The files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of such tokens.
+
+#define HINT_GET "get the files again from where they came"
+
+typedef struct {
+    const char *name;         // NULL: none yet
+    const char *path;         // of the first file with this number or a higher one
+    bool listed;              // in a list of added tokens: the name is the text itself
+    bool normalized, special; // of a listed one
+} Entry;
+
+// The JSON files of a tokenizer. Added tokens are in the first three, whatever the form of the rest.
+enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
+enum { ADDED_FILES = 3, NAME_BYTES_MAX = 1024, NAME_SLOTS = 2 * VOCAB_MAX };
+
+typedef struct {
+    char path[PATH_MAX];
+    JsonText json; // root NULL: no such file
+} JsonFile;
+
+typedef struct {
+    Tokenizer *t;
+    JsonFile files[FILES];
+    const JsonFile *vocab;
+    char merges_path[PATH_MAX], *merges_text; // merges_text NULL: they are in vocab
+    size_t merges_bytes, name_bytes;
+    Entry entries[VOCAB_MAX];
+    uint32_t by_name[NAME_SLOTS]; // a hash table with open addressing: token + 1, or 0
+} Reader;
+
+static const cJSON *get(const cJSON *object, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(object, name);
+}
+
+static bool is_text(const cJSON *item, const char *text) {
+    return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
+}
+
+static int open_json(JsonFile *file, const char *directory, const char *name, Error *e) {
+    TRY(path_join(file->path, sizeof file->path, directory, name, e));
+    if (!file_exists(file->path)) return 0;
+    TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
+    return cJSON_IsObject(file->json.root) ? 0 : FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
+}
+
+static int open_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+    static const char *const names[ADDED_FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+    bool one_file = form[0] == form[1];
+    for (int i = 0; i < ADDED_FILES; i++) TRY(open_json(&r->files[i], directory, names[i], e));
+    if (!one_file) TRY(open_json(&r->files[VOCAB], directory, form[0], e));
+    r->vocab = &r->files[one_file ? TOKENIZER_JSON : VOCAB];
+    TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
+    return one_file ? 0 : file_read(r->merges_path, FILE_BYTES_MAX, &r->merges_text, &r->merges_bytes, e);
+}
+
+static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
+
+static double number_of_key(const char *key) {
+    size_t digits = strspn(key, "0123456789");
+    return digits > 0 && !key[digits] ? strtod(key, NULL) : -1;
+}
+
+// The entry of a number; NULL if the number is no token's. Entries up to a new highest number belong to its file.
+static Entry *entry_of_number(Reader *r, const char *path, const char *name, double number, Error *e) {
+    if (!(number >= 0 && number < 1e9) || number != (int)number)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
+    if (number >= VOCAB_MAX)
+        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
+                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number),
+               NULL;
+    while (r->t->vocab_size <= (int)number) r->entries[r->t->vocab_size++].path = path;
+    return &r->entries[(int)number];
+}
+
+// Refuses by name what tokenizer.json can say and this tokenizer cannot do.
+static int check_kind(const cJSON *root, const char *path, Error *e) {
+    const cJSON *model = get(root, "model"), *type = get(model, "type"), *normalizer = get(root, "normalizer");
+    const cJSON *words = get(root, "pre_tokenizer");
+    const char *why = type && !is_text(type, "BPE")                  ? "its model is not BPE"
+                      : normalizer && !cJSON_IsNull(normalizer)      ? "it has a normalizer"
+                      : !is_text(get(words, "type"), "ByteLevel")    ? "its pre_tokenizer is not ByteLevel"
+                      : cJSON_IsTrue(get(words, "add_prefix_space")) ? "it adds a prefix space"
+                      : cJSON_IsFalse(get(words, "use_regex"))       ? "it does not split by GPT-2's pattern"
+                      : cJSON_IsTrue(get(model, "ignore_merges"))    ? "it ignores merges"
+                                                                     : NULL;
+    return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", path, why) : 0;
+}
+
+static int read_vocab(Reader *r, Error *e) {
+    const cJSON *vocab = r->vocab->json.root, *item;
+    const char *path = r->vocab->path;
+    if (!r->merges_text) {
+        TRY(check_kind(vocab, path, e));
+        vocab = get(get(vocab, "model"), "vocab");
+    }
+    if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", path);
+    cJSON_ArrayForEach(item, vocab) {
+        Entry *entry = entry_of_number(r, path, item->string, number_of(item), e);
+        if (!entry) return e->code;
+        if (entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", path, item->valuedouble);
+        entry->name = item->string;
+        r->name_bytes += strlen(item->string);
+    }
+    return 0;
+}
+
+// An added token may be new or one of the vocabulary. The first file that has it says how it is found.
+static int add_added(Reader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
+    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
+    Entry *entry = entry_of_number(r, path, name, number, e);
+    if (!entry) return e->code;
+    if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        if (cJSON_IsTrue(get(item, unknown[i])))
+            return FAIL(e, ERR_INPUT,
+                        "only tokens that are found as they are written, whatever is next to them, are known",
+                        "%s: added token '%s' has %s", path, name, unknown[i]);
+    if (entry->name && strcmp(entry->name, name) != 0)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
+                    number);
+    if (entry->listed) return 0;
+    r->name_bytes += strlen(name);
+    r->t->added_count += strcmp(name, EOT_NAME) != 0;
+    entry->name = name;
+    entry->listed = true;
+    entry->normalized = !cJSON_IsFalse(get(item, "normalized"));
+    entry->special = cJSON_IsTrue(get(item, "special"));
+    return 0;
+}
+
+// tokenizer.json has an array {id, content}, tokenizer_config.json an object of them by number, added_tokens.json the
+// numbers by name.
+static int read_added(Reader *r, int file, Error *e) {
+    static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
+    const char *path = r->files[file].path;
+    const cJSON *list = r->files[file].json.root, *item;
+    bool array = file == TOKENIZER_JSON;
+    if (lists[file]) list = get(list, lists[file]);
+    if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
+    cJSON_ArrayForEach(item, list) {
+        const cJSON *content = get(item, "content");
+        const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(content);
+        if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
+        double number = array                      ? number_of(get(item, "id"))
+                        : file == TOKENIZER_CONFIG ? number_of_key(item->string)
+                                                   : number_of(item);
+        TRY(add_added(r, path, name, number, item, e));
+    }
+    return 0;
+}
+
+// Fills text, start, literal and added from the entries.
+static int spell_tokens(Reader *r, Error *e) {
+    Tokenizer *t = r->t;
+    size_t count = (size_t)t->vocab_size, at = 0;
+    TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
+    TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
+    AddedToken *added = t->added;
+    for (size_t i = 0; i < count; i++) {
+        const Entry *entry = &r->entries[i];
+        if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
+        size_t length = strlen(entry->name);
+        int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
+        t->literal[i] = bytes < 0;
+        if (bytes < 0) memcpy(t->text + at, entry->name, length);
+        at += bytes < 0 ? length : (size_t)bytes;
+        t->start[i + 1] = (uint32_t)at;
+        if (!entry->listed || strcmp(entry->name, EOT_NAME) == 0) continue;
+        *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
+        t->added_begins[entry->normalized][(uint8_t)*entry->name] = true;
+    }
+    return 0;
+}
+
+// The slot of the token with these bytes, or the empty one for it.
+static uint32_t *name_slot(Reader *r, const char *name, size_t bytes) {
+    for (uint64_t i = hash_finish(hash_bytes(HASH_START, name, bytes));; i++) {
+        uint32_t *slot = &r->by_name[i % NAME_SLOTS];
+        size_t length;
+        const char *text = *slot ? tokenizer_decode(r->t, (int)*slot - 1, &length) : NULL;
+        if (!text || (length == bytes && memcmp(text, name, bytes) == 0)) return slot;
+    }
+}
+
+static int find_token(Reader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
+
+static int index_names(Reader *r, Error *e) {
+    for (int token = 0; token < r->t->vocab_size; token++) {
+        size_t bytes;
+        const char *text = tokenizer_decode(r->t, token, &bytes);
+        uint32_t *slot = name_slot(r, text, bytes);
+        if (*slot)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->entries[token].path,
+                        *slot - 1, token);
+        *slot = (uint32_t)token + 1;
+    }
+    for (int b = 0; b < BYTE_VALUES; b++) {
+        int token = find_token(r, &(char){(char)b}, 1);
+        if (token < 0)
+            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
+                        r->vocab->path, b);
+        r->t->byte_token[b] = (uint16_t)token;
+    }
+    r->t->eot = find_token(r, EOT_NAME, strlen(EOT_NAME));
+    return 0;
+}
+
+// `number` counts from 1: lines of merges.txt, or elements of model.merges.
+static int fail_merge(const Reader *r, int number, const char *what, const char *name, size_t length, Error *e) {
+    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->merges_text ? "line" : "merge",
+                number, (int)size_min(length, 100), name, what);
+}
+
+// The token of a part of a merge, or -1.
+static int find_part(Reader *r, const char *name, size_t length) {
+    char text[NAME_BYTES_MAX];
+    int bytes = length <= sizeof text ? alphabet_decode(name, length, text) : -1;
+    return bytes > 0 ? find_token(r, text, (size_t)bytes) : -1;
+}
+
+static int add_merge(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
+    char text[2 * NAME_BYTES_MAX];
+    const char *space = memchr(line, ' ', length);
+    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
+    if (!space || memchr(space + 1, ' ', right))
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    int a = find_part(r, line, left), b = find_part(r, space + 1, right);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left, e);
+    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", space + 1, right, e);
+    size_t a_bytes, b_bytes;
+    const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
+    memcpy(text, a_text, a_bytes);
+    memcpy(text + a_bytes, b_text, b_bytes);
+    int merged = find_token(r, text, a_bytes + b_bytes);
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left, e);
+    r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
+    return 0;
+}
+
+static int read_merges_text(Reader *r, Error *e) {
+    const char *line = r->merges_text, *end = line + r->merges_bytes;
+    for (int number = 1; line < end; number++) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line));
+        size_t length = (size_t)((newline ? newline : end) - line);
+        if (length > 0 && line[length - 1] == '\r') length--;
+        bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
+        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
+        line = newline ? newline + 1 : end;
+    }
+    return 0;
+}
+
+static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
+    const cJSON *merges = get(get(r->vocab->json.root, "model"), "merges"), *item;
+    char pair[2 * NAME_BYTES_MAX + 2];
+    int number = 1;
+    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
+    cJSON_ArrayForEach(item, merges) {
+        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
+        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
+        if (two) snprintf(pair, sizeof pair, "%s %s", left->valuestring, right->valuestring);
+        const char *line = two ? pair : cJSON_IsString(item) ? item->valuestring : "";
+        TRY(add_merge(r, number++, line, strlen(line), e));
+    }
+    return 0;
+}
+
+static int read_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+    TRY(tokenizer_new(&r->t, e));
+    Tokenizer *t = r->t;
+    TRY(open_files(r, directory, form, e));
+    TRY(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
+    TRY(read_vocab(r, e));
+    for (int file = 0; file < ADDED_FILES; file++) TRY(read_added(r, file, e));
+    TRY(spell_tokens(r, e));
+    TRY(index_names(r, e));
+    TRY(r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e));
+    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
+    for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
+    return tokenizer_index_merges(t, e);
+}
+
+// The form of a directory's files, or NULL. A vocabulary without its merges counts if there is no other: the error then
+// names the missing file.
+static const char *const *find_form(const char *directory) {
+    static const char *const forms[][2] = {
+        {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
+    for (int complete = 1; complete >= 0; complete--)
+        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
+                return forms[i];
+    return NULL;
+}
+
+bool tokenizer_exists(const char *directory) { return find_form(directory); }
+
+int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
+    *out = NULL;
+    if (strcmp(path, "bytes") == 0) return tokenizer_create_bytes(out, e);
+    const char *const *form = find_form(path);
+    if (!form)
+        return FAIL(e, ERR_INPUT,
+                    "say bytes, or name a directory with vocab.json + merges.txt, encoder.json + vocab.bpe "
+                    "or tokenizer.json",
+                    "%s: no tokenizer there", path);
+    Reader *r;
+    TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
+    int code = read_files(r, path, form, e);
+    for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
+    memory_free(r->merges_text);
+    if (code) tokenizer_destroy(r->t);
+    else *out = r->t;
+    memory_free(r);
+    return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving
+
+static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
+    size_t bytes;
+    const char *text = tokenizer_decode(t, token, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        int c = (uint8_t)text[i];
+        if (!t->literal[token]) c = alphabet_char(c);
+        if (!t->literal[token] && c >= 0x80) fputc(0xC0 | c >> 6, f), c = 0x80 | (c & 0x3F);
+        if (json && (c == '"' || c == '\\')) fputc('\\', f);
+        if (json && c < 0x20) fprintf(f, "\\u%04x", (unsigned)c);
+        else fputc(c, f);
+    }
+}
+
+static void put_vocab(const Tokenizer *t, FILE *f) {
+    for (int token = 0; token < t->vocab_size; token++) {
+        fputs(token ? ", \"" : "{\"", f);
+        put_token(t, token, true, f);
+        fprintf(f, "\": %d", token);
+    }
+    fputs("}\n", f);
+}
+
+static void put_merges(const Tokenizer *t, FILE *f) {
+    fputs("#version: 0.2\n", f);
+    for (int rank = 0; rank < t->merge_count; rank++) {
+        put_token(t, t->merges[rank].left, false, f);
+        fputc(' ', f);
+        put_token(t, t->merges[rank].right, false, f);
+        fputc('\n', f);
+    }
+}
+
+static void put_config(const Tokenizer *t, FILE *f) {
+    static const char *const bools[] = {"false", "true"};
+    const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
+    fprintf(f,
+            "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
+            "\"eos_token\": %s, \"unk_token\": %s",
+            eot, eot, eot);
+    for (int i = 0; i < t->added_count; i++) {
+        const AddedToken *added = &t->added[i];
+        fprintf(f, ", %s\"%d\": {\"content\": \"", i ? "" : "\"added_tokens_decoder\": {", added->token);
+        put_token(t, added->token, true, f);
+        fprintf(f,
+                "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
+                "\"special\": %s}",
+                bools[added->normalized], bools[added->special]);
+    }
+    fputs(t->added_count ? "}}\n" : "}\n", f);
+}
+
+typedef void (*PutFile)(const Tokenizer *, FILE *);
+
+static int save_file(const Tokenizer *t, const char *directory, const char *name, PutFile put, Manifest *manifest,
+                     Error *e) {
+    char path[PATH_MAX];
+    Text text;
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(text_begin(&text, e));
+    put(t, text.f);
+    TRY(text_end(&text, e));
+    int code = file_save(path, text.text, text.bytes, &digest, e);
+    text_free(&text);
+    if (!code && manifest) manifest_add(manifest, name, digest);
+    return code;
+}
+
+int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e) {
+    TRY(save_file(t, directory, "vocab.json", put_vocab, manifest, e));
+    TRY(save_file(t, directory, "merges.txt", put_merges, manifest, e));
+    return save_file(t, directory, "tokenizer_config.json", put_config, manifest, e);
+}

@@ -1,7 +1,0 @@
-#include "common.h"
-
-#ifndef GNS_COMMIT // the Makefile says it
-#    define GNS_COMMIT ""
-#endif
-
-const char *version_text(void) { return "gns.c 0.1" GNS_COMMIT; }

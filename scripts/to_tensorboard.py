@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Shows runs in TensorBoard: to_tensorboard.py RUN... [--follow], then tensorboard --logdir RUN
+
+Writes the metrics, samples and commands of a run as an event file into the run's directory, and replaces the one of an
+earlier call. --follow waits for the run and keeps writing what it adds, until Ctrl-C. A resume cuts the run's logs back
+to its checkpoint: everything is then written again, and TensorBoard drops the steps that were taken back.
+Times are training time, counted from the run's start.
+"""
+
+import calendar
+import glob
+import os
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from run_log import (EXIT_WRITE, Clock, Cut, Fault, Parser, Tail, checked_rows, checked_samples, command_text, has_log,
+                     missing_package, parts_of, read_json, run_main)
+
+try:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.text.summary_v2 import text_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    missing = None
+except ImportError as error:
+    missing = missing_package("tensorboard", error)
+
+SUFFIX = ".gns"  # of this script's event files
+TAGS = {"tokens": "progress/tokens", "batch": "progress/batch_rows", "loss": "loss/train", "val_loss": "loss/val",
+        "lr": "optimizer/lr", "grad_norm": "optimizer/grad_norm", "tok_per_s": "speed/tok_per_s", "mfu": "speed/mfu",
+        "hellaswag": "test/hellaswag_acc", "hellaswag_norm": "test/hellaswag_acc_norm",
+        "gns_ratio": "gns/ratio_total_to_ln"}
+for group in ("ln", "ranks", "total"):
+    TAGS |= {f"gns_{group}": f"gns/{group}", f"gns_{group}_se": f"gns/{group}_standard_error",
+             f"gns_{group}_lower": f"gns/{group}_lower_bound"}
+
+
+def scalars_of(row):
+    """{tag: number} of a line of metrics.jsonl."""
+    out = {}
+    for name, value in row.items():
+        if name == "gns_layer":
+            out |= {f"gns_by_layer/{i:02d}": x for i, x in enumerate(value)}
+        elif name.startswith("gns_type_"):
+            out["gns_by_type/" + name.removeprefix("gns_type_")] = value
+        elif name in TAGS and (name != "tokens" or "loss" in row):
+            out[TAGS[name]] = value
+    return {tag: x for tag, x in out.items() if x is not None}
+
+
+def verbatim(text):
+    """TensorBoard renders texts as Markdown, which shows lines after four blanks as they are."""
+    return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
+
+
+def start_time(parts):
+    """Seconds since 1970 at the run's start; 0 where run.json does not have it."""
+    try:
+        return calendar.timegm(time.strptime(parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
+    except (IndexError, KeyError, ValueError):
+        return 0
+
+
+class EventFile:
+    """The event file of one run, and how much of the run's logs it holds."""
+
+    def __init__(self, path):
+        self.path, self.writer = path, None
+        self.info, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
+                                                           ("run.json", "metrics.jsonl", "samples.jsonl"))
+
+    def is_ready(self):
+        return has_log(self.info) and has_log(self.metrics_path)
+
+    def begin(self):
+        """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop what it has."""
+        if self.writer:
+            self.writer.close()
+        for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
+            if os.path.islink(old) or not os.path.isfile(old):
+                continue
+            if os.path.getsize(old) > 0:
+                os.truncate(old, 0)  # a live TensorBoard that finds its file removed never looks for the next one
+            else:
+                os.remove(old)
+        self.parts, self.clock, self.seconds = [], Clock(), {}
+        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+        self.writer = EventFileWriter(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
+        self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, step, summary):
+        wall_time = start_time(self.parts) + self.seconds.get(step, self.clock.seconds)
+        self.writer.add_event(Event(wall_time=wall_time, step=int(step), summary=summary))
+
+    def add_new(self):
+        """Adds what the run has written since the last call. Raises Cut where something is gone."""
+        parts, told = parts_of(self.info, read_json(self.info)), len(self.parts)
+        if parts[:told] != self.parts:
+            raise Cut
+        self.parts = parts
+        for row in checked_rows(self.metrics.new_lines()):
+            if "loss" in row:
+                self.seconds[row["step"]] = self.clock.advance(row)
+            self.add(row["step"], Summary(value=[Summary.Value(tag=tag, simple_value=x)
+                                                 for tag, x in scalars_of(row).items()]))
+        for part in parts[told:]:
+            self.add(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
+        for sample in checked_samples(self.samples.new_lines()) if has_log(self.samples_path) else ():
+            self.add(sample["step"], text_pb("sample", verbatim(sample["text"])))
+        self.writer.flush()
+
+    def update(self):
+        read_json(self.info)  # a directory without a run stays as it is
+        if not self.writer:
+            self.begin()
+        try:
+            self.add_new()
+        except Cut:
+            print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
+            self.begin()
+            self.add_new()
+
+
+def main():
+    parser = Parser(description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
+    parser.add_argument("--follow", action="store_true", help="wait for the runs, and write what they add until Ctrl-C")
+    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="to look with --follow (default: %(default)s)")
+    args = parser.parse_args()
+    if missing:
+        raise missing
+    files = [EventFile(path) for path in args.runs]
+    try:
+        while True:
+            for file in files:
+                if not args.follow or file.is_ready():
+                    file.update()
+            if not args.follow:
+                break
+            time.sleep(args.every)
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{error.filename}: cannot write: {error.strerror}") from None
+    for file in files:
+        file.writer.close()
+        print(f"{file.path}: {len(file.seconds)} steps; tensorboard --logdir {file.path} shows them")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR INPUT...
+
+An INPUT is a text file or a .jsonl file. Writes vocab.json, merges.txt and tokenizer_config.json, which data/tokenize and
+the trainer (--tokenizer DIR) and transformers read. The last token is <|endoftext|>.
+"""
+import json
+import os
+import sys
+
+sys.dont_write_bytecode = True
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, run_main
+
+try:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+except ImportError as error:
+    tokenizers = missing_package("tokenizers", error)
+
+EOT = "<|endoftext|>"
+BYTES, TOKENS_MAX = 256, 65536
+PIECE = 1 << 20  # characters
+
+
+def texts(path, field):
+    """The texts of a jsonl file; of a text file, pieces that end with a line."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            if path.endswith((".jsonl", ".ndjson")):
+                yield from ("" + json.loads(line)[field] for line in file if line.strip())
+            else:
+                while piece := file.read(PIECE):
+                    yield piece + file.readline()
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text or JSON with a field '{field}': {error}") from None
+
+
+def learn(paths, size, field):
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, show_progress=sys.stderr.isatty(),
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trained.train_from_iterator((text for path in paths for text in texts(path, field)), trainer)
+    return trained
+
+
+def save(trained, out):
+    vocab = trained.get_vocab(with_added_tokens=False)
+    vocab[EOT] = len(vocab)
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
+    try:
+        os.makedirs(out, exist_ok=True)
+        trained.model.save(out)  # merges.txt, and a vocab.json without EOT
+        for name, content in (("vocab.json", vocab), ("tokenizer_config.json", config)):
+            with open(os.path.join(out, name), "w", encoding="utf-8") as file:
+                json.dump(content, file, ensure_ascii=False)
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
+    return len(vocab)
+
+
+def main():
+    parser = Parser(description=__doc__)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT")
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--field", default="text", help="the field of a jsonl line that holds the text (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace the vocabulary in DIR")
+    args = parser.parse_args()
+    if not BYTES < args.vocab_size <= TOKENS_MAX:
+        raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
+    if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
+        raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
+    if isinstance(tokenizers, Fault):
+        raise tokenizers
+    size = save(learn(args.inputs, args.vocab_size, args.field), args.out)
+    print(f"{args.out}: {size} tokens" + (", no other pair occurs twice" if size < args.vocab_size else ""))
+
+
+if __name__ == "__main__":
+    run_main(main)
