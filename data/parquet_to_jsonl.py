@@ -6,13 +6,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../scripts"))
-from run_log import EXIT_INPUT, EXIT_WRITE, Fault, Parser, missing_package, run_main
-
-try:
-    import pyarrow
-    import pyarrow.parquet
-except ImportError as error:
-    pyarrow = missing_package("pyarrow", error)
+from run_log import EXIT_INPUT, EXIT_WRITE, Fault, Parser, run_main
 
 BATCH_ROWS = 1000  # a few megabytes of web pages
 
@@ -22,8 +16,8 @@ def main():
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--field", default="text", help="the column (default: %(default)s)")
     args = parser.parse_args()
-    if isinstance(pyarrow, Fault):
-        raise pyarrow
+    import pyarrow.parquet
+
     for path in args.files:
         try:
             table = pyarrow.parquet.ParquetFile(path)
@@ -40,4 +34,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "pyarrow")

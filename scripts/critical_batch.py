@@ -16,15 +16,9 @@ import math
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, loss_curve, missing_package, reach,
-                     run_main)
+from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, loss_curve, reach, run_main)
 
 from branched_probe import probe
-
-try:
-    import numpy as np
-except ImportError as error:
-    np = missing_package("numpy", error)
 
 
 def constant_batch(run, step):
@@ -35,22 +29,18 @@ def constant_batch(run, step):
     return batches[0]
 
 
-def model_steps(log_min, batch):
-    """eq. 2.11 solved for S with E = B S: S = S_min + E_min / B."""
-    return np.exp(log_min[0]) + np.exp(log_min[1]) / batch
-
-
 def fit_minima(batch, steps):
     """(S_min, E_min), their covariance as logarithms (NaN for two runs) and the residuals of log S."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError as error:
-        raise missing_package("scipy", error) from None
+    import numpy as np
+    from scipy.optimize import least_squares
+
     # eq. 2.11 is S_min / S + E_min / E = 1, linear in the minima: the start. Then least squares of log S, so that the
     # relative errors of all runs weigh alike.
     start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
     start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
-    fit = least_squares(lambda x: np.log(steps) - np.log(model_steps(x, batch)), start, xtol=1e-14, ftol=1e-14)
+    # Solved for S with E = B S: S = S_min + E_min / B.
+    fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start,
+                        xtol=1e-14, ftol=1e-14)
     freedom = len(steps) - 2
     if freedom == 0:
         return np.exp(fit.x), np.full((2, 2), np.nan), fit.fun
@@ -58,6 +48,8 @@ def fit_minima(batch, steps):
 
 
 def fit(args):
+    import numpy as np
+
     runs = [Run(path) for path in args.runs]
     kind = common_kind(runs)
     target = common_target(runs, kind) if args.target is None else args.target
@@ -94,6 +86,8 @@ def fit(args):
 def noise_scales(run, bins):
     """(B_n, B, steps) of every bin, and how many bins are left out; noise scale and batch in rows. S and G2 are averaged
     before they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
+    import numpy as np
+
     # The LayerNorms' scale times its ratio to the whole model's (1 until the run has one).
     ratios, ratio = [], 1.0
     for value in run.column("gns_ratio"):
@@ -113,6 +107,8 @@ def noise_scales(run, bins):
 def gamma_of(noise, batch, steps):
     """gamma (McCandlish et al. 2018, appendix D). s counts progress in steps of an infinite batch: a step at batch B
     makes 1 / (1 + B_n / B) of one (eq. 2.6)."""
+    import numpy as np
+
     ds = steps / (1 + noise / batch)
     return (np.sqrt(noise) @ ds) ** 2 / (ds.sum() * (noise @ ds)), ds
 
@@ -185,12 +181,8 @@ def main():
     three.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     three.set_defaults(act=probe)
     args = parser.parse_args()
-    if args.act is probe:
-        return probe(args)
-    if isinstance(np, Fault):
-        raise np
     args.act(args)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "numpy scipy")

@@ -12,8 +12,7 @@ import struct
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, open_output, run_main,
-                     write_whole)
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, refuse_special, run_main, write_whole
 
 GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
 
@@ -62,7 +61,8 @@ def write_safetensors(path, model):
         at += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
-    with open_output(path, "wb") as f:
+    refuse_special(path)
+    with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for x in model.values():
             f.write(x.tobytes())
@@ -80,11 +80,9 @@ def write_model(directory, model, config):
 
 def read_checkpoint(path):
     """model_args, and the parameters as numpy arrays."""
-    try:
-        import numpy  # torch may come without it
-        import torch
-    except ImportError as error:
-        raise missing_package("torch numpy", error) from None
+    import numpy  # torch may come without it
+    import torch
+
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         args, state = checkpoint["model_args"], checkpoint["model"]
@@ -118,4 +116,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "torch numpy")

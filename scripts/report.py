@@ -13,7 +13,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, loss_curve,
-                     missing_package, reach, run_main, smooth_column, time_unit, write_whole)
+                     reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -252,10 +252,8 @@ def main():
         if not run.has("loss"):
             raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")
     label(runs)
-    try:
-        import report_plots
-    except ImportError as error:
-        raise missing_package("matplotlib", error) from None
+    import report_plots
+
     with report_plots.style():
         text = page(runs, args.target, report_plots)
     write_whole(args.out, text)
@@ -263,4 +261,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "matplotlib")

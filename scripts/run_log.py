@@ -18,7 +18,7 @@ import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED = 1e308
-MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/manifest.h)
+MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/base/manifest.h)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Scripts
@@ -32,21 +32,6 @@ class Fault(Exception):
         self.code = code
 
 
-def missing_package(package, error):
-    """The Fault to raise. Where build/venv has a Python, that first runs the script from the start: it may have it."""
-    venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
-    python = os.path.join(venv, "bin", "python")
-    there = os.access(python, os.X_OK)
-    if there and os.path.isfile(sys.argv[0]) and "GNS_IN_VENV" not in os.environ:
-        os.environ["GNS_IN_VENV"] = "1"  # once
-        sys.stdout.flush()
-        os.execv(python, [python] + sys.argv)
-    venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
-    create = "" if there else f"python3 -m venv {shlex.quote(venv)} && "
-    install = f"{create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {package}"
-    return Fault(EXIT_INPUT, f"the Python package {package} does not load ({error}): {install}")
-
-
 class Parser(argparse.ArgumentParser):
     """The description is the script's docstring as it is."""
 
@@ -57,40 +42,46 @@ class Parser(argparse.ArgumentParser):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
 
-def run_main(main):
-    """Runs a script's main; a Fault becomes one line on stderr and its exit code."""
+def run_main(main, packages=""):
+    """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
     try:
         main()
-    except Fault as fault:
+    except (Fault, ImportError) as error:
+        fault = error if isinstance(error, Fault) else missing_packages(packages, error)
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def open_output(path, mode):
-    """open() for a file to write. A link, a device or a FIFO of that name is a Fault."""
+def missing_packages(packages, error):
+    """The Fault to report. If build/venv has a Python, that first runs the script from the start."""
+    venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
+    python = os.path.join(venv, "bin", "python")
+    there = os.access(python, os.X_OK)
+    if there and "GNS_IN_VENV" not in os.environ:
+        os.environ["GNS_IN_VENV"] = "1"  # once
+        sys.stdout.flush()
+        os.execv(python, [python] + sys.argv)
+    venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
+    create = "" if there else f"python3 -m venv {shlex.quote(venv)} && "
+    install = f"{create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
+    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {install}")
 
-    def opener(name, flags):
-        fault = Fault(EXIT_WRITE, f"{name}: not written: not a regular file; move it away, or choose another place")
-        if os.path.islink(name) or (os.path.exists(name) and not os.path.isfile(name)):
-            raise fault
-        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise fault
-        return fd
 
-    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
+def refuse_special(path):
+    """A Fault if the file to write exists and is a link, a device or a FIFO."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
 
 
 def write_whole(path, text):
     """Writes the whole file, or none of it."""
     partial = path + ".tmp"
     try:
-        if os.path.lexists(path):
-            open_output(path, "ab").close()  # a Fault, or it may be replaced
-        with open_output(partial, "w") as file:
+        refuse_special(path)
+        refuse_special(partial)
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:
@@ -100,21 +91,20 @@ def write_whole(path, text):
 
 
 def remove_checkpoint(path):
-    """Removes the files that a checkpoint's manifest names, and its directory if that is then empty. A link is unlinked,
+    """Removes the files that a checkpoint's manifest names, and its directory if that is then empty. A link is removed,
     never entered."""
     if os.path.islink(path):
         os.remove(path)
         return
-    if not os.path.isfile(os.path.join(path, MANIFEST)):
+    manifest = os.path.join(path, MANIFEST)
+    if not os.path.isfile(manifest):
         return  # not a checkpoint
-    names = [entry["name"] for entry in read_json(os.path.join(path, MANIFEST))["files"]]
+    names = [entry["name"] for entry in read_json(manifest)["files"]] + [MANIFEST]
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        for name in names + [MANIFEST]:
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                os.unlink(os.path.basename(name), dir_fd=directory)
-    finally:
-        os.close(directory)
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(os.path.basename(name), dir_fd=directory)
+    os.close(directory)
     with contextlib.suppress(OSError):  # not empty
         os.rmdir(path)
 

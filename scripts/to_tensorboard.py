@@ -15,7 +15,7 @@ import time
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_WRITE, Clock, Cut, Fault, Parser, Tail, checked_rows, checked_samples, command_text, has_log,
-                     missing_package, parts_of, read_json, run_main)
+                     parts_of, read_json, run_main)
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -24,7 +24,7 @@ try:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
     missing = None
 except ImportError as error:
-    missing = missing_package("tensorboard", error)
+    missing = error
 
 SUFFIX = ".gns"  # of this script's event files
 TAGS = {"tokens": "progress/tokens", "batch": "progress/batch_rows", "loss": "loss/train", "val_loss": "loss/val",
@@ -147,4 +147,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "tensorboard")

@@ -11,7 +11,7 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, command_text, missing_package, run_main
+from run_log import EXIT_INPUT, Fault, Parser, Run, command_text, run_main
 
 
 def config_of(run):
@@ -80,10 +80,8 @@ def main():
     config, history = config_of(run), history_of(run)
     if args.dry_run:
         return describe(run, config, history)
-    try:
-        import wandb
-    except ImportError as error:
-        raise missing_package("wandb", error) from None
+    import wandb
+
     try:
         upload(wandb, run, args, config, history)
     except Exception as error:  # no base of wandb's errors is in all its versions
@@ -92,4 +90,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "wandb")

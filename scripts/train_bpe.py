@@ -9,13 +9,7 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, missing_package, run_main
-
-try:
-    import tokenizers
-    from tokenizers import models, pre_tokenizers, trainers
-except ImportError as error:
-    tokenizers = missing_package("tokenizers", error)
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main
 
 EOT = "<|endoftext|>"
 BYTES, TOKENS_MAX = 256, 65536
@@ -38,7 +32,9 @@ def texts(path, field):
 
 
 def learn(paths, size, field):
-    trained = tokenizers.Tokenizer(models.BPE())
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, show_progress=sys.stderr.isatty(),
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -73,11 +69,9 @@ def main():
         raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
     if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
         raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
-    if isinstance(tokenizers, Fault):
-        raise tokenizers
     size = save(learn(args.inputs, args.vocab_size, args.field), args.out)
     print(f"{args.out}: {size} tokens" + (", no other pair occurs twice" if size < args.vocab_size else ""))
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "tokenizers")

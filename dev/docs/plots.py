@@ -13,7 +13,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
 from report import show, show_time
-from run_log import EXIT_INPUT, Fault, Parser, Run, missing_package, run_main, smooth_column, write_whole
+from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
 RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)-lr([\d.e+-]+)-seed(\d+)$")
 
@@ -143,10 +143,8 @@ def main():
                         help="where the figures go (default: beside this program)")
     args = parser.parse_args()
     runs = load(args.study)
-    try:
-        import report_plots as plots
-    except ImportError as error:
-        raise missing_package("matplotlib", error) from None
+    import report_plots as plots
+
     plots.POINTS = 300  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     with plots.style():
@@ -160,4 +158,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "matplotlib")
