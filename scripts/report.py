@@ -6,6 +6,7 @@ error band and batch, by layer and by type; learning rate, gradient norm, throug
 """
 
 import html
+import itertools
 import json
 import math
 import os
@@ -44,10 +45,8 @@ def show(x, digits=4):
 
 
 def show_time(seconds):
-    if not math.isfinite(seconds):
-        return "-"
     unit, length = time_unit(seconds)
-    return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / length:.1f} {unit}" if math.isfinite(seconds) else "-"
 
 
 def show_saved(before, now):
@@ -75,10 +74,9 @@ def savings_section(runs, kind, target):
     first, rows = found[0], []
     for run, at in zip(runs, found):
         if at is None:
-            rows.append([run.label] + ["not reached"] + ["-"] * 5)
+            rows.append([run.label, "not reached"] + ["-"] * 5)
             continue
-        compared = first and run is not runs[0]
-        saved = [show_saved(first[x], at[x]) if compared else "" for x in ("tokens", "step", "seconds")]
+        saved = [show_saved(first[x], at[x]) if first and run is not runs[0] else "" for x in ("tokens", "step", "seconds")]
         rows.append([run.label, f"{at['tokens']:,.0f}", saved[0], f"{at['step']:,.0f}", saved[1],
                      show_time(at["seconds"]), saved[2]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
@@ -107,6 +105,8 @@ def show_sample(sample):
 
 
 def samples_section(runs):
+    if not any(run.samples for run in runs):
+        return ""
     out = "<h2>Samples along the way</h2>\n"
     if any(sample.get("prompt") for run in runs for sample in run.samples):
         out += "<p class=note>Coloured: the prompt.</p>\n"
@@ -116,19 +116,10 @@ def samples_section(runs):
     return out
 
 
-def part_options(part, first):
-    """A part's options: all of the first part's, and those that a later part changed."""
-    options = part.get("options")
-    if not options:
-        return ""
-    words = ", ".join(f"{name} = {value if isinstance(value, str) else json.dumps(value)}"
-                      for name, value in options.items())
-    return f"<p class=note>{'With' if first else 'Changed:'} {html.escape(words)}.</p>\n"
-
-
 def commands_section(runs):
-    """Every part of every run: where, when, how and with which options it was started."""
-    out = "<h2>Commands</h2>\n"
+    """Every part of every run: where, when, how and with which options it was started. A later part's options are those
+    that it changed."""
+    out = "<h2>Commands</h2>\n" if any(run.parts() for run in runs) else ""
     for run in runs:
         parts = run.parts()
         ends = [part.get("first_step", 1) - 1 for part in parts[1:]] + [run.rows[-1]["step"]]
@@ -140,7 +131,9 @@ def commands_section(runs):
                      f"{ranks} rank{'' if ranks == 1 else 's'}",
                      f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
             out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(command_text(part))}</pre>\n"
-            out += part_options(part, part is parts[0])
+            words = ", ".join(f"{name} = {value}" for name, value in flatten(part.get("options", {})).items())
+            verb = "With" if part is parts[0] else "Changed:"
+            out += f"<p class=note>{verb} {html.escape(words)}.</p>\n" if words else ""
     return out
 
 
@@ -184,23 +177,18 @@ def headline(run):
 
 
 def page(runs, target, plots):
-    title = "Run " + runs[0].label if len(runs) == 1 else " and ".join(run.label for run in runs[:2])
-    title += f" and {len(runs) - 2} more" if len(runs) > 2 else ""
+    names = [run.label for run in runs[:2]] + ([f"{len(runs) - 2} more"] if len(runs) > 2 else [])
+    title = ("Run " if len(runs) == 1 else "") + " and ".join(names)
     lines = list(dict.fromkeys(headline(run) for run in runs))
     sections = [f"<h1>{html.escape(title)}</h1>\n"]
-    sections += [f"<p class=note>{line}</p>\n" for line in lines[:1] if len(lines) == 1]
+    sections += [f"<p class=note>{line}</p>\n" for line in lines if len(lines) == 1]
     sections.append(totals_table(runs))
-    number = 0
+    numbers = itertools.count(1)
 
-    def caption(note, drawn, name):
-        nonlocal number
-        number += 1
+    def figure(name, note, drawn, head=None):
+        sections.append(head or f"<h2>{name}</h2>\n")
         sections.append(f"<figure>{plots.svg_of(drawn, name)}\n"
-                        f"<figcaption>Figure {number}. {note}</figcaption></figure>\n")
-
-    def figure(name, note, drawn):
-        sections.append(f"<h2>{name}</h2>\n")
-        caption(note, drawn, name)
+                        f"<figcaption>Figure {next(numbers)}. {note}</figcaption></figure>\n")
 
     kind = common_kind(runs)
     if len(runs) > 1 and target is None:
@@ -208,8 +196,8 @@ def page(runs, target, plots):
     figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
-        sections.append(savings_section(runs, kind, target))
-        caption("Against the first run, at every loss that both reach; below 0 where a run took more.", plots.draw_savings(runs, kind), "Saved to equal loss")
+        figure("Saved to equal loss", "Against the first run, at every loss that both reach; below 0 where a run took more.",
+               plots.draw_savings(runs, kind), savings_section(runs, kind, target))
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
@@ -222,11 +210,7 @@ def page(runs, target, plots):
                plots.draw_layers(runs))
     figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens a second: "
            "smoothed over single steps.", plots.draw_rates(runs))
-    if any(run.samples for run in runs):
-        sections.append(samples_section(runs))
-    if any(run.parts() for run in runs):
-        sections.append(commands_section(runs))
-    sections.append(options_section(runs))
+    sections += [samples_section(runs), commands_section(runs), options_section(runs)]
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 
@@ -254,9 +238,7 @@ def main():
     label(runs)
     import report_plots
 
-    with report_plots.style():
-        text = page(runs, args.target, report_plots)
-    write_whole(args.out, text)
+    write_whole(args.out, page(runs, args.target, report_plots))
     print(args.out)
 
 

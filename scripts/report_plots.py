@@ -28,19 +28,15 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-
          "axes.spines.top": False, "axes.spines.right": False,
          "legend.frameon": False, "legend.fontsize": 9, "legend.handlelength": 1.8,
          "lines.solid_capstyle": "round", "figure.constrained_layout.use": True}
+plt.rcParams.update(STYLE)
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
-
-
-def style():
-    return plt.rc_context(STYLE)
 
 
 def thin(*columns):
     """Every n-th point, and the last one."""
     n = len(columns[0])
     stride = max(1, math.ceil(n / POINTS))
-    kept = [i for i in range(n) if (n - 1 - i) % stride == 0]
-    return [[column[i] for i in kept] for column in columns]
+    return [column[(n - 1) % stride::stride] for column in columns]
 
 
 def svg_of(figure, title):
@@ -94,11 +90,10 @@ def draw_loss(runs, target=None):
                           markevery=max(1, len(run.val_rows) // 25))
         if target is not None:
             axes.axhline(target, color=INK, lw=0.8, ls=(0, (4, 3)))
-        axes.set_title(f"against {label}")
         if name == "seconds":
-            axes.set_xlabel(unit)
+            axes.set(title="against time", xlabel=unit)
         else:
-            token_axis(axes, label)
+            token_axis(axes, title=f"against {label}", xlabel=label)
     panels[0].set(ylim=loss_limits(runs), ylabel="loss (nats a token)")
     marks = [kind_of_line("training, smoothed"), kind_of_line("single steps", alpha=0.3, lw=0.8)]
     if any(run.val_rows for run in runs):
@@ -141,8 +136,7 @@ def draw_tests(runs):
             axes.plot(column(run.test_rows, "tokens"), [100 * x for x in column(run.test_rows, name)], how, color=colour,
                       ms=3.5, lw=1.4)
     axes.axhline(25, color=FAINT, lw=0.8, ls=(0, (4, 3)))
-    axes.set(title="HellaSwag", ylabel="right answers (%)")
-    token_axis(axes)
+    token_axis(axes, title="HellaSwag", ylabel="right answers (%)")
     run_key(figure, runs, kind_of_line("length-normalised"), kind_of_line("plain", ls=":"),
             kind_of_line("chance", color=FAINT, lw=0.8, ls=(0, (4, 3))))
     return figure
@@ -158,8 +152,9 @@ def batches_of(run):
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
-def token_axis(axes, label="tokens"):
-    axes.set_xlabel(label)
+def token_axis(axes, **labels):
+    """Numbers with k, M and B along the axis of tokens; its title and labels."""
+    axes.set(**{"xlabel": "tokens", **labels})
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
@@ -180,44 +175,45 @@ def above_0(values):
     return [x if x is not None and x > 0 else math.nan for x in values]
 
 
+def noise_curves(run):
+    """(tokens, scale, standard error, lower bound) of a run's noise scale, thinned; empty where it measured none."""
+    name = gns_source(run)
+    if not name:
+        return [], [], [], []
+    return thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"),
+                above_0(run.column(name + "_lower")))
+
+
 def draw_gns(runs):
     """A panel for each run: the noise scale, its standard error and 95% lower bound, the whole model's, the batch."""
-    shown = len(runs)
-    figure, panels = plt.subplots(-(-shown // 2), min(2, shown), squeeze=False, sharey=True,
-                                  figsize=(14 if shown > 1 else 11, 4.4 * -(-shown // 2) + 0.4))
-    for axes in panels.flat[shown:]:
-        axes.set_visible(False)
-    scales, batches, bounds = [], [], []
-    for axes, run, colour in zip(panels.flat, runs, colours(runs)):
-        name = gns_source(run)
+    rows, columns = -(-len(runs) // 2), min(2, len(runs))
+    figure, panels = plt.subplots(rows, columns, squeeze=False, sharey=True,
+                                  figsize=(14 if columns > 1 else 11, 4.4 * rows + 0.4))
+    curves = [noise_curves(run) for run in runs]
+    limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale],
+              [x for run in runs for x in batches_of(run)[1]])
+    for axes, run, colour, (at, scale, se, lower) in zip(panels.flat, runs, colours(runs), curves):
         axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
-        batches += batches_of(run)[1]
-        if name:
-            at, se = thin(run.column("tokens"), run.column(name + "_se"))
-            scale, lower = thin(above_0(run.column(name)), above_0(run.column(name + "_lower")))
+        if at:
             band(axes, at, scale, se, color=colour, alpha=0.22)
             axes.plot(at, scale, color=colour, lw=1.3)
-            bounds.append((axes, at, lower, colour))
-            scales += scale
-            plot_whole_model(axes, run)
+            samples = [above_0(column(sampled(run), name)) for name in ("tokens", "gns_total", "gns_total_se")]
+            band(axes, *samples, color=FAINT, alpha=0.15)
+            axes.plot(*samples[:2], color=FAINT, lw=1)
+            plot_bound(axes, at, lower, color=colour)
         else:
             axes.text(0.5, 0.5, "no noise scale was measured (--gns off)", ha="center", va="center",
                       transform=axes.transAxes, color="#666")
         plain_log(axes.yaxis)
-        axes.set(title=run.label, ylabel="rows")
-        token_axis(axes)
-    limit_gns(panels[0, 0], scales, batches)
-    for axes, at, lower, colour in bounds:
-        plot_bound(axes, at, lower, color=colour)
-    sources = {gns_source(run) for run in runs}
+        token_axis(axes, title=run.label, ylabel="rows")
+    for axes in panels.flat[len(runs):]:
+        axes.set_visible(False)
     colour = colours(runs)[0]
-    run_key(figure, runs[:1], kind_of_line("batch", color="black"),
-            kind_of_line("noise scale of the LayerNorms" if "gns_ln" in sources else "noise scale from the ranks",
-                         color=colour),
+    of = "of the LayerNorms" if "gns_ln" in map(gns_source, runs) else "from the ranks"
+    whole = [kind_of_line("whole model, where it was sampled", color=FAINT, lw=1)]
+    run_key(figure, runs[:1], kind_of_line("batch", color="black"), kind_of_line(f"noise scale {of}", color=colour),
             Patch(color=colour, alpha=0.22, lw=0, label="one standard error"),
-            kind_of_line("lower bound, 95%", color=colour, lw=0.9, ls=":"),
-            *([kind_of_line("whole model, where it was sampled", color=FAINT, lw=1)]
-              if any(sampled(run) for run in runs) else []))
+            kind_of_line("lower bound, 95%", color=colour, lw=0.9, ls=":"), *(whole if any(map(sampled, runs)) else []))
     return figure
 
 
@@ -225,13 +221,6 @@ def plot_bound(axes, at, lower, **how):
     """Call once the axis has its limits: a bound above them, or infinite, runs along the top."""
     top = 0.97 * axes.get_ylim()[1]
     axes.plot(at, [min(x, top) for x in lower], lw=0.8, ls=":", **how)
-
-
-def plot_whole_model(axes, run):
-    rows = sampled(run)
-    scale, at = above_0(column(rows, "gns_total")), column(rows, "tokens")
-    band(axes, at, scale, above_0(column(rows, "gns_total_se")), color=FAINT, alpha=0.15)
-    axes.plot(at, scale, color=FAINT, lw=1)
 
 
 def limit_gns(axes, scale, batch):
@@ -250,55 +239,52 @@ def sampled(run):
     return rows[::max(1, math.ceil(len(rows) / POINTS))]
 
 
+LABELLED_LAYERS = 6  # more than these have a colour bar
+LAYER_COLOURS = plt.get_cmap("viridis_r")
+
+
+def layer_curves(rows):
+    """(label, colour, noise scales) of every layer."""
+    layers = max(len(row.get("gns_layer", [])) for row in rows)
+    return [(f"layer {l}" if layers <= LABELLED_LAYERS else None, LAYER_COLOURS(0.08 + 0.92 * l / max(1, layers - 1)),
+             above_0((row.get("gns_layer", []) + [None] * layers)[l] for row in rows)) for l in range(layers)]
+
+
+def type_curves(rows):
+    """(label, colour, noise scales) of every type of tensor."""
+    names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
+    return [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), colour, above_0(column(rows, f"gns_type_{name}")))
+            for colour, name in zip(COLOURS, names)]
+
+
 def draw_layers(runs):
     """Two panels for each run with samples, by layer and by type, with the whole model's scale in both."""
     runs = [run for run in runs if sampled(run)]
     figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
-    for (left, right), run in zip(panels, runs):
+    for pair, run in zip(panels, runs):
         rows = sampled(run)
         tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
-        curves = plot_by_layer(figure, left, rows, tokens) + plot_by_type(right, rows, tokens)
-        for axes, title in ((left, "by layer"), (right, "by type")):
+        layers, types = layer_curves(rows), type_curves(rows)
+        for axes, curves, title in zip(pair, (layers, types), ("by layer", "by type")):
+            for label, colour, values in curves:
+                axes.plot(tokens, values, color=colour, lw=1.2, label=label)
             axes.plot(tokens, whole, color="black", ls=(0, (5, 2)), lw=1.4, label="whole model")
             plain_log(axes.yaxis)
-            axes.set(title=f"{run.label}, {title}", ylabel="rows")
-            token_axis(axes)
+            token_axis(axes, title=f"{run.label}, {title}", ylabel="rows")
             axes.legend(loc="lower right", ncols=2)
-        limit_gns(left, whole + curves, [])
+        if len(layers) > LABELLED_LAYERS:
+            bar = figure.colorbar(ScalarMappable(Normalize(0, len(layers) - 1), LAYER_COLOURS), ax=pair[0], pad=0.01,
+                                  aspect=40, label="layer")
+            bar.outline.set_visible(False)
+        limit_gns(pair[0], whole + [x for _, _, values in layers + types for x in values], [])
     return figure
-
-
-def plot_by_layer(figure, axes, rows, tokens):
-    layers = max(len(row.get("gns_layer", [])) for row in rows)
-    shades, drawn = plt.get_cmap("viridis_r"), []
-    for l in range(layers):
-        values = above_0((row.get("gns_layer", []) + [None] * layers)[l] for row in rows)
-        axes.plot(tokens, values, color=shades(0.08 + 0.92 * l / max(1, layers - 1)), lw=1.1,
-                  label=f"layer {l}" if layers <= 6 else None)
-        drawn += values
-    if layers > 6:
-        bar = figure.colorbar(ScalarMappable(Normalize(0, layers - 1), shades), ax=axes, pad=0.01, aspect=40)
-        bar.set_label("layer")
-        bar.outline.set_visible(False)
-    return drawn
-
-
-def plot_by_type(axes, rows, tokens):
-    drawn = []
-    for colour, name in zip(COLOURS, sorted({n for row in rows for n in row if n.startswith("gns_type_")})):
-        values = above_0(column(rows, name))
-        kind = name.removeprefix("gns_type_")
-        axes.plot(tokens, values, color=colour, lw=1.2, label={"ln": "LayerNorm", "mlp": "MLP"}.get(kind, kind))
-        drawn += values
-    return drawn
 
 
 def draw_rates(runs):
     """Learning rate and batch as they are; gradient norm and throughput also smoothed."""
     figure, panels = plt.subplots(1, 4, figsize=(14, 3.9))
-    for axes, (name, title, unit) in zip(panels, (("lr", "learning rate", ""), ("batch", "batch", "rows"),
-                                                  ("grad_norm", "gradient norm", ""),
-                                                  ("tok_per_s", "throughput", "tokens/s"))):
+    for axes, (name, title) in zip(panels, (("lr", "learning rate"), ("batch", "batch (rows)"),
+                                            ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for run, colour in zip(runs, colours(runs)):
             tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
@@ -308,8 +294,7 @@ def draw_rates(runs):
             axes.plot(x, soft, color=colour, lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
             softened += [y for at, y in zip(x, soft) if at >= 0.02 * x[-1] and math.isfinite(y)]
         shape_rate(axes, name, softened)
-        axes.set(title=title + (f" ({unit})" if unit else ""))
-        token_axis(axes)
+        token_axis(axes, title=title)
     run_key(figure, runs)
     return figure
 

@@ -147,13 +147,12 @@ def main():
 
     plots.POINTS = 300  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
-    with plots.style():
-        for name, title, figure in (
-                ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
-                ("loss", "Loss against tokens and steps", draw_loss(plots, runs)),
-                ("ratio", "Noise scale of the whole model over that of the LayerNorms", draw_ratio(plots, runs)),
-                ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp]))):
-            write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)
+    for name, title, figure in (
+            ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
+            ("loss", "Loss against tokens and steps", draw_loss(plots, runs)),
+            ("ratio", "Noise scale of the whole model over that of the LayerNorms", draw_ratio(plots, runs)),
+            ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp]))):
+        write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)
     print_table(runs)
 
 
