@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the recipes, with NAME set and the usage of their own flags in USAGE.
+# Sourced by the recipes, with NAME set, the names of their own flags in FLAGS and their usage in USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
 #   --from DIR                   take the files from DIR; nothing is downloaded or checked
@@ -16,22 +16,22 @@ PYTHON=${PYTHON:-$([ -x "${top}build/venv/bin/python" ] && echo "${top}build/ven
 usage() {
     sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
     [ -z "${USAGE:-}" ] || printf '  %s\n' "$USAGE"
-    exit "$1"
+    exit
 }
 
+# Sets TOKENIZER, FROM, OUT, FORCE and the variables of FLAGS.
 recipe_options() {
-    TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE='' REST=()
+    TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE=''
     while [ $# -gt 0 ]; do
         case $1 in
-        --tokenizer | --from | --out) [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help" ;;&
-        --tokenizer) TOKENIZER=$2 && shift ;;
-        --from) FROM=$2 && shift ;;
-        --out) OUT=$2 && shift ;;
-        --force) FORCE=--force ;;
-        --help) usage 0 ;;
-        *) REST+=("$1") ;;
+        --force) FORCE=--force && shift && continue ;;
+        --help) usage ;;
         esac
-        shift
+        [[ $1 == --* && " tokenizer from out ${FLAGS:-} " == *" ${1#--} "* ]] || fail 64 "$1: unknown" "See --help"
+        [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help"
+        local flag=${1#--}
+        printf -v "${flag^^}" %s "$2"
+        shift 2
     done
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
@@ -43,8 +43,6 @@ recipe_options() {
         exit 0
     fi
 }
-
-no_more_options() { [ ${#REST[@]} = 0 ] || fail 64 "${REST[0]}: unknown" "See --help"; }
 
 # The SHA-256 that Hugging Face states for a large file: its ETag, before the redirection.
 hub_sha256() {

@@ -3,7 +3,6 @@
 NAME=shakespeare
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"
-no_more_options
 input https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
     86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 need_tokenize

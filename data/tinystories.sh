@@ -4,7 +4,6 @@
 NAME=tinystories
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"
-no_more_options
 base=https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main
 input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT

@@ -2,13 +2,12 @@
 """A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--vocab-size V]
 
 nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
-become zeros. Writes model.safetensors and config.json. Needs the Python package torch.
+become zeros. Writes model.safetensors and config.json. Needs the Python packages torch and safetensors.
 """
 
 import json
 import os
 import re
-import struct
 import sys
 
 sys.dont_write_bytecode = True
@@ -53,34 +52,24 @@ def config_of(args, vocab):
             "bos_token_id": eot, "eos_token_id": eot}
 
 
-def write_safetensors(path, model):
-    """The format: 8 bytes with the length of a JSON header, the header, the values of one tensor after the other."""
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, x in model.items():
-        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
-        at += x.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
-    refuse_special(path)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for x in model.values():
-            f.write(x.tobytes())
-
-
 def write_model(directory, model, config):
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    weights = os.path.join(directory, "model.safetensors")
     try:
         os.makedirs(directory, exist_ok=True)
-        write_safetensors(os.path.join(directory, "model.safetensors"), model)
+        refuse_special(weights)
+        save_file(model, weights, {"format": "pt"})
         # Last: without it the directory is no model.
         write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
-    except OSError as error:
-        raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error}") from None
 
 
 def read_checkpoint(path):
     """model_args, and the parameters as numpy arrays."""
-    import numpy  # torch may come without it
+    import numpy, safetensors  # torch may come without them
     import torch
 
     try:
@@ -116,4 +105,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main, "torch numpy")
+    run_main(main, "torch numpy safetensors")

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # GPT-2 124M on 9.9 billion tokens (18,865 steps), with llm.c's settings: the loss of OpenAI's model on 8 GPUs in an hour or so.
-# An option of the trainer that is given here takes the place of the one below; --help says what else can be set.
 NAME=gpt2-124M
 OPTIONS=(
     --model gpt2-124M --micro-batch 64 --seq-len 1024 --batch-tokens 524288 --steps 18865 --zero 1

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # GPT-2 1558M on 33.6 billion tokens (32,000 steps), with llm.c's settings.
-# An option of the trainer that is given here takes the place of the one below; --help says what else can be set.
 NAME=gpt2-1558M
 OPTIONS=(
     --model gpt2-1558M --micro-batch 16 --seq-len 1024 --batch-tokens 1048576 --steps 32000 --zero 1

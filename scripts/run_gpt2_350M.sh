@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # GPT-2 350M on 31.5 billion tokens (60,000 steps), with llm.c's settings.
-# An option of the trainer that is given here takes the place of the one below; --help says what else can be set.
 NAME=gpt2-350M
 OPTIONS=(
     --model gpt2-350M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --steps 60000 --zero 1

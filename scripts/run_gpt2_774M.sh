@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # GPT-2 774M on 150 billion tokens (286,102 steps), with llm.c's settings.
-# An option of the trainer that is given here takes the place of the one below; --help says what else can be set.
 NAME=gpt2-774M
 OPTIONS=(
     --model gpt2-774M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --steps 286102 --zero 1

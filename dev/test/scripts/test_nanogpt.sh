@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# scripts/from_nanogpt.py: the logits of what it writes (dev/oracle/check_nanogpt.py), by its functions where there is
-# numpy, and as a command where $PYTHON, build/venv or python3 has torch too (it is large, so scripts/deps.sh does not
-# install it); and what it refuses.
+# scripts/from_nanogpt.py: the logits of what it writes (dev/oracle/check_nanogpt.py), by its functions where there are
+# numpy and safetensors, and as a command where $PYTHON, build/venv or python3 has torch too (it is large, so
+# scripts/deps.sh does not install it); and what it refuses.
 set -u
 . "$(dirname "$0")/../checks.sh" nanogpt
-python=$(find_python numpy) || skip_suite "no python3 with numpy"
+python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"
 "$python" dev/oracle/check_nanogpt.py "$build" || failed=1
 
 begin
@@ -25,7 +25,7 @@ from_nanogpt.convert({"transformer.wte.weight": x, "lm_head.weight": 2 * x}, 3)'
 check "an untied head" says "$work/log" "lm_head.weight is not wte.weight"
 end refusals
 
-if python=$(find_python torch numpy); then
+if python=$(find_python torch numpy safetensors); then
     "$python" dev/oracle/check_nanogpt.py "$build" --ckpt || failed=1
     begin
     echo "no checkpoint" > "$work/bad.pt"
@@ -37,6 +37,6 @@ if python=$(find_python torch numpy); then
     check "writes something" [ ! -e "$work/out" ]
     end bad_checkpoints
 else
-    echo "SKIP nanogpt/ckpt: no Python with torch and numpy; pip install torch, and PYTHON=its python"
+    echo "SKIP nanogpt/ckpt: no Python with torch, numpy and safetensors; pip install torch, and PYTHON=its python"
 fi
 exit $failed
