@@ -30,8 +30,7 @@ class Origin:
 
     def __init__(self, path):
         path = os.path.abspath(path)
-        is_checkpoint = step_of(os.path.basename(path)) is not None
-        self.checkpoint = path if is_checkpoint else newest_checkpoint(path)
+        self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
         self.run = Run(os.path.dirname(self.checkpoint))
         state = read_json(os.path.join(self.checkpoint, "state.json"))
         try:
@@ -247,18 +246,16 @@ def probe(args):
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
     kind = "val" if origin.run.info["options"].get("val") else "train"
-    result = say_result(origin, branches, args.tolerance, kind, tokens)
-    if args.json:
-        write_json(args.json, origin, branches, args.tolerance, kind, tokens, result)
+    low, high, crossing = say_result(origin, branches, args.tolerance, kind, tokens)
+    if not args.json:
+        return
 
-
-def write_json(path, origin, branches, tolerance, kind, tokens, result):
     def known(x):
         return x if math.isfinite(x) else None
-    write_whole(path, json.dumps({
+    write_whole(args.json, json.dumps({
         "checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
         "lr": origin.lr, "noise_scale": known(origin.noise_scale()), "branch_tokens": tokens,
-        "loss": kind, "tolerance": tolerance,
+        "loss": kind, "tolerance": args.tolerance,
         "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps, "loss": known(b.loss)}
                      for b in branches],
-        "no_harm_up_to": result[0], "harm_from": result[1], "critical_batch": result[2]}, indent=2) + "\n")
+        "no_harm_up_to": low, "harm_from": high, "critical_batch": crossing}, indent=2) + "\n")

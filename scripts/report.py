@@ -13,8 +13,8 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, loss_curve,
-                     reach, run_main, smooth_column, time_unit, write_whole)
+from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
+                     loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -58,7 +58,7 @@ def show_saved(before, now):
 def totals_table(runs):
     rows = []
     for run in runs:
-        last, vals = run.rows[-1], [x for x in run.val_column("val_loss") if math.isfinite(x)]
+        last, vals = run.rows[-1], finite(run.val_column("val_loss"))
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
                      show(smooth_column(run, "loss")[-1]),
                      show(vals[-1] if vals else None), show(min(vals) if vals else None)])
@@ -233,7 +233,7 @@ def main():
     if len(runs) > MOST_RUNS:
         raise Fault(EXIT_USAGE, f"{len(runs)} runs; at most {MOST_RUNS} have colours")
     for run in runs:
-        if not run.has("loss"):
+        if not finite(run.column("loss")):
             raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")
     label(runs)
     import report_plots

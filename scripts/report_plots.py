@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
 
-from run_log import column, loss_curve, reach, smooth_column, time_unit
+from run_log import column, finite, loss_curve, reach, smooth_column, time_unit
 
 POINTS = 600  # of a curve at most: keeps the page of a long run small
 # Okabe and Ito's colours for colour-blind readers, without the yellow, which vanishes on white; then others.
@@ -56,8 +56,7 @@ def loss_limits(runs):
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
                    if row["tokens"] >= 0.05 * run.rows[-1]["tokens"]] + run.val_column("val_loss")
-    losses = [x for x in losses if math.isfinite(x)]
-    low, high = min(losses), max(losses)
+    low, high = min(finite(losses)), max(finite(losses))
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
 
@@ -111,13 +110,13 @@ def draw_savings(runs, kind):
     """What each run saves against the first, in per cent, at every loss that both reach."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 3.7), sharey=True)
     curves = [loss_curve(run, kind) for run in runs]
-    losses = [[x for x in curve[1] if math.isfinite(x)] for curve in curves]
+    losses = [finite(curve[1]) for curve in curves]
     high, low = min([loss_limits(runs[:1])[1], *(curve[0] for curve in losses)]), min(losses[0])
     targets = [high - (high - low) * i / (TARGETS - 1) for i in range(TARGETS)]
     firsts, *found = [[reach(curve, target) for target in targets] for curve in curves]
     for axes, (name, label) in zip(panels, AXES):
         axes.axhline(0, color=colours(runs)[0], lw=1.5)
-        for run, colour, ats in zip(runs[1:], colours(runs)[1:], found):
+        for colour, ats in zip(colours(runs)[1:], found):
             saved = [100 * (1 - at[name] / first[name]) if at and first and first[name] > 0 else math.nan
                      for at, first in zip(ats, firsts)]
             axes.plot(targets, saved, color=colour, lw=1.6)
@@ -226,7 +225,7 @@ def plot_bound(axes, at, lower, **how):
 def limit_gns(axes, scale, batch):
     """Scales from the 1st to the 99th percentile, and the batch: a few wild estimates would fill the plot."""
     batch = [x for x in batch if x > 0]
-    known = sorted(x for x in scale if math.isfinite(x)) or sorted(batch)
+    known = sorted(finite(scale)) or sorted(batch)
     if not known:
         return
     low, high = known[len(known) // 100], known[-1 - len(known) // 100]

@@ -203,25 +203,20 @@ def is_number(x):
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
-def check_row(row, where):
-    """Every line has its step and tokens; every other field is a number, a flag or null, or gns_layer, a list of them."""
-    if not isinstance(row, dict):
-        raise Fault(EXIT_INPUT, f"{where}: not a JSON object")
-    for name in ("step", "tokens"):
-        if not is_number(row.get(name)) or not math.isfinite(row[name]):
-            raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
-    for name, value in row.items():
-        if isinstance(value, list) != (name == "gns_layer"):
-            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is {'a list' if isinstance(value, list) else 'no list'}")
-        if not all(x is None or isinstance(x, (int, float)) for x in (value if isinstance(value, list) else [value])):
-            raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
-
-
 def checked_rows(lines):
-    """Rows of metrics.jsonl. Their tokens never go backwards."""
+    """Rows of metrics.jsonl: each has its step, and tokens that never go backwards; every other field is a number, a flag
+    or null, or gns_layer, a list of them."""
     tokens = 0
     for where, row in lines:
-        check_row(row, where)
+        for name in ("step", "tokens"):
+            if not isinstance(row, dict) or not is_number(row.get(name)) or not math.isfinite(row[name]):
+                raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
+        for name, value in row.items():
+            values = value if name == "gns_layer" and isinstance(value, list) else [value]
+            if not all(x is None or isinstance(x, (int, float)) for x in values):
+                raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
+        if not isinstance(row.get("gns_layer", []), list):
+            raise Fault(EXIT_INPUT, f"{where}: \"gns_layer\" is not a list")
         if row["tokens"] < tokens:
             raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
         tokens = row["tokens"]
@@ -255,6 +250,10 @@ def column(rows, name):
     return [math.nan if row.get(name) is None else float(row[name]) for row in rows]
 
 
+def finite(values):
+    return [x for x in values if math.isfinite(x)]
+
+
 class Run:
     """Rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), each a line's fields with the `seconds`
     of training until there; samples, and run.json as `info`."""
@@ -286,9 +285,6 @@ class Run:
 
     def parts(self):
         return parts_of(os.path.join(self.path, "run.json"), self.info)
-
-    def has(self, name):
-        return any(map(math.isfinite, self.column(name)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -335,7 +331,7 @@ def common_target(runs, kind):
     """The lowest loss that every run reaches."""
     best = []
     for run in runs:
-        losses = [x for x in loss_curve(run, kind)[1] if math.isfinite(x)]
+        losses = finite(loss_curve(run, kind)[1])
         if not losses:
             raise Fault(EXIT_INPUT, f"{run.path}: no {kind} loss that is a number")
         best.append(min(losses))
