@@ -78,19 +78,9 @@ pass_on() {
     exec cat > /dev/null
 }
 
-asks_for_binding() { # ARGUMENTS...
-    local word
-    [ -z "${OMPI_MCA_hwloc_base_binding_policy:-}" ] || return 0
-    for word in "$@"; do
-        case $word in
-        --bind-to* | -bind-to* | --cpus-per-* | -cpus-per-* | --cpu-set | -cpu-set | --cpu-list | -cpu-list) return 0 ;;
-        --rankfile | -rankfile | --rf | -rf | *[:,][Pp][Ee]=* | hwloc_base_binding_policy) return 0 ;;
-        esac
-    done
-    return 1
-}
-binding=()
-asks_for_binding "$@" || binding=(--bind-to none)
+# An option that binds overrides this variable, except those that give a rank several cores.
+[[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
+    export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
 exec {out}> >(pass_on)
 readers=$!
@@ -101,7 +91,7 @@ else
     readers+=" $!"
 fi
 # A session of its own: the terminal's Ctrl-C does not reach it.
-(exec setsid mpirun "${binding[@]}" "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+(exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
 exec {out}>&- {err}>&-
 hand_on

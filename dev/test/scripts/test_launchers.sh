@@ -419,22 +419,31 @@ mpirun_keeps_words_apart() {
 
 mpirun_binds_as_asked() { # and does not bind by default
     mkdir -p "$work/binds"
-    printf '#!/bin/sh\necho "$*"\n' > "$work/binds/mpirun"
+    printf '#!/bin/sh\necho "${OMPI_MCA_hwloc_base_binding_policy:-} $*"\n' > "$work/binds/mpirun"
     chmod +x "$work/binds/mpirun"
-    becomes_mpirun() { # WANTED ARGUMENTS...
+    becomes_mpirun() { # POLICY ARGUMENTS...
         local got
         got=$(PATH="$work/binds:$PATH" scripts/mpirun.sh "${@:2}" 2> /dev/null)
-        [ "$got" = "$1" ] || { echo "not '$1' but '$got'"; return 1; }
+        [ "$got" = "$1 ${*:2}" ] || { echo "not '$1 ${*:2}' but '$got'"; return 1; }
     }
-    becomes_mpirun "--bind-to none -np 2 program --lr 1" -np 2 program --lr 1 || return 1
+    becomes_mpirun none -np 2 program --lr 1 || return 1
+    OMPI_MCA_hwloc_base_binding_policy=core becomes_mpirun core -np 2 program || return 1
     local binding
-    for binding in "--bind-to core" "-bind-to socket" --bind-to-core "--cpus-per-proc 4" "--cpus-per-rank 4" "--cpu-set 0,1" \
-        "--map-by slot:PE=4" "--map-by ppr:2:node:pe=4" "--map-by slot:span,pe=2" "--rankfile file" "-rf file" \
-        "--mca hwloc_base_binding_policy core"; do
+    for binding in "--cpus-per-proc 4" "--cpus-per-rank 4" "--map-by slot:PE=4" "--map-by ppr:2:node:pe=4" "--map-by slot:span,pe=2"; do
         # shellcheck disable=SC2086
-        becomes_mpirun "-np 2 $binding program" -np 2 $binding program || return 1
+        becomes_mpirun "" -np 2 $binding program || return 1
     done
-    OMPI_MCA_hwloc_base_binding_policy=core becomes_mpirun "-np 2 program" -np 2 program
+}
+mpirun_overrides_the_binding() { # Open MPI's own options, with the default above
+    has_mpi && [ "$(nproc)" -gt 1 ] || skip "no Open MPI, or one core" || return
+    echo "rank 0=localhost slot=0" > "$work/rankfile"
+    cores() { scripts/mpirun.sh --allow-run-as-root -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
+    [ "$(cores)" = "$(grep Cpus_allowed_list /proc/self/status)" ] || { echo "bound: $(cores)"; return 1; }
+    local binding
+    for binding in "--bind-to core" "--cpu-set 0" "--map-by slot:PE=1" "--rankfile $work/rankfile" "--mca hwloc_base_binding_policy core"; do
+        # shellcheck disable=SC2086
+        [ "$(cores $binding)" != "$(cores)" ] || { echo "$binding does not bind"; return 1; }
+    done
 }
 
 mpirun_that_cannot_start() {
@@ -524,7 +533,7 @@ for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_m
     slurm_restarts_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_by_name done_at_once \
     one_tokenizer lost again_until_done no_restart_without_progress no_restart_without_checkpoint no_restart_of_a_permanent_error while_the_last_start_dies \
-    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_that_cannot_start asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+
