@@ -55,12 +55,10 @@ need_model() {
 has_tokenizer() { [ -f "$1/tokenizer.json" ] || { [ -f "$1/vocab.json" ] && [ -f "$1/merges.txt" ]; }; }
 
 need_tokenizer() {
-    if [ -n "$tokenizer" ]; then
-        has_tokenizer "$tokenizer" ||
-            fail 65 "$tokenizer: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
-    else
-        has_tokenizer "$MODEL" || fail 65 "$MODEL has no tokenizer" "Give --tokenizer DIR, and train with --tokenizer next time"
-    fi
+    has_tokenizer "${tokenizer:-$MODEL}" && return
+    [ -z "$tokenizer" ] ||
+        fail 65 "$tokenizer: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
+    fail 65 "$MODEL has no tokenizer" "Give --tokenizer DIR, and train with --tokenizer next time"
 }
 
 need_harness() {

@@ -18,9 +18,9 @@ hear_signals "$@"
 hear_requests
 timeout=10 # seconds
 
-# Of mpirun; /proc/PID/task/PID/children is not in every kernel.
+# Of mpirun, without zombies; /proc/PID/task/PID/children is not in every kernel.
 children() {
-    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | cut -d / -f 3
+    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
 }
 
 # Those on this machine: the others are no children of mpirun.
@@ -45,15 +45,6 @@ ask_to_stop() {
     done
 }
 
-# Zombies do not count.
-has_children() {
-    local child state
-    for child in $(children); do
-        { read -r _ _ state _ < "/proc/$child/stat"; } 2> /dev/null && [ "$state" != Z ] && return 0
-    done
-    return 1
-}
-
 # Writes a line once the ranks have started. (Not a signal: bash 5.2 may lose a request to stop that arrives together with
 # another signal that it traps.)
 end_when_alone() {
@@ -65,7 +56,7 @@ end_when_alone() {
     echo started
     while [ $alone -lt $timeout ]; do
         sleep 1 > /dev/null 2>&1
-        if has_children; then alone=0; else alone=$((alone + 1)); fi
+        if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&2
     kill -KILL "$job"

@@ -9,7 +9,7 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 
 EOT = "<|endoftext|>"
 BYTES, TOKENS_MAX = 256, 65536
@@ -50,8 +50,7 @@ def save(trained, out):
         os.makedirs(out, exist_ok=True)
         trained.model.save(out)  # merges.txt, and a vocab.json without EOT
         for name, content in (("vocab.json", vocab), ("tokenizer_config.json", config)):
-            with open(os.path.join(out, name), "w", encoding="utf-8") as file:
-                json.dump(content, file, ensure_ascii=False)
+            write_whole(os.path.join(out, name), json.dumps(content, ensure_ascii=False))
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
     return len(vocab)
