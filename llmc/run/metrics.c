@@ -18,9 +18,7 @@
 struct Metrics {
     int fd;
     int64_t bytes; // of metrics.jsonl
-    FILE *file;    // a memory stream over `line`: the line being written
-    char *line;
-    size_t line_bytes;
+    Text line;     // being written
     char directory[PATH_MAX], path[PATH_MAX], samples_path[PATH_MAX];
 };
 
@@ -28,8 +26,8 @@ static int cannot_write(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
 }
 
-static int no_memory(const Metrics *m, Error *e) {
-    return FAIL(e, ERR_MEMORY, "free some memory", "%s: no memory for a line", m->path);
+static int cannot_read(const char *path, Error *e) {
+    return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", path, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -42,9 +40,7 @@ static int open_locked(Metrics *m, const char *directory, bool *may_go, Error *e
     TRY(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
     TRY(run_lock_take(m->fd, m->path, directory, may_go, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
-    if (m->bytes < 0) return cannot_write(m->path, e);
-    m->file = open_memstream(&m->line, &m->line_bytes);
-    return m->file ? 0 : no_memory(m, e);
+    return m->bytes < 0 ? cannot_write(m->path, e) : 0;
 }
 
 int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
@@ -74,7 +70,7 @@ int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, 
     size_t room = 0;
     double tokens, loss;
     FILE *f = fopen(m->path, "re");
-    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", m->path, strerror(errno));
+    if (!f) return cannot_read(m->path, e);
     while (getline(&line, &room, f) > 0)
         if (number_after(line, "\"tokens\": ", &tokens) && number_after(line, "\"loss\": ", &loss))
             each(context, tokens, loss);
@@ -89,8 +85,7 @@ int metrics_close(Metrics *m, Error *e) {
     if (!m) return 0;
     int code = 0;
     if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR) code = cannot_write(m->path, e);
-    if (m->file) fclose(m->file);
-    free(m->line);
+    text_free(&m->line);
     memory_free(m);
     return code;
 }
@@ -98,16 +93,15 @@ int metrics_close(Metrics *m, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Resuming
 
-// *keep: the bytes of a log up to the first line that is of a later step than `step`, or incomplete since a machine
-// failed. 0 without a file.
+// *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete. 0 without a
+// file.
 static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
     static const char begin[] = "{\"step\": ";
     char *line = NULL;
     size_t room = 0;
     *keep = 0;
     FILE *f = fopen(path, "re");
-    if (!f && errno == ENOENT) return 0;
-    if (!f) return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", path, strerror(errno));
+    if (!f) return errno == ENOENT ? 0 : cannot_read(path, e);
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || strncmp(line, begin, strlen(begin)) != 0 || atoll(line + strlen(begin)) > step)
             break;
@@ -116,7 +110,7 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
     return 0;
 }
 
-// Fails at the start of a run rather than at its first sample.
+// Checks at the start of a run that its first sample can be written.
 static int can_append(const char *path, Error *e) {
     int fd;
     if (!file_exists(path)) return 0;
@@ -128,7 +122,7 @@ static int can_append(const char *path, Error *e) {
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
     TRY(run_lock_sign(m->directory, e));
-    // By steps as well: the checkpoint may have come from another directory, whose file was longer.
+    // By steps as well as bytes: the checkpoint may be from another directory, with a longer file.
     TRY(bytes_until(m->path, step, &keep, e));
     if (keep > bytes) keep = (off_t)bytes;
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->path, e);
@@ -141,13 +135,14 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Lines
 
-// The whole line in one call: a run that is killed leaves no half line that a buffer held back.
+// Writes the line in one call, so that a killed run leaves no half line.
 static int write_line(Metrics *m, int fd, const char *path, Error *e) {
-    fputs("}\n", m->file);
-    return fflush(m->file) == 0 ? write_all(fd, m->line, m->line_bytes, path, e) : no_memory(m, e);
+    fputs("}\n", m->line.f);
+    TRY(text_end(&m->line, e));
+    return write_all(fd, m->line.text, m->line.bytes, path, e);
 }
 
-// JSON has no infinity: 1e308 stands for it, since a number that some readers refuse would cost them the whole file.
+// JSON has no infinity, and some readers refuse a whole file for one: 1e308 stands for it.
 static void put_value(FILE *f, double x) {
     const double unbounded = 1e308;
     if (isnan(x)) fputs("null", f);
@@ -159,17 +154,19 @@ static void put_number(FILE *f, const char *name, double x) {
     put_value(f, x);
 }
 
-static FILE *begin_line(Metrics *m, int64_t step, int64_t tokens) {
-    rewind(m->file);
-    fprintf(m->file, "{\"step\": %lld", (long long)step);
-    put_number(m->file, "tokens", (double)tokens);
-    return m->file;
+// *f: the stream of a new line, which write_line ends.
+static int begin_line(Metrics *m, int64_t step, int64_t tokens, FILE **f, Error *e) {
+    text_free(&m->line);
+    TRY(text_begin(&m->line, e));
+    *f = m->line.f;
+    fprintf(*f, "{\"step\": %lld", (long long)step);
+    put_number(*f, "tokens", (double)tokens);
+    return 0;
 }
 
-// Of metrics.jsonl.
-static int end_line(Metrics *m, Error *e) {
+static int end_metrics_line(Metrics *m, Error *e) {
     TRY(write_line(m, m->fd, m->path, e));
-    m->bytes += (int64_t)m->line_bytes;
+    m->bytes += (int64_t)m->line.bytes;
     return 0;
 }
 
@@ -186,7 +183,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     }
 }
 
-static void put_sampled(FILE *f, const Noise *noise) {
+static void put_calibration(FILE *f, const Noise *noise) {
     put_estimate(f, "gns_total", &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) {
         char key[64];
@@ -201,8 +198,9 @@ static void put_sampled(FILE *f, const Noise *noise) {
     fputs("]", f);
 }
 
-int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode mode, Error *e) {
-    FILE *f = begin_line(m, s->step, s->tokens);
+int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e) {
+    FILE *f;
+    TRY(begin_line(m, s->step, s->tokens, &f, e));
     put_number(f, "examples", (double)s->examples);
     put_number(f, "batch", (double)s->batch);
     put_number(f, "loss", s->loss);
@@ -211,29 +209,33 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, GnsMode m
     put_number(f, "tok_per_s", s->tok_per_s);
     put_number(f, "mfu", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
-    if (mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
+    if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
     if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
-    bool sampled = mode == GNS_EXACT && !s->skipped;
-    if (sampled || (mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));
-    if (sampled) put_sampled(f, noise);
-    return end_line(m, e);
+    bool calibrated = s->mode == GNS_EXACT && !s->skipped;
+    if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));
+    if (calibrated) put_calibration(f, noise);
+    return end_metrics_line(m, e);
 }
 
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
-    put_number(begin_line(m, step, tokens), "val_loss", val_loss);
-    return end_line(m, e);
+    FILE *f;
+    TRY(begin_line(m, step, tokens, &f, e));
+    put_number(f, "val_loss", val_loss);
+    return end_metrics_line(m, e);
 }
 
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
-    FILE *f = begin_line(m, step, tokens);
+    FILE *f;
+    TRY(begin_line(m, step, tokens, &f, e));
     put_number(f, "hellaswag", (double)s->correct / s->questions);
     put_number(f, "hellaswag_norm", (double)s->correct_norm / s->questions);
-    return end_line(m, e);
+    return end_metrics_line(m, e);
 }
 
-// On the disk at once: samples are few, and nothing else holds them.
+// Syncs at once: samples are few, and checkpoints do not have them.
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
-    FILE *f = begin_line(m, step, tokens);
+    FILE *f;
+    TRY(begin_line(m, step, tokens, &f, e));
     fputs(", \"prompt\": ", f);
     text_write_json(f, prompt);
     fputs(", \"text\": ", f);

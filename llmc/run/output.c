@@ -106,7 +106,7 @@ int setup_output(Run *r, Error *e) {
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (saves_aside) TRY(saver_prepare(r->saving.saver, copy, e));
-    TRY(progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens, e));
+    progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;
     if (r->position.at.step > 0) TRY(metrics_losses(r->output.metrics, progress_past, &r->output.progress, e));
     if (r->setup.comm->ranks > 1)
