@@ -18,7 +18,7 @@
 struct Metrics {
     int fd;
     int64_t bytes; // of metrics.jsonl
-    Text line;     // being written
+    Text line;     // being written, each at the beginning of the stream
     char directory[PATH_MAX], path[PATH_MAX], samples_path[PATH_MAX];
 };
 
@@ -40,7 +40,7 @@ static int open_locked(Metrics *m, const char *directory, bool *may_go, Error *e
     TRY(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
     TRY(run_lock_take(m->fd, m->path, directory, may_go, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
-    return m->bytes < 0 ? cannot_write(m->path, e) : 0;
+    return m->bytes < 0 ? cannot_write(m->path, e) : text_begin(&m->line, e);
 }
 
 int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
@@ -57,14 +57,6 @@ int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
 
-// The number after a name that metrics_step wrote.
-static bool number_after(const char *line, const char *name, double *x) {
-    const char *at = strstr(line, name);
-    char *end = NULL;
-    if (at) *x = strtod(at + strlen(name), &end);
-    return at && end > at + strlen(name);
-}
-
 int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -72,7 +64,8 @@ int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, 
     FILE *f = fopen(m->path, "re");
     if (!f) return cannot_read(m->path, e);
     while (getline(&line, &room, f) > 0)
-        if (number_after(line, "\"tokens\": ", &tokens) && number_after(line, "\"loss\": ", &loss))
+        if (sscanf(line, "{\"step\": %*d, \"tokens\": %lf, \"examples\": %*f, \"batch\": %*f, \"loss\": %lf", &tokens,
+                   &loss) == 2) // a line of metrics_step
             each(context, tokens, loss);
     free(line);
     fclose(f);
@@ -96,15 +89,14 @@ int metrics_close(Metrics *m, Error *e) {
 // *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete. 0 without a
 // file.
 static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
-    static const char begin[] = "{\"step\": ";
     char *line = NULL;
     size_t room = 0;
+    long long at;
     *keep = 0;
     FILE *f = fopen(path, "re");
     if (!f) return errno == ENOENT ? 0 : cannot_read(path, e);
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
-        if (line[n - 1] != '\n' || strncmp(line, begin, strlen(begin)) != 0 || atoll(line + strlen(begin)) > step)
-            break;
+        if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
     fclose(f);
     return 0;
@@ -138,8 +130,8 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
 // Writes the line in one call, so that a killed run leaves no half line.
 static int write_line(Metrics *m, int fd, const char *path, Error *e) {
     fputs("}\n", m->line.f);
-    TRY(text_end(&m->line, e));
-    return write_all(fd, m->line.text, m->line.bytes, path, e);
+    if (fflush(m->line.f) == 0) return write_all(fd, m->line.text, m->line.bytes, path, e);
+    return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", path);
 }
 
 // JSON has no infinity, and some readers refuse a whole file for one: 1e308 stands for it.
@@ -154,14 +146,11 @@ static void put_number(FILE *f, const char *name, double x) {
     put_value(f, x);
 }
 
-// *f: the stream of a new line, which write_line ends.
-static int begin_line(Metrics *m, int64_t step, int64_t tokens, FILE **f, Error *e) {
-    text_free(&m->line);
-    TRY(text_begin(&m->line, e));
-    *f = m->line.f;
-    fprintf(*f, "{\"step\": %lld", (long long)step);
-    put_number(*f, "tokens", (double)tokens);
-    return 0;
+static FILE *begin_line(Metrics *m, int64_t step, int64_t tokens) {
+    rewind(m->line.f);
+    fprintf(m->line.f, "{\"step\": %lld", (long long)step);
+    put_number(m->line.f, "tokens", (double)tokens);
+    return m->line.f;
 }
 
 static int end_metrics_line(Metrics *m, Error *e) {
@@ -177,30 +166,27 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
         double x;
     } number[] = {{"", g.scale}, {"_se", g.scale_se}, {"_lower", g.valid ? g.lower : NAN}, {"_g2", g.g2}, {"_s", g.s}};
     for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s%s", name, number[i].end);
-        put_number(f, key, number[i].x);
+        fprintf(f, ", \"%s%s\": ", name, number[i].end);
+        put_value(f, number[i].x);
     }
 }
 
 static void put_calibration(FILE *f, const Noise *noise) {
     put_estimate(f, "gns_total", &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "gns_type_%s", group_names[i]);
-        put_number(f, key, gns_estimate(&noise->type[i]).scale);
+        fprintf(f, ", \"gns_type_%s\": ", group_names[i]);
+        put_value(f, gns_estimate(&noise->type[i]).scale);
     }
     fputs(", \"gns_layer\": [", f);
     for (int l = 0; l < noise->layers; l++) {
-        if (l) fputs(", ", f);
+        fputs(l ? ", " : "", f);
         put_value(f, gns_estimate(&noise->layer[l]).scale);
     }
     fputs("]", f);
 }
 
 int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e) {
-    FILE *f;
-    TRY(begin_line(m, s->step, s->tokens, &f, e));
+    FILE *f = begin_line(m, s->step, s->tokens);
     put_number(f, "examples", (double)s->examples);
     put_number(f, "batch", (double)s->batch);
     put_number(f, "loss", s->loss);
@@ -218,15 +204,12 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
 }
 
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
-    FILE *f;
-    TRY(begin_line(m, step, tokens, &f, e));
-    put_number(f, "val_loss", val_loss);
+    put_number(begin_line(m, step, tokens), "val_loss", val_loss);
     return end_metrics_line(m, e);
 }
 
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
-    FILE *f;
-    TRY(begin_line(m, step, tokens, &f, e));
+    FILE *f = begin_line(m, step, tokens);
     put_number(f, "hellaswag", (double)s->correct / s->questions);
     put_number(f, "hellaswag_norm", (double)s->correct_norm / s->questions);
     return end_metrics_line(m, e);
@@ -234,8 +217,7 @@ int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagS
 
 // Syncs at once: samples are few, and checkpoints do not have them.
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
-    FILE *f;
-    TRY(begin_line(m, step, tokens, &f, e));
+    FILE *f = begin_line(m, step, tokens);
     fputs(", \"prompt\": ", f);
     text_write_json(f, prompt);
     fputs(", \"text\": ", f);

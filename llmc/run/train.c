@@ -131,13 +131,11 @@ static int report_unsaved(const Run *r, Error *e) {
 }
 
 static void report_removed(const char *out, const Removed *removed) {
-    char first[40], last[40];
-    archive_name(first, sizeof first, removed->first);
-    archive_name(last, sizeof last, removed->last);
-    if (removed->count == 1) printf("note: %s/%s was removed to make room on the disk\n", out, first);
-    if (removed->count > 1)
-        printf("note: %d checkpoints in %s, %s to %s, were removed to make room on the disk\n", removed->count, out,
-               first, last);
+    char newest[40];
+    archive_name(newest, sizeof newest, removed->last);
+    if (removed->count > 0)
+        printf("note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n", removed->count,
+               removed->count > 1 ? "s" : "", out, newest);
 }
 
 static void report_save(Run *r, const SaveReport *report) {
