@@ -1,4 +1,4 @@
-// Every number of a step stands under its own name in metrics.jsonl.
+// metrics.jsonl: every number under its own name; unknown and infinite numbers; skipped steps.
 #define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "text/hellaswag.h"
