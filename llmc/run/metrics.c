@@ -33,25 +33,23 @@ static int cannot_read(const char *path, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening and closing
 
-static int open_locked(Metrics *m, const char *directory, bool *may_go, Error *e) {
-    TRY(path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e));
-    TRY(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
-    strcpy(m->directory, directory); // which is shorter
-    TRY(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
-    TRY(run_lock_take(m->fd, m->path, directory, may_go, e));
-    m->bytes = lseek(m->fd, 0, SEEK_END);
-    return m->bytes < 0 ? cannot_write(m->path, e) : text_begin(&m->line, e);
-}
-
 int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
     Metrics *m;
+    int code = 0;
     *out = NULL;
     *may_go = false;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
-    int code = open_locked(m, directory, may_go, e);
+    TRY_GOTO(path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e));
+    TRY_GOTO(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
+    strcpy(m->directory, directory); // shorter than these
+    TRY_GOTO(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
+    TRY_GOTO(run_lock_take(m->fd, m->path, directory, may_go, e));
+    m->bytes = lseek(m->fd, 0, SEEK_END);
+    TRY_GOTO(m->bytes < 0 ? cannot_write(m->path, e) : text_begin(&m->line, e));
+    *out = m;
+done:
     if (code) metrics_close(m, &(Error){0});
-    else *out = m;
     return code;
 }
 

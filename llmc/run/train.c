@@ -1,7 +1,6 @@
 // The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes.
 #include "run/run.h"
 
-#include "run/sample.h"
 #include "base/signals.h"
 
 // The parts of an iteration, in the order in which the loop calls them. saver.h says what a save in flight allows.
