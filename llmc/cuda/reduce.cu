@@ -263,10 +263,9 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
     double *partials = (double *)workspace;
     for (int b = 0; b < E; b += EXAMPLES_AT_ONCE) {
         const int some = E - b < EXAMPLES_AT_ONCE ? E - b : EXAMPLES_AT_ONCE;
-        const float *from = x + b * n;
-        double *to = partials + (size_t)b * FLAT_BLOCKS;
-        if (n % 4 == 0) examples_kernel<4><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
-        else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
+        const auto kernel = n % 4 ? examples_kernel<1> : examples_kernel<4>;
+        kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, partials + (size_t)b * FLAT_BLOCKS, x + b * n, some,
+                                                         n);
         TRY(CUDA_LAUNCHED(e));
     }
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
