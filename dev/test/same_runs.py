@@ -3,18 +3,18 @@
 
     dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR]
 
-A case is one small run or two: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation, schedules, resume, imported
-models, samples, evaluation, refusals. Compared are
+A case is one small run, or two where it resumes: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation,
+schedules, resume, imported models, samples, evaluation, refusals. It compares
     model.safetensors, optimizer.safetensors  every tensor's name, type, shape and bytes
     config.json, state.json, run.json         every field
     metrics.jsonl, samples.jsonl              every line, every field
     other files of a checkpoint               bytes; of MANIFEST.json the list of files
     --eval-only, --sample-only, --dry-run     the numbers, the bytes, the memory table of standard output
     the exit code, and which checkpoints there are.
-Left out are times, speeds, builds, hosts and paths (IGNORED below), and options that only one of the two builds knows.
+It leaves out times, speeds, builds, hosts and paths (IGNORED below), and options that only one of the builds knows.
 
-Prints a line a case and "N passed, N failed"; the exit code is 1 if a case fails. A failure names the first difference.
-Both builds need the same compiler flags. Takes about half a minute on two cores.
+Prints a line a case and "N passed, N failed"; a failure names the first difference. The exit code is 1 if a case fails.
+Both builds need the same compiler flags. Takes half a minute.
 """
 import argparse
 import concurrent.futures
@@ -55,7 +55,8 @@ class Case:
     """Options on top of SMALL; None removes one. back_to: runs again from the checkpoint of this step, `again` holding
     what is different then."""
 
-    def __init__(self, name, base={}, ranks=1, back_to=None, again={}, ranks_again=None, crossed=False, code=0, **options):
+    def __init__(self, name, base={}, ranks=1, back_to=None, again={}, ranks_again=None, crossed=False, code=0,
+                 **options):
         self.name, self.ranks, self.back_to, self.again, self.code = name, ranks, back_to, again, code
         self.ranks_again, self.crossed = ranks_again or ranks, crossed
         self.options = {**SMALL, **base, **options}
@@ -431,6 +432,8 @@ def main():
     parser.add_argument("--ignore", action="append", default=[], metavar="PATTERN",
                         help="FILE:FIELD not to compare, with * and ?, for example 'state.json:ramp.*'")
     parser.add_argument("--keep", metavar="DIR", help="keep the runs in this new directory")
+    parser.add_argument("--reuse", metavar="DIR", help="take the data and the runs before from what --keep DIR has kept")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--list", action="store_true", help="print the cases' names, and end")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.only or any(fnmatch.fnmatchcase(c.name, p) for p in arguments.only)]
@@ -439,26 +442,36 @@ def main():
         return 0 if cases else 64
     programs = [os.path.realpath(arguments.before), os.path.realpath(arguments.after)]
     work = os.path.abspath(arguments.keep) if arguments.keep else tempfile.mkdtemp(prefix="gns_same_runs_")
-    os.makedirs(work, exist_ok=bool(not arguments.keep))
-    failed = 0
+    os.makedirs(work, exist_ok=not arguments.keep)
+    kept = os.path.abspath(arguments.reuse) if arguments.reuse else None
+    done = failed = 0
     try:
-        make_data(os.path.join(work, "data"), programs[0])
+        if kept:
+            os.symlink(os.path.join(kept, "data"), os.path.join(work, "data"))
+        else:
+            make_data(os.path.join(work, "data"), programs[0])
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for case in cases:
                 start = time.time()
-                directories = [os.path.join(work, which, case.name) for which in ("before", "after")]
+                directories = [os.path.join(kept or work, "before", case.name), os.path.join(work, "after", case.name)]
                 try:
-                    codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
+                    if kept:
+                        codes = [case.code, run_case(case, programs[1], programs[0], directories[1])]
+                    else:
+                        codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
                     why = differ(case, codes, directories, arguments.ignore)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     why = str(error)
+                done += 1
                 failed += why is not None
                 print(f"{'FAIL' if why else 'PASS'} same_runs/{case.name} {time.time() - start:.2f}s"
                       f"{': ' + why if why else ''}", flush=True)
+                if why and arguments.stop:
+                    break
     finally:
         if not arguments.keep:
             shutil.rmtree(work)
-    print(f"{len(cases) - failed} passed, {failed} failed")
+    print(f"{done - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

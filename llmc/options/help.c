@@ -13,7 +13,7 @@
 
 enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
 
-// Puts a word, or some that stay together, on this line or the next. *column: where the cursor is.
+// Prints a word, or words that stay together, on this line or the next. *column: the cursor's.
 static void print_word(FILE *f, int *column, const char *word, int width) {
     if (*column > HELP_COLUMN && *column + 1 + width > HELP_WIDTH)
         *column = HELP_COLUMN, fprintf(f, "\n%*s", HELP_COLUMN, "");
@@ -30,31 +30,24 @@ static void print_words(FILE *f, int *column, const char *text) {
     }
 }
 
-static bool is_lower(const char *text) {
-    while (*text && !isupper((unsigned char)*text)) text++;
-    return !*text;
-}
-
-// "--micro-batch ROWS": what follows the flag is the unit where there is one, in capitals unless it has its own (GB/s).
+// Writes "--micro-batch ROWS" and returns its width. The unit names the value, in capitals unless it has some (GB/s).
 static int print_flag(FILE *f, OptionId id) {
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
-    char text[2 * FLAG_BYTES];
     const OptionRow *row = &option_rows[id];
-    const char *operand = *row->unit ? row->unit : kinds[row->type];
-    option_flag(text, id);
-    if (*operand) strcat(text, " ");
-    bool capitals = is_lower(operand);
-    for (char *end = text + strlen(text); *operand; operand++)
-        *end++ = capitals ? (char)toupper((unsigned char)*operand) : *operand, *end = 0;
-    return fprintf(f, "  %s", text);
+    char flag[FLAG_BYTES], value[FLAG_BYTES];
+    snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
+    bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
+    for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
+    option_flag(flag, id);
+    return fprintf(f, "  %s%s%s", flag, *value ? " " : "", value);
 }
 
 // "[default 4; llm.c -b]", or nothing.
-static void help_suffix(char *out, size_t bytes, const OptionRow *row) {
+static void default_and_alias(char *out, size_t bytes, const OptionRow *row) {
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     char fallback[80] = "", alias[80] = "";
-    if (*row->fallback) snprintf(fallback, sizeof fallback, "default %s", row->fallback);
-    if (*row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);
+    if (row->init) snprintf(fallback, sizeof fallback, "default %s", row->init);
+    if (row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);
     *out = 0;
     if (*fallback || *alias) snprintf(out, bytes, "[%s%s%s]", fallback, *fallback && *alias ? "; " : "", alias);
 }
@@ -62,9 +55,8 @@ static void help_suffix(char *out, size_t bytes, const OptionRow *row) {
 static void print_row(FILE *f, OptionId id) {
     const OptionRow *row = &option_rows[id];
     char suffix[200], names[200] = "";
-    bool named = row->type == TYPE_CHOICE || row->type == TYPE_TEXT;
-    if (named && *row->values) snprintf(names, sizeof names, "%s:", row->values);
-    help_suffix(suffix, sizeof suffix, row);
+    if (row->names) snprintf(names, sizeof names, "%s:", row->names);
+    default_and_alias(suffix, sizeof suffix, row);
     int column = HELP_COLUMN, width = print_flag(f, id);
     if (width >= HELP_COLUMN) width = 0, fputc('\n', f);
     fprintf(f, "%*s", HELP_COLUMN - width, "");
@@ -77,11 +69,9 @@ static void print_row(FILE *f, OptionId id) {
 void options_print_help(FILE *f, const char *program) {
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
     fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N) [options]\n", path_name(program));
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (id == 0 || option_rows[id].section != option_rows[id - 1].section)
-            fprintf(f, "\n%s\n", option_section_titles[option_rows[id].section]);
-        print_row(f, (OptionId)id);
-    }
+#define SECTION(title)           fprintf(f, "\n%s\n", title);
+#define OPTION(type, field, ...) print_row(f, OPTION_##field);
+#include "options/table.def"
     fprintf(f, "\nExit codes: 0 done; 64 usage; 65 bad input; 69 no usable GPU; 70 internal; 71 out of memory;\n"
                "74 writing failed; 75 stopped by a signal with a checkpoint, run me again; 76 the loss or gradient\n"
                "is not finite; 78 a rank was lost, a deadline passed, or the ranks' weights differ.\n");
@@ -100,60 +90,49 @@ static void write_json_real(FILE *f, double x) {
     fputs(text, f);
 }
 
-static void write_json_value(FILE *f, OptionType type, const char *values, const void *field) {
+// names: of a choice
+static void write_json_value(FILE *f, OptionType type, const char *names, const void *field) {
     switch (type) {
     case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
     case TYPE_REAL: write_json_real(f, *(const double *)field); break;
     case TYPE_TEXT: text_write_json(f, field); break;
     case TYPE_FLAG: fputs(*(const bool *)field ? "true" : "false", f); break;
-    case TYPE_CHOICE: {
-        for (int i = *(const int *)field; i > 0; i--) values += strcspn(values, "|") + 1;
-        fprintf(f, "\"%.*s\"", (int)strcspn(values, "|"), values);
-    }
+    case TYPE_CHOICE:
+        for (int i = *(const int *)field; i > 0; i--) names += strcspn(names, "|") + 1;
+        fprintf(f, "\"%.*s\"", (int)strcspn(names, "|"), names);
     }
 }
 
-static void write_json_resolved(FILE *f, const Options *o, int indent) {
-    const char *comma = "";
-    fputc('{', f);
-#define R(type, field)                                                                                                 \
-    fprintf(f, "%s\n%*s\"%s\": ", comma, indent + 2, "", #field);                                                      \
-    write_json_value(f, TYPE_##type, "", &o->run.field);                                                               \
-    comma = ",";
-    OPTIONS_RESOLVED(R)
-#undef R
-    fprintf(f, "\n%*s}", indent, "");
-}
-
-static bool is_of_a_run(OptionId id) { return option_rows[id].section != SECTION_PLAN; }
-
-static void write_json_option(FILE *f, const Options *o, OptionId id) {
-    const OptionRow *row = &option_rows[id];
-    fprintf(f, "\"%s\": ", row->field);
-    write_json_value(f, row->type, row->values, (const char *)o + row->offset);
+// The options of a run, or those among them whose `which` is true (NULL: all).
+static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
+    const char *before = "";
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const OptionRow *row = &option_rows[id];
+        if ((which && !which[id]) || option_is_of_planning((OptionId)id)) continue;
+        fprintf(f, "%s\"%s\": ", before, row->field);
+        write_json_value(f, row->type, row->names, (const char *)o + row->offset);
+        before = separator;
+    }
 }
 
 void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]) {
-    const char *comma = "";
     fputc('{', f);
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!which[id] || !is_of_a_run((OptionId)id)) continue;
-        fputs(comma, f);
-        write_json_option(f, o, (OptionId)id);
-        comma = ", ";
-    }
+    write_json_options(f, o, which, ", ");
     fputc('}', f);
 }
 
 void options_write_json(FILE *f, const Options *o, int indent) {
-    fputs("{\n", f);
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!is_of_a_run((OptionId)id)) continue;
-        fprintf(f, "%*s", indent + 2, "");
-        write_json_option(f, o, (OptionId)id);
-        fputs(",\n", f);
-    }
-    fprintf(f, "%*s\"resolved\": ", indent + 2, "");
-    write_json_resolved(f, o, indent + 2);
-    fprintf(f, "\n%*s}", indent, "");
+    char next[40], inner[40], *separator = "";
+    snprintf(next, sizeof next, ",\n%*s", indent + 2, "");
+    snprintf(inner, sizeof inner, ",\n%*s", indent + 4, "");
+    fprintf(f, "{%s", next + 1);
+    write_json_options(f, o, NULL, next);
+    fprintf(f, "%s\"resolved\": {%s", next, inner + 1);
+#define R(type, field)                                                                                                 \
+    fprintf(f, "%s\"%s\": ", separator, #field);                                                                       \
+    write_json_value(f, TYPE_##type, "", &o->run.field);                                                               \
+    separator = inner;
+    OPTIONS_RESOLVED(R)
+#undef R
+    fprintf(f, "%s}\n%*s}", next + 1, indent, "");
 }

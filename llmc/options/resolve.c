@@ -1,15 +1,12 @@
-// What follows from the options together: options_resolve.
+// What the options mean together: options_resolve.
 #include "options/table.h"
 
 #include "model/model.h"
 
 #include <string.h>
 
-static bool given(const Options *o, OptionId id) { return o->given[id] != 0; }
-
-// The command line wins, also where it and the file say things that exclude each other: then it is as if the file had
-// not said its own.
-static void let_file_give_way(Options *o) {
+// The command line wins: resets an option of the config file that an option of the command line excludes.
+static void config_yields(Options *o) {
     static const struct {
         OptionId typed, file;
     } rivals[] = {
@@ -25,7 +22,7 @@ static void let_file_give_way(Options *o) {
         bool typed = o->given[rivals[i].typed] & OPTION_GIVEN_COMMAND_LINE;
         if (!typed || o->given[rivals[i].file] != OPTION_GIVEN_CONFIG) continue;
         if (rivals[i].typed == OPTION_model && model_preset(&ignored, o->model))
-            continue; // a shape that the others change
+            continue; // the others change a preset's shape
         option_reset(o, rivals[i].file);
     }
 }
@@ -56,9 +53,8 @@ static int resolve_batch(Options *o, Error *e) {
         return error_hint(e, "use %lld", (long long)(below ? below : o->seq_len));
     }
     bool ramp = o->run.ramp_mode != RAMP_FIXED;
-    int64_t one_micro_batch = o->micro_batch;
-    int64_t unsaid = ramp && o->batch_min ? o->batch_min : one_micro_batch;
-    o->run.batch_ref_rows = o->batch_tokens ? o->batch_tokens / o->seq_len : unsaid;
+    int64_t by_default = ramp && o->batch_min ? o->batch_min : o->micro_batch;
+    o->run.batch_ref_rows = o->batch_tokens ? o->batch_tokens / o->seq_len : by_default;
     o->run.batch_min_rows = ramp && o->batch_min ? o->batch_min : o->run.batch_ref_rows;
     o->run.batch_max_rows = ramp && o->batch_max ? o->batch_max : o->run.batch_ref_rows;
     return 0;
@@ -67,8 +63,8 @@ static int resolve_batch(Options *o, Error *e) {
 static int resolve_ramp(Options *o, Error *e) {
     TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
     if (o->run.ramp_mode == RAMP_FIXED) return 0;
-    if (given(o, OPTION_steps))
-        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not say how long a run with --ramp " SAID " is",
+    if (o->given[OPTION_steps])
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
                     o->ramp);
     if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
         return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
@@ -79,19 +75,18 @@ static int resolve_ramp(Options *o, Error *e) {
     return 0;
 }
 
-// What llm.c's flags count in steps or micro-batches is tokens here, and what they count in validations is steps.
+// Converts what llm.c counts in steps or micro-batches to tokens, and what it counts in validations to steps.
 static int resolve_aliases(Options *o, Error *e) {
     const int64_t one[] = {[ALIAS_STEPS] = o->run.batch_ref_rows * o->seq_len,
                            [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
                            [ALIAS_VALIDATIONS] = o->val_every};
     for (int id = 0; id < OPTION_COUNT; id++) {
-        if (o->alias_unit[id] == ALIAS_AS_IS) continue;
+        if (!(o->given[id] & OPTION_IN_ALIAS_UNIT)) continue;
         const OptionRow *row = &option_rows[id];
         int64_t *count = option_field(o, (OptionId)id);
-        if (__builtin_mul_overflow(*count, one[o->alias_unit[id]], count) ||
-            !option_range_contains(row, (double)*count))
-            return FAIL(e, ERR_USAGE, "use a smaller number", "%s comes to too many %s", row->alias, row->unit);
-        o->alias_unit[id] = ALIAS_AS_IS;
+        if (__builtin_mul_overflow(*count, one[row->alias_unit], count) || !option_range_contains(row, (double)*count))
+            return FAIL(e, ERR_USAGE, "use a smaller number", "%s means too many %s", row->alias, row->unit);
+        o->given[id] &= (uint8_t)~OPTION_IN_ALIAS_UNIT;
     }
     return 0;
 }
@@ -99,52 +94,45 @@ static int resolve_aliases(Options *o, Error *e) {
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->steps && o->train_tokens)
-        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens both say how long the run is");
+        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens exclude each other");
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
-        return FAIL(e, ERR_USAGE, "give --train-tokens or --steps", "nothing says how long the run is");
+        return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps is given");
     }
     int64_t tokens = o->train_tokens;
     if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
-        return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld comes to too many tokens", (long long)o->steps);
+        return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld means too many tokens", (long long)o->steps);
     o->run.horizon_tokens = tokens / o->seq_len * o->seq_len;
     if (!o->run.horizon_tokens)
-        return FAIL(e, ERR_USAGE, "train on one row at least", "--train-tokens %lld is less than --seq-len %lld",
+        return FAIL(e, ERR_USAGE, "train on at least one row", "--train-tokens %lld is less than --seq-len %lld",
                     (long long)tokens, (long long)o->seq_len);
     return 0;
 }
 
 static int resolve_gns(Options *o, Error *e) {
     const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
-    bool ramp = o->run.ramp_mode == RAMP_GNS;
-    bool ratio_open = ramp && o->gns_ratio == 0;
+    bool ramp = o->run.ramp_mode == RAMP_GNS, ratio_open = ramp && o->gns_ratio == 0;
     if (o->gns == GNS_OFF && ramp)
         return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
-    if (ratio_open && o->gns == GNS_LN && given(o, OPTION_gns_exact_every) && !o->gns_exact_every)
+    if (ratio_open && o->gns == GNS_LN && o->given[OPTION_gns_exact_every] && !o->gns_exact_every)
         return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
                     "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
-    int64_t unsaid = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
-    o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : unsaid;
-    const double horizon_share = 0.005; // of the run, where --gns-half-life says nothing
+    int64_t by_default = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : by_default;
+    const double horizon_share = 0.005; // of the run, the default of --gns-half-life
     o->run.gns_half_life_tokens =
         o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
     return 0;
 }
 
 static int resolve_evaluation(const Options *o, Error *e) {
-    bool hellaswag = given(o, OPTION_hellaswag);
     if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
     if ((o->eval_only || o->sample_only) && (*o->check || (o->eval_only && o->sample_only)))
-        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s both say what to do",
+        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s exclude each other",
                     o->eval_only ? "eval-only" : "sample-only", *o->check ? "check" : "sample-only");
-    if (!o->eval_only) return 0;
-    if (!*o->val && !hellaswag)
+    if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     return 0;
-}
-
-bool options_train(const Options *o) {
-    return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
 static int resolve_ranks(const Options *o, Error *e) {
@@ -153,16 +141,16 @@ static int resolve_ranks(const Options *o, Error *e) {
                 "--reduce micro-step is only useful with --zero 2, not with --zero %d", o->zero);
 }
 
-// "runs/a/" is "runs/a": what lies beside it, and what it is called, is told from the path.
-static void drop_slashes_behind(char *path) {
+// "runs/a/" becomes "runs/a": the parent directory and the name are cut from the path.
+static void strip_trailing_slashes(char *path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') path[--n] = 0;
 }
 
 int options_resolve(Options *o, Error *e) {
-    drop_slashes_behind(o->out);
-    drop_slashes_behind(o->model);
-    let_file_give_way(o);
+    strip_trailing_slashes(o->out);
+    strip_trailing_slashes(o->model);
+    config_yields(o);
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));
@@ -173,7 +161,8 @@ int options_resolve(Options *o, Error *e) {
     TRY(resolve_gns(o, e));
     TRY(resolve_evaluation(o, e));
     TRY(resolve_ranks(o, e));
-    if (o->keep == 1) return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: one of them may get damaged");
+    if (o->keep == 1)
+        return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: a single checkpoint may be damaged");
     if (!*o->train && options_train(o))
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");

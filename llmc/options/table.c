@@ -6,17 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define S(id, title) title,
-const char *const option_section_titles[SECTION_COUNT] = {SECTIONS(S)};
-#undef S
-
-// clang-format off
-#define X(type, field, alias, alias_unit, fallback, values, unit, section, help)                                       \
-    {TYPE_##type, #field, alias, ALIAS_##alias_unit, fallback, values, unit, SECTION_##section, help,                  \
-     offsetof(Options, field)},
-// clang-format on
-const OptionRow option_rows[OPTION_COUNT] = {OPTIONS_TABLE(X)};
-#undef X
+#define OPTION(type, field, ...)                                                                                       \
+    {TYPE_##type, #field, offsetof(Options, field), sizeof((Options *)0)->field, .help = __VA_ARGS__},
+const OptionRow option_rows[OPTION_COUNT] = {
+#include "options/table.def"
+};
 
 void option_flag(char out[FLAG_BYTES], OptionId id) {
     snprintf(out, FLAG_BYTES, "--%s", option_rows[id].field);
@@ -28,43 +22,37 @@ OptionId option_find(const char *name) {
     int id = 0;
     for (char flag[FLAG_BYTES]; id < OPTION_COUNT; id++) {
         option_flag(flag, (OptionId)id);
-        if (strcmp(flag + 2, name) == 0) break;
+        size_t length = strlen(flag + 2);
+        if (strncmp(name, flag + 2, length) == 0 && (!name[length] || name[length] == '=')) break;
     }
     return (OptionId)id;
 }
 
 OptionId option_find_alias(const char *alias) {
     int id = 0;
-    while (id < OPTION_COUNT && strcmp(option_rows[id].alias, alias) != 0) id++;
+    while (id < OPTION_COUNT && !(option_rows[id].alias && strcmp(option_rows[id].alias, alias) == 0)) id++;
     return (OptionId)id;
 }
 
 void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
 
+bool option_is_of_planning(OptionId id) {
+    Need need = option_rows[id].needs[0];
+    return id == OPTION_dry_run || need == NEED_PLAN || need == NEED_PLANNED_RANKS;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Values
 
-typedef struct {
-    double low, high;
-    bool low_included, high_included;
-} Interval;
-
-static Interval interval_parse(const char *text) {
-    char open = 0, close = 0;
-    Interval interval = {0};
-    int read = sscanf(text, "%c%lf, %lf%c", &open, &interval.low, &interval.high, &close);
-    assert(read == 4), (void)read; // the table's own text
-    interval.low_included = open == '[';
-    interval.high_included = close == ']';
-    return interval;
-}
-
 bool option_range_contains(const OptionRow *row, double x) {
-    Interval i = interval_parse(row->values);
-    return (i.low_included ? x >= i.low : x > i.low) && (i.high_included ? x <= i.high : x < i.high);
+    char open = 0, close = 0;
+    double low = 0, high = 0;
+    int read = sscanf(row->range, "%c%lf, %lf%c", &open, &low, &high, &close);
+    assert(read == 4), (void)read;
+    return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
 }
 
-// Decimal numbers only: no hexadecimal, no "nan", no "inf", nothing behind.
+// Decimal numbers only: no hexadecimal, no "nan", no "inf", nothing after the number.
 static bool parse_real(const char *text, double *out) {
     if (!*text || text[strspn(text, "0123456789+-.eE")]) return false;
     char *end;
@@ -85,53 +73,50 @@ static bool parse_int(const char *text, int64_t *out) {
 }
 
 // Index of text among "first|second|third", or -1.
-static int choice_find(const char *choices, const char *text) {
+static int choice_find(const char *names, const char *text) {
     size_t length = strlen(text);
     for (int index = 0;; index++) {
-        size_t width = strcspn(choices, "|");
-        if (width == length && strncmp(choices, text, length) == 0) return index;
-        if (!choices[width]) return -1;
-        choices += width + 1;
+        size_t width = strcspn(names, "|");
+        if (width == length && strncmp(names, text, length) == 0) return index;
+        if (!names[width]) return -1;
+        names += width + 1;
     }
 }
 
 static int value_refuse(const OptionRow *row, const char *said, const char *text, const char *why, Error *e) {
     FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
-    if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->values);
-    if (row->type == TYPE_FLAG) return error_hint(e, "say true or false");
-    if (row == &option_rows[OPTION_prompt]) return error_hint(e, "put it into a file, and use @FILE");
+    if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
+    if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
+    if (row == &option_rows[OPTION_prompt]) return error_hint(e, "write it to a file, and use @FILE");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %d bytes", OPTION_TEXT - 1);
-    const char *kind = row->type == TYPE_INT ? "a whole number" : "a number";
-    return error_hint(e, "use %s%s%s in %s", kind, *row->unit ? " of " : "", row->unit, row->values);
+    return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", row->unit ? " of " : "",
+                      row->unit ? row->unit : "", row->range);
 }
 
 // Into *out, which has the row's type.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
+    int64_t whole;
+    double real;
+    int choice;
     switch (row->type) {
-    case TYPE_INT: {
-        int64_t value;
-        if (!parse_int(text, &value)) return value_refuse(row, said, text, "not a whole number", e);
-        if (!option_range_contains(row, (double)value)) return value_refuse(row, said, text, "out of range", e);
-        *(int64_t *)out = value;
+    case TYPE_INT:
+        if (!parse_int(text, &whole)) return value_refuse(row, said, text, "not a whole number", e);
+        if (!option_range_contains(row, (double)whole)) return value_refuse(row, said, text, "out of range", e);
+        *(int64_t *)out = whole;
         return 0;
-    }
-    case TYPE_REAL: {
-        double value;
-        if (!parse_real(text, &value)) return value_refuse(row, said, text, "not a number", e);
-        if (!option_range_contains(row, value)) return value_refuse(row, said, text, "out of range", e);
-        *(double *)out = value;
+    case TYPE_REAL:
+        if (!parse_real(text, &real)) return value_refuse(row, said, text, "not a number", e);
+        if (!option_range_contains(row, real)) return value_refuse(row, said, text, "out of range", e);
+        *(double *)out = real + 0.0; // -0 becomes 0
         return 0;
-    }
     case TYPE_TEXT:
         if (strlen(text) >= OPTION_TEXT) return value_refuse(row, said, text, "too long", e);
         strcpy(out, text);
         return 0;
-    case TYPE_CHOICE: {
-        int index = choice_find(row->values, text);
-        if (index < 0) return value_refuse(row, said, text, "no such choice", e);
-        *(int *)out = index;
+    case TYPE_CHOICE:
+        if ((choice = choice_find(row->names, text)) < 0) return value_refuse(row, said, text, "no such choice", e);
+        *(int *)out = choice;
         return 0;
-    }
     case TYPE_FLAG:
         if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
             return value_refuse(row, said, text, "neither true nor false", e);
@@ -142,27 +127,13 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     return ERR_INTERNAL;
 }
 
-static size_t value_bytes(OptionType type) {
-    switch (type) {
-    case TYPE_INT: return sizeof(int64_t);
-    case TYPE_REAL: return sizeof(double);
-    case TYPE_TEXT: return OPTION_TEXT;
-    case TYPE_CHOICE: return sizeof(int);
-    case TYPE_FLAG: return sizeof(bool);
-    }
-    assert(0);
-    return 0;
-}
-
 void option_reset(Options *o, OptionId id) {
     const OptionRow *row = &option_rows[id];
     Error e;
-    int code = 0;
-    memset(option_field(o, id), 0, value_bytes(row->type));
-    if (*row->fallback) code = value_parse(row, row->field, row->fallback, option_field(o, id), &e);
-    assert(code == 0), (void)code; // the table's own text
+    memset(option_field(o, id), 0, row->bytes);
+    int code = row->init ? value_parse(row, row->field, row->init, option_field(o, id), &e) : 0;
+    assert(code == 0), (void)code;
     o->given[id] = 0;
-    o->alias_unit[id] = ALIAS_AS_IS;
 }
 
 void options_defaults(Options *o) {
@@ -171,34 +142,20 @@ void options_defaults(Options *o) {
 }
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e) {
-    union {
-        int64_t i;
-        double d;
-        int choice;
-        bool flag;
-        char text[OPTION_TEXT];
-    } overruled;
+    Options overruled;
     if (o->given[id] & place) return FAIL(e, ERR_USAGE, "give it once", SAID " is given twice", said);
     bool wins = !(o->given[id] & OPTION_GIVEN_COMMAND_LINE);
-    TRY(value_parse(&option_rows[id], said, text, wins ? option_field(o, id) : (void *)&overruled, e));
+    TRY(value_parse(&option_rows[id], said, text, option_field(wins ? o : &overruled, id), e));
     o->given[id] |= (uint8_t)place;
     return 0;
 }
 
 void option_note(Options *o, const char *format, ...) {
-    char line[1200];
+    char text[1200], line[1210];
     va_list arguments;
     va_start(arguments, format);
-    int length = snprintf(line, sizeof line, "note: ");
-    vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments); // and room for the newline
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    strcat(line, "\n");
+    snprintf(line, sizeof line, "note: %s\n", text);
     if (strlen(o->notes) + strlen(line) < sizeof o->notes && !strstr(o->notes, line)) strcat(o->notes, line);
-}
-
-bool options_given(const Options *o, const char *flag) {
-    assert(strncmp(flag, "--", 2) == 0);
-    OptionId id = option_find(flag + 2);
-    assert(id < OPTION_COUNT);
-    return o->given[id] != 0;
 }

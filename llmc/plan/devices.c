@@ -1,9 +1,7 @@
-#define _POSIX_C_SOURCE 200809L // strncasecmp
 #include "plan/devices.h"
 
-#include <ctype.h>
-#include <string.h>
-#include <strings.h>
+#include <assert.h>
+#include <regex.h>
 
 // NVIDIA's data sheets and architecture papers, dense (a data sheet's matrix figures "with sparsity" halved), in the
 // units that they use: TFLOP/s, GB/s of memory, GB of memory (as the cards count them: 2^30 bytes), GB/s each way of
@@ -52,24 +50,18 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-static bool word_goes_on(char c) { return isalnum((unsigned char)c); }
-
-// Is `name` said in `text`, in whole words: no A40 in "RTX A4000", no H200 in "GH200"? What follows may make another
-// card of it: "RTX 4080 SUPER".
+// Is `name` in `text`, in whole words: no A40 in "RTX A4000", no H200 in "GH200"? A suffix makes another card of it: "RTX
+// 4080 SUPER".
 static bool is_said(const char *text, const char *name) {
-    static const char *const others[] = {" Ti", " SUPER", " D", " Laptop", " Max-Q"};
-    size_t length = strlen(name);
-    for (const char *at = text; *at; at++) {
-        if (strncasecmp(at, name, length) != 0 || word_goes_on(at[length])) continue;
-        if (at > text && word_goes_on(at[-1])) continue;
-        bool other = false;
-        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-            size_t n = strlen(others[i]);
-            if (strncasecmp(at + length, others[i], n) == 0 && !word_goes_on(at[length + n])) other = true;
-        }
-        return !other;
-    }
-    return false;
+    char pattern[100];
+    regex_t regex;
+    regmatch_t match[3]; // [2]: the suffix
+    snprintf(pattern, sizeof pattern, "(^|[^[:alnum:]])%s( Ti| SUPER| D| Laptop| Max-Q)?($|[^[:alnum:]])", name);
+    int code = regcomp(&regex, pattern, REG_EXTENDED | REG_ICASE);
+    assert(code == 0), (void)code;
+    bool said = regexec(&regex, text, 3, match, 0) == 0 && match[2].rm_so < 0;
+    regfree(&regex);
+    return said;
 }
 
 const DeviceSpec *device_spec_find(const char *name) {

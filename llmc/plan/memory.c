@@ -1,4 +1,4 @@
-// What of a plan concerns memory.
+// The memory of a plan.
 #include "plan/plan.h"
 
 #include "model/cuda_sizes.h"
@@ -17,7 +17,7 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
 }
 
 // Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: mixed precision keeps 16 bytes a parameter besides gradients'
-// own, and the stages say which of them a rank keeps for its share alone.
+// own, and the stages say which of them a rank keeps for its share only.
 PlanState plan_state(const EngineConfig *shape, double value) {
     double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
     bool rounded = value < fp32;
@@ -40,7 +40,7 @@ static double block_activations(const EngineConfig *shape, double value) {
     return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
 }
 
-// Logits that are there at a time: those of as many rows as head_bytes allows, one at least.
+// The largest chunk of logits: as many rows as head_bytes allows, at least one.
 static double logits_bytes(const EngineConfig *shape, const PlanDevice *device) {
     double row = device->value * shape->seq_len * shape->model->vocab_padded;
     double rows = fmax(1, fmin(floor(device->head_bytes / row), shape->micro_batch));
@@ -57,7 +57,7 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
         add_item(memory, "AdamW moments, fp32, estimated", state.moments);
     }
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
-    // What lives in the head's part of a step, and in the backward pass, shares its memory.
+    // The buffers of the head and those of the blocks' backward pass share memory.
     double head = logits_bytes(shape, device) + 2 * value * N * C, backward = shape->inference ? 0 : value * N * 6 * C;
     add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
     if (shape->gns == GNS_EXACT && !shape->inference)
@@ -65,22 +65,21 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
                  sizeof(float) * ((double)model_tensor_largest(shape->model) + N * C));
 }
 
-// What a GPU holds beside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo
+// Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo
 // and NVML before and after each call:
 //   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
 //            --recompute, took 531.5 MiB more than the engine's own plan.
-//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), alike on 2 and 4 ranks of a machine: 382 MiB when it is
-//            set up, 376 of which are its kernels' and stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
+//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine: 382 MiB at
+//            set-up, 376 of them its kernels', which stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
 //            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and
 //            channel), which the other collectives share; 4 MiB with the first broadcast.
-// Other cards, drivers and networks are taken to need as much.
+// Other cards, drivers and networks are assumed to need as much.
 static void add_libraries(const Plan *plan, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
     if (plan->device.measured) return; // a CPU
     add_item(memory, "CUDA context and libraries", context);
     if (plan->ranks == 1) return;
-    WireType wire = plan->wire < sizeof(float) ? WIRE_BF16 : WIRE_FP32;
-    size_t rounded = transport_buffer_bytes(wire, model_bucket_largest(plan->model));
+    size_t rounded = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(plan->shape.model));
     add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
     if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
 }
@@ -94,8 +93,8 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
 }
 
 double plan_usable_memory(const PlanDevice *device) {
-    const double share = 0.97; // a card shows less than its data sheet says (H200: 1%), and others have a part
-    return share * device->memory_bytes;
+    const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
+    return share * device->spec.memory_bytes;
 }
 
 int plan_largest_micro_batch(const Plan *plan, double besides, int most) {

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "plan/plan.h"
 
 #include "model/cuda_sizes.h"
@@ -11,20 +10,20 @@
 // Devices
 
 // NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
-// are taken to reach the same part of theirs.
+// are assumed to reach the same part of theirs.
 static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's
-    // forward 613) are slower than those that read as much (fcproj 682, the head's dinput 691): results leave when a
-    // tile's arithmetic is done, operands come while it goes on. With all of the writing exposed and a third of the
-    // reading, the ten products of a step are met within 10%.
+    // forward 613) are slower than those that read as much (fcproj 682, the head's dinput 691): operands are loaded
+    // during a tile's arithmetic, results are written after it. With all of the writing exposed and a third of the
+    // reading, the plan meets the ten products of a step within 10%.
     .matmul_reads = 1.0 / 3,
     .attention_forward = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .attention_backward = 318.0 / 989, // likewise
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
-    .launch = 4e-6, // of the order of a kernel's start and end; matters to small models only, and was not measured
+    .launch = 4e-6,             // order of a kernel's start and end, not measured; matters to small models only
     // At 249 MB the same all-reduce reached 343 GB/s: 75 us more than its bytes, over 2 x 7 rounds.
     .hop = 75e-6 / 14,
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
@@ -33,7 +32,7 @@ static const PlanEfficiency gpu_efficiency = {
 // A CPU's peak and bandwidth are measured on the spot, so these are the efficiencies of our own kernels (dev/RESULTS.md).
 static const PlanEfficiency cpu_efficiency = {
     .matmul = 0.92,
-    .matmul_reads = 0, // operands are packed into the caches while others are multiplied
+    .matmul_reads = 0, // operands are packed into the caches during other products
     .attention_forward = 0.35,
     .attention_backward = 0.35,
     .copy = 1,
@@ -44,51 +43,38 @@ static const PlanEfficiency cpu_efficiency = {
     .network_hop = 50e-6,
 };
 
-static void device_from_spec(PlanDevice *d, const DeviceSpec *spec) {
-    d->peak = d->value < 4 ? spec->bf16_flops : spec->fp32_flops;
-    d->bandwidth = spec->bandwidth;
-    d->memory_bytes = spec->memory_bytes;
-    d->link = spec->link;
-    d->network = spec->network;
-    d->devices_a_machine = spec->devices_a_machine;
-    d->efficiency = gpu_efficiency;
-}
-
-static void device_from_measurement(PlanDevice *d, const EngineDevice *here) {
-    d->measured = true;
-    d->peak = here->flops;
-    d->bandwidth = here->bandwidth;
-    d->devices_a_machine = 1;
-    d->efficiency = cpu_efficiency;
-}
-
-// No such device in the table: its names as a hint.
-static int unknown_device(const char *wanted, Error *e) {
-    char names[400];
-    device_spec_names(names, sizeof names);
-    FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
-    return error_hint(e, "it has %s", names);
-}
-
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, double link_override, Error *e) {
     const double bf16_bytes = 2;
     bool gpu_engine = !(here->flops > 0);
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
     const DeviceSpec *spec = device_spec_find(*wanted ? wanted : here->name);
-    if (*wanted && !spec) return unknown_device(wanted, e);
+    if (*wanted && !spec) {
+        char names[400];
+        device_spec_names(names, sizeof names);
+        FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
+        return error_hint(e, "use one of %s", names);
+    }
     if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
-    snprintf(out->name, sizeof out->name, "%s", spec && (*wanted || gpu_engine) ? spec->name : here->name);
-    if (!*wanted && !gpu_engine) device_from_measurement(out, here);
-    else if (spec) device_from_spec(out, spec);
-    if (!*wanted && here->memory_bytes > 0) out->memory_bytes = here->memory_bytes;
-    if (link_override > 0) out->network = link_override;
+    out->measured = !*wanted && !gpu_engine;
+    if (out->measured) {
+        out->spec = (DeviceSpec){.bandwidth = here->bandwidth, .devices_a_machine = 1};
+        out->peak = here->flops;
+        out->efficiency = cpu_efficiency;
+    } else if (spec) {
+        out->spec = *spec;
+        out->peak = out->value < 4 ? spec->bf16_flops : spec->fp32_flops;
+        out->efficiency = gpu_efficiency;
+    }
+    snprintf(out->name, sizeof out->name, "%s", out->spec.name ? out->spec.name : here->name);
+    if (!*wanted && here->memory_bytes > 0) out->spec.memory_bytes = here->memory_bytes;
+    if (link_override > 0) out->spec.network = link_override;
     return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels
 
-double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->bandwidth; }
+double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->spec.bandwidth; }
 
 double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     const PlanEfficiency *s = &d->efficiency;
@@ -96,99 +82,47 @@ double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     switch (w->kind) {
     case WORK_MATMUL:
         seconds =
-            w->flops / (s->matmul * d->peak) + (s->matmul_reads * w->read + w->written) / (s->copy * d->bandwidth);
+            w->flops / (s->matmul * d->peak) + (s->matmul_reads * w->read + w->written) / (s->copy * d->spec.bandwidth);
         break;
     case WORK_ATTENTION_FORWARD: seconds = w->flops / (s->attention_forward * d->peak); break;
     case WORK_ATTENTION_BACKWARD: seconds = w->flops / (s->attention_backward * d->peak); break;
-    case WORK_STREAM: seconds = bytes / (s->stream * d->bandwidth); break;
+    case WORK_STREAM: seconds = bytes / (s->stream * d->spec.bandwidth); break;
     }
-    return fmax(fmax(seconds, bytes / (s->copy * d->bandwidth)), s->launch);
+    return fmax(fmax(seconds, bytes / (s->copy * d->spec.bandwidth)), s->launch);
 }
 
-static WorkShape work_shape(const Plan *p, int rows, bool exact) {
-    return (WorkShape){
-        .model = p->model,
-        .rows = rows,
-        .seq_len = p->shape.seq_len,
-        .value = p->device.value,
-        .head_bytes = p->device.head_bytes,
-        .recompute = p->shape.recompute,
-        .exact = exact,
-    };
-}
-
-// A micro-step's forward and backward, s: the mean over steps that measure exact norms and those that do not.
-typedef struct {
-    double forward, backward;
-} MicroSeconds;
-
-static MicroSeconds micro_seconds(const Plan *p, int rows) {
-    MicroSeconds sum = {0};
-    if (rows == 0) return sum;
-    for (int exact = 0; exact < 2; exact++) {
-        double part = exact ? p->exact_part : 1 - p->exact_part;
-        if (part == 0) continue;
-        Workload load = {0};
-        WorkShape shape = work_shape(p, rows, exact);
-        workload_micro_step(&load, &shape);
-        for (int i = 0; i < load.count; i++) {
-            double *to = load.work[i].pass == PASS_FORWARD ? &sum.forward : &sum.backward;
-            *to += part * load.work[i].count * plan_kernel_seconds(&p->device, &load.work[i]);
-        }
-    }
-    return sum;
-}
-
-// Parameters that a rank updates.
-static double owned_parameters(const Plan *p) {
-    double all = (double)p->model->flat_count;
-    return p->zero ? all / p->ranks : all;
-}
-
-static double update_seconds(const Plan *p) {
-    Workload load = {0};
-    double seconds = 0;
-    workload_update(&load, p->model, owned_parameters(p), p->device.value);
-    for (int i = 0; i < load.count; i++) seconds += plan_kernel_seconds(&p->device, &load.work[i]);
-    return seconds;
-}
-
-// The rows of the rank that has most of them, as micro-steps.
-typedef struct {
-    int64_t full; // of micro_batch rows
-    int rest;     // rows of one more; 0: none
-} MicroSteps;
-
-static MicroSteps micro_steps(const Plan *p, int64_t rows) {
-    int64_t mine = parallel_share(rows, 0, p->ranks).count;
-    return (MicroSteps){mine / p->shape.micro_batch, (int)(mine % p->shape.micro_batch)};
-}
-
-static void add_families(const Plan *p, const Workload *load, double times, PlanFamily families[FAMILIES]) {
+static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, double times) {
     for (int i = 0; i < load->count; i++) {
         const Work *w = &load->work[i];
-        PlanFamily *f = &families[w->family];
-        f->flops += times * w->count * w->flops;
-        f->bytes += times * w->count * (w->read + w->written);
-        f->seconds += times * w->count * plan_kernel_seconds(&p->device, w);
+        double seconds = times * w->count * plan_kernel_seconds(&p->device, w);
+        sum->family[w->family].flops += times * w->count * w->flops;
+        sum->family[w->family].bytes += times * w->count * (w->read + w->written);
+        sum->family[w->family].seconds += seconds;
+        sum->pass[w->pass] += seconds;
     }
 }
 
-void plan_families(const Plan *p, int64_t rows, PlanFamily families[FAMILIES]) {
-    MicroSteps steps = micro_steps(p, rows);
-    memset(families, 0, FAMILIES * sizeof *families);
-    for (int exact = 0; exact < 2; exact++) {
-        double part = exact ? p->exact_part : 1 - p->exact_part;
-        WorkShape full = work_shape(p, p->shape.micro_batch, exact), rest = work_shape(p, steps.rest, exact);
-        Workload load = {0}, last = {0};
-        workload_micro_step(&load, &full);
-        add_families(p, &load, part * (double)steps.full, families);
-        if (steps.rest) workload_micro_step(&last, &rest);
-        add_families(p, &last, part, families);
+static void add_work(PlanWork *sum, const PlanWork *work, double times) {
+    for (int i = 0; i < FAMILIES; i++) {
+        sum->family[i].flops += times * work->family[i].flops;
+        sum->family[i].bytes += times * work->family[i].bytes;
+        sum->family[i].seconds += times * work->family[i].seconds;
     }
-    Workload update = {0};
-    workload_update(&update, p->model, owned_parameters(p), p->device.value);
-    add_families(p, &update, 1, families);
+    for (int i = 0; i < PASSES; i++) sum->pass[i] += times * work->pass[i];
+}
+
+// A micro-step: the mean over steps that measure exact norms and those that do not.
+static PlanWork micro_step(const Plan *p, int rows) {
+    int64_t interval = p->options->run.gns_exact_interval;
+    double exact_part = interval > 0 ? 1.0 / (double)interval : 0;
+    PlanWork sum = {0};
+    for (int exact = 0; exact < 2 && rows > 0; exact++) {
+        double part = exact ? exact_part : 1 - exact_part;
+        if (part == 0) continue;
+        Workload load = workload_micro_step(&p->shape, p->device.value, p->device.head_bytes, rows, exact);
+        add_workload(&sum, p, &load, part);
+    }
+    return sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -196,95 +130,88 @@ void plan_families(const Plan *p, int64_t rows, PlanFamily families[FAMILIES]) {
 
 const char *const sharding_names[SHARDINGS] = {"DP", "ZeRO-1/2", "FSDP"};
 
-// A ring enters and leaves a machine through all of its network cards at once (NCCL's channels: one a card), so these
-// add up, and the ring is as slow as the slower of them and the link inside.
+// A ring enters and leaves a machine through all of its network cards at once (NCCL's channels: one a card), so their
+// bandwidths add up; the slower of this sum and the link inside limits the ring.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
-    if (ranks <= d->devices_a_machine) return d->link;
-    double machine = d->network * d->devices_a_machine;
-    return d->devices_a_machine > 1 ? fmin(d->link, machine) : machine;
+    if (ranks <= d->spec.devices_a_machine) return d->spec.link;
+    double machine = d->spec.network * d->spec.devices_a_machine;
+    return d->spec.devices_a_machine > 1 ? fmin(d->spec.link, machine) : machine;
 }
 
 double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
     if (ranks == 1) return 0;
-    double machines = ceil((double)ranks / d->devices_a_machine), network_hops = machines > 1 ? machines : 0;
+    double machines = ceil((double)ranks / d->spec.devices_a_machine), network_hops = machines > 1 ? machines : 0;
     double latency =
         (ranks - 1 - fmin(network_hops, ranks - 1)) * d->efficiency.hop + network_hops * d->efficiency.network_hop;
     double bandwidth = d->efficiency.link * plan_link_bandwidth(d, ranks);
     return latency + (ranks - 1.0) / ranks * bytes / bandwidth;
 }
 
+static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
+
 // Rajbhandari et al. 2020 (arXiv 1910.02054), section 7: plain data parallelism and ZeRO-1 and -2 pass on two values a
 // parameter and step (gradients scattered; gradients or weights gathered), ZeRO-3 three (weights gathered twice) a
 // micro-step.
 double plan_ring_bytes(const Plan *p, Sharding sharding, int ranks) {
-    double weights = p->device.value, gathered[SHARDINGS] = {p->wire > 0 ? sizeof(float) : 0, weights, 2 * weights};
-    return (ranks - 1.0) / ranks * (double)p->model->flat_count * (p->wire + gathered[sharding]);
+    double weights = p->device.value, gathered[SHARDINGS] = {sizeof(float), weights, 2 * weights};
+    return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered[sharding]);
 }
 
 double plan_critical_tokens(const Plan *p, Sharding sharding, int ranks) {
     double bandwidth = plan_link_bandwidth(&p->device, ranks);
-    double flops = model_flops_per_token(p->model, p->shape.seq_len);
+    double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
     return plan_ring_bytes(p, sharding, ranks) / bandwidth * p->device.peak / flops;
 }
 
-// A transfer of all of the model's values between the ranks, bucket by bucket, s: the blocks', and the embeddings'.
+// Seconds to transfer all of the model's values between the ranks, bucket by bucket: the blocks', the embeddings'.
 typedef struct {
     double blocks, embeddings;
 } Transfer;
 
 static Transfer transfer(const Plan *p, double value_bytes) {
-    const Model *model = p->model;
+    const Model *model = p->shape.model;
     double L = model->config.layers, embeddings = (double)model_tensor(model, LN1_W, 0)->offset;
     double block = ((double)model->flat_count - embeddings) / L;
     return (Transfer){L * plan_ring_seconds(&p->device, p->ranks, value_bytes * block),
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
-// Gradients are scattered behind the backward pass that makes them, but the embeddings', which come last: these hide
-// behind the next forward pass where there is one (--reduce micro-step). Then either all gradients are gathered, while
-// those that are there are applied (ZeRO-0); or the updated weights are, behind the next forward pass, which needs the
-// embeddings first.
+// The backward pass hides the scattering of its own gradients, except the embeddings', which are final last; the next
+// forward pass of the step hides these (--reduce micro-step). With ZeRO-0 the update hides the gathering of gradients,
+// otherwise the next forward pass hides that of weights, except the embeddings', which it needs first.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
-    Transfer scatter = transfer(p, p->wire), gather = transfer(p, p->zero ? p->device.value : sizeof(float));
-    double exposed = fmax(0, scatter.blocks - s->last_backward) + scatter.embeddings;
-    if (p->every_micro_step && s->micro_steps > 1) {
-        double others = (double)(s->micro_steps - 1);
-        exposed +=
-            others * (fmax(0, scatter.blocks - s->first_backward) + fmax(0, scatter.embeddings - s->first_forward));
-    }
-    return exposed + gather.embeddings + fmax(0, gather.blocks - (p->zero ? s->first_forward : s->update));
+    bool zero = p->options->zero != ZERO_0;
+    const double *first = s->first.pass, *last = s->last.pass;
+    Transfer scatter = transfer(p, wire_bytes(p)), gather = transfer(p, zero ? p->device.value : sizeof(float));
+    double exposed = fmax(0, scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
+    if (p->options->reduce == REDUCE_MICRO_STEP)
+        exposed += (double)(s->micro_steps - 1) *
+                   (fmax(0, scatter.blocks - first[PASS_BACKWARD]) + fmax(0, scatter.embeddings - first[PASS_FORWARD]));
+    return exposed + gather.embeddings +
+           fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Steps and runs
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
-    MicroSteps steps = micro_steps(p, rows);
-    MicroSeconds full = {0}, rest = micro_seconds(p, steps.rest);
-    if (steps.full) full = micro_seconds(p, p->shape.micro_batch);
-    PlanStep s = {
-        .forward = (double)steps.full * full.forward + rest.forward,
-        .backward = (double)steps.full * full.backward + rest.backward,
-        .update = update_seconds(p),
-        .first_forward = steps.full ? full.forward : rest.forward,
-        .first_backward = steps.full ? full.backward : rest.backward,
-        .last_backward = steps.rest ? rest.backward : full.backward,
-        .micro_steps = steps.full + (steps.rest > 0),
-    };
+    int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps
+    int left = (int)(share % p->shape.micro_batch);                                                // rows
+    PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0), rest = micro_step(p, left);
+    PlanStep s = {.first = whole ? full : rest, .last = left ? rest : full, .micro_steps = whole + (left > 0)};
+    double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
+    Workload update = workload_update(p->shape.model, owned, p->device.value);
+    add_work(&s.all, &full, (double)whole);
+    add_work(&s.all, &rest, 1);
+    add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, &s);
-    s.seconds = s.forward + s.backward + s.update + s.exposed;
+    s.seconds = s.all.pass[PASS_FORWARD] + s.all.pass[PASS_BACKWARD] + s.all.pass[PASS_UPDATE] + s.exposed;
     return s;
 }
 
-double plan_eval_seconds(const Plan *p, int64_t rows) {
-    MicroSteps steps = micro_steps(p, rows);
-    double seconds = micro_seconds(p, steps.rest).forward;
-    return steps.full ? seconds + (double)steps.full * micro_seconds(p, p->shape.micro_batch).forward : seconds;
-}
-
-PlanRun plan_run(const Plan *p, const Ramp *ramp, double target) {
-    Ramp r = *ramp; // its state is walked through; what it points to is only read
+PlanRun plan_run(const Plan *p, double target) {
+    Ramp r = *p->ramp; // a copy: the run's own state stays
     int64_t T = r.config.seq_len, tokens = 0, batch, before = 0;
     double seconds = 0;
     PlanRun run = {0};
@@ -298,7 +225,7 @@ PlanRun plan_run(const Plan *p, const Ramp *ramp, double target) {
             return run;
         }
         if (run.steps == 0) run.first_batch = batch;
-        if (batch >= before) run.last_batch = batch; // the horizon may cut the last one short
+        if (batch >= before) run.last_batch = batch; // the horizon may cut the last step short
         before = batch;
         run.steps++;
         run.seconds += seconds;
@@ -312,14 +239,15 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) { // Euclid's
     return b ? greatest_common_divisor(b, a % b) : a;
 }
 
-int64_t plan_checkpoints(const Ramp *ramp, int64_t every, int64_t best_every, int64_t keep) {
-    const Plan untimed = {0};
-    if (every == 0 && best_every == 0) return 1;
-    int64_t steps = plan_run(&untimed, ramp, 0).steps, written = 1; // at the end
+int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
+    const Plan untimed = {.ramp = ramp};
+    int64_t every = o->checkpoint_every, best = best_every(o);
+    if (every == 0 && best == 0) return 1;
+    int64_t steps = plan_run(&untimed, 0).steps, written = 1; // at the end
     if (every > 0) written += (steps - 1) / every;
-    if (best_every > 0) written += (steps - 1) / best_every;
-    if (every > 0 && best_every > 0) // those of both, at the multiples of the least common one, are one
-        written -= (steps - 1) / every / (best_every / greatest_common_divisor(every, best_every));
-    int64_t stay = keep + 1 + (best_every > 0); // one is written before the oldest goes
-    return keep > 0 && stay < written ? stay : written;
+    if (best > 0) written += (steps - 1) / best;
+    if (every > 0 && best > 0) // those at multiples of both are one
+        written -= (steps - 1) / every / (best / greatest_common_divisor(every, best));
+    int64_t kept = o->keep + 1 + (best > 0); // a new one is written before the oldest is removed
+    return o->keep > 0 && kept < written ? kept : written;
 }

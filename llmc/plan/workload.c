@@ -8,8 +8,8 @@ const char *const work_family_names[FAMILIES] = {
     "bias gradients", "loss",         "embedding", "exact norms",         "AdamW, norms, clearing",
 };
 
-// Arithmetic of the kernels that only stream, FLOPs a value, counted from their formulas to the nearest few; an exp,
-// tanh or root as one. They are far below any machine's critical intensity, so nothing hangs on the last digit.
+// Arithmetic of the kernels that only stream, FLOPs a value, counted from their formulas; an exp, tanh or root as one.
+// They are far below any machine's critical intensity, so the last digit does not matter.
 enum {
     LAYERNORM_FLOPS = 8,           // residual sum, mean, variance, (x - mean) rstd gamma + beta
     LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums of gamma, beta and the bias before
@@ -19,24 +19,7 @@ enum {
     ADAMW_FLOPS = 14,
 };
 
-// The sizes that everything below is made of.
-typedef struct {
-    double N, C, T, V, L;      // N = B T
-    double value, accumulator; // bytes: of what kernels read, of gradients (fp32)
-} Sizes;
-
-static Sizes sizes_of(const WorkShape *s) {
-    const ModelConfig *m = &s->model->config;
-    return (Sizes){
-        .N = (double)s->rows * s->seq_len,
-        .C = m->channels,
-        .T = s->seq_len,
-        .V = s->model->vocab_padded,
-        .L = m->layers,
-        .value = s->value,
-        .accumulator = sizeof(float),
-    };
-}
+static const double accumulator = sizeof(float); // bytes of a gradient
 
 static void add(Workload *w, Work work) {
     assert(w->count < WORK_MAX);
@@ -46,139 +29,129 @@ static void add(Workload *w, Work work) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Matrix products: 2 m n k FLOPs, operands read once, the result written once
 
-// y (N, out) = x (N, in) W, forward; dx (N, in) = dy (N, out) W^T, backward: out and in change places.
-static void add_product(Workload *w, const Sizes *z, WorkFamily family, WorkPass pass, double rows, double in,
-                        double out, double count) {
-    add(w, (Work){family, WORK_MATMUL, pass, .flops = 2 * rows * in * out, .read = z->value * (rows * in + in * out),
-                  .written = z->value * rows * out, .count = count});
+// y (N, out) = x (N, in) W, forward; dx (N, in) = dy (N, out) W^T, backward: in and out swapped.
+static void add_product(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
+                        double count) {
+    add(w, (Work){family, WORK_MATMUL, pass, .flops = 2 * rows * in * out, .read = w->value * (rows * in + in * out),
+                  .written = w->value * rows * out, .count = count});
 }
 
-// dW (in, out) += x^T dy over rows: the sum is read and written, in fp32.
-static void add_weight_gradient(Workload *w, const Sizes *z, WorkFamily family, double rows, double in, double out,
-                                double count) {
+// dW (in, out) += x^T dy over the rows of `examples`: the sum is read and written. With --gns exact every example's
+// gradient is written, then read for its norm and for the sum.
+static void add_gradient(Workload *w, WorkFamily family, double examples, double in, double out, double count) {
+    double rows = examples * w->T, gradient = accumulator * in * out;
     add(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = z->value * rows * (in + out) + z->accumulator * in * out,
-                  .written = z->accumulator * in * out, .count = count});
-}
-
-// By example (--gns exact): every example's gradient is written down, and read for its norm and the sum.
-static void add_exact_gradient(Workload *w, const Sizes *z, WorkFamily family, double examples, double in, double out,
-                               double count) {
-    double rows = examples * z->T, gradient = z->accumulator * in * out;
-    add(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = z->value * rows * (in + out), .written = examples * gradient, .count = count});
+                  .read = w->value * rows * (in + out) + (w->exact ? 0 : gradient),
+                  .written = (w->exact ? examples : 1) * gradient, .count = count});
+    if (!w->exact) return;
     add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
                   .read = (examples + 1) * gradient, .written = gradient, .count = count});
-}
-
-static void add_gradient(Workload *w, const WorkShape *s, WorkFamily family, double examples, double in, double out,
-                         double count) {
-    Sizes z = sizes_of(s);
-    if (s->exact) add_exact_gradient(w, &z, family, examples, in, out, count);
-    else add_weight_gradient(w, &z, family, examples * z.T, in, out, count);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The parts of the model
 
-// From ln1's output to GELU's, in `blocks` blocks; fcproj is apart, since recomputing leaves it out.
-static void add_block_forward(Workload *w, const WorkShape *s, WorkPass pass, double blocks) {
-    Sizes z = sizes_of(s);
-    double N = z.N, C = z.C;
-    add_product(w, &z, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
-    add_product(w, &z, FAMILY_BLOCK_MATMUL, pass, N, C, C, blocks);     // proj
-    add_product(w, &z, FAMILY_BLOCK_MATMUL, pass, N, C, 4 * C, blocks); // fc
-    // q k^T and p v, causal: each row sees half of the others (Dao et al. 2022, arXiv 2205.14135, section 4)
-    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, pass, .flops = 2 * N * C * (z.T + 1), .count = blocks,
-                  .read = z.value * N * 3 * C, .written = z.value * N * C});
+// `count` kernels that stream over n values: FLOPs for each value, values read and written for each.
+static void add_stream(Workload *w, WorkFamily family, WorkPass pass, double n, double flops, double read,
+                       double written, double count) {
+    add(w, (Work){family, WORK_STREAM, pass, .flops = flops * n, .read = read * w->value * n,
+                  .written = written * w->value * n, .count = count});
 }
 
-static void add_gelu(Workload *w, const Sizes *z, WorkPass pass, double blocks) {
-    double n = z->N * 4 * z->C;
-    add(w, (Work){FAMILY_GELU, WORK_STREAM, pass, .flops = GELU_FLOPS * n, .read = z->value * n,
-                  .written = z->value * n, .count = blocks});
+static void add_gelu(Workload *w, WorkPass pass, double blocks) {
+    add_stream(w, FAMILY_GELU, pass, w->N * 4 * w->C, GELU_FLOPS, 1, 1, blocks);
 }
 
 // x and a branch's output -> their sum and its LayerNorm.
-static void add_layernorms(Workload *w, const Sizes *z, WorkPass pass, double count) {
-    double n = z->N * z->C;
-    add(w, (Work){FAMILY_LAYERNORM, WORK_STREAM, pass, .flops = LAYERNORM_FLOPS * n, .read = 2 * z->value * n,
-                  .written = 2 * z->value * n, .count = count});
+static void add_layernorms(Workload *w, WorkPass pass, double count) {
+    add_stream(w, FAMILY_LAYERNORM, pass, w->N * w->C, LAYERNORM_FLOPS, 2, 2, count);
 }
 
-static void add_forward(Workload *w, const WorkShape *s) {
-    Sizes z = sizes_of(s);
-    double n = z.N * z.C;
-    add(w, (Work){FAMILY_EMBEDDING, WORK_STREAM, PASS_FORWARD, .flops = n, .read = 2 * z.value * n,
-                  .written = z.value * n, .count = 1});
-    add_block_forward(w, s, PASS_FORWARD, z.L);
-    add_gelu(w, &z, PASS_FORWARD, z.L);
-    add_product(w, &z, FAMILY_BLOCK_MATMUL, PASS_FORWARD, z.N, 4 * z.C, z.C, z.L); // fcproj
-    add_layernorms(w, &z, PASS_FORWARD, 2 * z.L + 1);
+// From ln1's output to fc's, in `blocks` blocks; GELU and fcproj are apart: recomputing takes one without the other.
+static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
+    double N = w->N, C = w->C;
+    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
+    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, C, blocks);     // proj
+    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, 4 * C, blocks); // fc
+    // q k^T and p v, causal: each row sees half of the others (Dao et al. 2022, arXiv 2205.14135, section 4)
+    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, pass, .flops = 2 * N * C * (w->T + 1), .count = blocks,
+                  .read = w->value * N * 3 * C, .written = w->value * N * C});
+}
+
+static void add_forward(Workload *w) {
+    add_stream(w, FAMILY_EMBEDDING, PASS_FORWARD, w->N * w->C, 1, 2, 1, 1);
+    add_block_forward(w, PASS_FORWARD, w->L);
+    add_gelu(w, PASS_FORWARD, w->L);
+    add_product(w, FAMILY_BLOCK_MATMUL, PASS_FORWARD, w->N, 4 * w->C, w->C, w->L); // fcproj
+    add_layernorms(w, PASS_FORWARD, 2 * w->L + 1);
 }
 
 // Logits, loss and their gradient, a chunk of examples at a time: the logits of a whole micro-batch are never kept.
-static void add_head(Workload *w, const WorkShape *s) {
-    Sizes z = sizes_of(s);
-    double example = z.value * z.T * z.V; // bytes
-    double chunks = ceil(s->rows / fmax(1, fmin(s->rows, floor(s->head_bytes / example))));
-    double examples = s->rows / chunks, rows = examples * z.T;
-    add_product(w, &z, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, z.C, z.V, chunks);
-    add(w, (Work){FAMILY_CROSSENTROPY, WORK_STREAM, PASS_FORWARD, .flops = LOSS_FLOPS * rows * z.V,
-                  .read = z.value * rows * z.V, .written = z.value * rows * z.V, .count = chunks});
-    add_product(w, &z, FAMILY_HEAD_MATMUL, PASS_BACKWARD, rows, z.V, z.C, chunks);
-    add_gradient(w, s, FAMILY_HEAD_MATMUL, examples, z.V, z.C, chunks);
+static void add_head(Workload *w) {
+    double example = w->value * w->T * w->V; // bytes
+    double chunks = ceil(w->B / fmax(1, fmin(w->B, floor(w->head_bytes / example))));
+    double examples = w->B / chunks, rows = examples * w->T;
+    add_product(w, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, w->C, w->V, chunks);
+    add_stream(w, FAMILY_CROSSENTROPY, PASS_FORWARD, rows * w->V, LOSS_FLOPS, 1, 1, chunks);
+    add_product(w, FAMILY_HEAD_MATMUL, PASS_BACKWARD, rows, w->V, w->C, chunks);
+    add_gradient(w, FAMILY_HEAD_MATMUL, examples, w->V, w->C, chunks);
 }
 
-static void add_recomputing(Workload *w, const WorkShape *s) {
-    Sizes z = sizes_of(s);
-    double blocks = z.L - 1; // the last block's is still there
-    if (s->recompute == RECOMPUTE_NONE) return;
-    add_gelu(w, &z, PASS_BACKWARD, blocks);
-    if (s->recompute == RECOMPUTE_GELU) return;
-    add_block_forward(w, s, PASS_BACKWARD, blocks);
-    add_layernorms(w, &z, PASS_BACKWARD, 2 * blocks);
+static void add_recomputing(Workload *w) {
+    double blocks = w->L - 1; // the last block's activations are still there
+    if (w->recompute == RECOMPUTE_NONE) return;
+    add_gelu(w, PASS_BACKWARD, blocks);
+    if (w->recompute == RECOMPUTE_GELU) return;
+    add_block_forward(w, PASS_BACKWARD, blocks);
+    add_layernorms(w, PASS_BACKWARD, 2 * blocks);
 }
 
-static void add_bias(Workload *w, const Sizes *z, double columns) {
-    double n = z->N * columns;
-    add(w, (Work){FAMILY_BIAS, WORK_STREAM, PASS_BACKWARD, .flops = n, .read = z->value * n, .count = z->L});
-}
-
-static void add_backward(Workload *w, const WorkShape *s) {
-    Sizes z = sizes_of(s);
-    double N = z.N, C = z.C, n = N * C, rows = s->rows;
-    add_recomputing(w, s);
+static void add_backward(Workload *w) {
+    double N = w->N, C = w->C, L = w->L, n = N * C;
+    add_recomputing(w);
     const double shape[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
-        add_product(w, &z, FAMILY_BLOCK_MATMUL, PASS_BACKWARD, N, shape[i][1], shape[i][0], z.L);
-        add_gradient(w, s, FAMILY_BLOCK_MATMUL, rows, shape[i][0], shape[i][1], z.L);
+        add_product(w, FAMILY_BLOCK_MATMUL, PASS_BACKWARD, N, shape[i][1], shape[i][0], L);
+        add_gradient(w, FAMILY_BLOCK_MATMUL, w->B, shape[i][0], shape[i][1], L);
     }
     // five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B)
-    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, PASS_BACKWARD, .flops = 5 * N * C * (z.T + 1),
-                  .read = z.value * 5 * n, .written = z.value * 3 * n, .count = z.L});
-    // the slope of GELU: its input is read, and what it multiplies is read and written where a product has not done it
-    add(w, (Work){FAMILY_GELU, WORK_STREAM, PASS_BACKWARD, .flops = GELU_BACKWARD_FLOPS * 4 * n,
-                  .read = z.value * 4 * n, .count = z.L});
-    add_bias(w, &z, 3 * C); // qkv
-    add_bias(w, &z, 4 * C); // fc; those of proj and fcproj come with the LayerNorms
-    add(w, (Work){FAMILY_LAYERNORM, WORK_STREAM, PASS_BACKWARD, .flops = LAYERNORM_BACKWARD_FLOPS * n,
-                  .read = 3 * z.value * n, .written = z.value * n, .count = 2 * z.L + 1});
-    add(w, (Work){FAMILY_EMBEDDING, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = 2 * z.value * n,
-                  .written = z.accumulator * n, .count = 1}); // at most: a token that recurs is written once
+    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, PASS_BACKWARD, .flops = 5 * N * C * (w->T + 1),
+                  .read = w->value * 5 * n, .written = w->value * 3 * n, .count = L});
+    // GELU's slope: its input is read; the product of fcproj's backward writes the result
+    add_stream(w, FAMILY_GELU, PASS_BACKWARD, 4 * n, GELU_BACKWARD_FLOPS, 1, 0, L);
+    add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 3 * n, 1, 1, 0, L); // qkv
+    add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 4 * n, 1, 1, 0, L); // fc; the LayerNorms include proj's and fcproj's
+    add_stream(w, FAMILY_LAYERNORM, PASS_BACKWARD, n, LAYERNORM_BACKWARD_FLOPS, 3, 1, 2 * L + 1);
+    add_stream(w, FAMILY_EMBEDDING, PASS_BACKWARD, n, 2, 2, accumulator / w->value, 1); // a repeated token writes less
 }
 
-void workload_micro_step(Workload *w, const WorkShape *shape) {
-    add_forward(w, shape);
-    add_head(w, shape);
-    add_backward(w, shape);
+Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, bool exact) {
+    const ModelConfig *m = &shape->model->config;
+    Workload w = {
+        .B = rows,
+        .T = shape->seq_len,
+        .N = (double)rows * shape->seq_len,
+        .C = m->channels,
+        .V = shape->model->vocab_padded,
+        .L = m->layers,
+        .value = value,
+        .head_bytes = head_bytes,
+        .recompute = shape->recompute,
+        .exact = exact,
+    };
+    add_forward(&w);
+    add_head(&w);
+    add_backward(&w);
+    return w;
 }
 
-void workload_update(Workload *w, const Model *model, double owned, double value) {
+Workload workload_update(const Model *model, double owned, double value) {
+    Workload w = {0};
     double all = (double)model->flat_count, fp32 = sizeof(float), rounded = value < fp32 ? value : 0;
-    add(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .written = fp32 * all, .count = 1}); // clearing
-    add(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = 2 * all, .read = fp32 * all, .count = 1});
+    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .written = fp32 * all, .count = 1}); // clearing
+    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = 2 * all, .read = fp32 * all, .count = 1});
     // weight, two moments and gradient in; weight, moments and the rounded copy out (Loshchilov and Hutter 2019)
-    add(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned, .read = 4 * fp32 * owned,
-                  .written = (3 * fp32 + rounded) * owned, .count = 1});
+    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned, .read = 4 * fp32 * owned,
+                   .written = (3 * fp32 + rounded) * owned, .count = 1});
+    return w;
 }

@@ -1,5 +1,5 @@
-// workload: what training asks of a machine, kernel by kernel: the floating-point operations, and the bytes that must
-// be read and written at least. Nothing here knows how fast a machine is; plan.h does.
+// workload: what training asks of a machine, kernel by kernel: floating-point operations, and the fewest bytes read and
+// written. plan.h turns them into time.
 #ifndef GNS_WORKLOAD_H
 #define GNS_WORKLOAD_H
 
@@ -22,35 +22,33 @@ extern const char *const work_family_names[FAMILIES];
 
 typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_STREAM } WorkKind;
 
-typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE } WorkPass;
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
 
-// One kernel, launched `count` times alike.
+// One kernel, launched `count` times.
 typedef struct {
     WorkFamily family;
     WorkKind kind;
     WorkPass pass;
-    double flops, read, written; // of a launch; FLOPs, bytes
+    double flops, read, written; // of one launch; FLOPs, bytes
     double count;
 } Work;
 
+enum { WORK_MAX = 64 };
+
+// Kernels, and the sizes that they were counted from.
 typedef struct {
-    const Model *model;
-    int rows, seq_len; // of the micro-step: B, T
-    double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
-    double head_bytes; // most that a chunk of logits may take
+    double B, T, N, C, V, L; // B: rows of the micro-step; N = B T
+    double value;            // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
+    double head_bytes;       // largest chunk of logits
     Recompute recompute;
     bool exact; // per-example norms of every tensor
-} WorkShape;
-
-enum { WORK_MAX = 64 };
-typedef struct {
     int count;
     Work work[WORK_MAX];
-} Workload; // all zero: none
+} Workload;
 
-// Adds a micro-step's kernels: forward, loss and backward.
-void workload_micro_step(Workload *w, const WorkShape *shape);
+// A micro-step: forward, loss and backward.
+Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, bool exact);
 
-// Adds what a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters. value as above.
-void workload_update(Workload *w, const Model *model, double owned, double value);
+// What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
+Workload workload_update(const Model *model, double owned, double value);
 #endif

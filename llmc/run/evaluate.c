@@ -103,7 +103,7 @@ static int print_loss(const Setup *setup, const RunData *data, Error *e) {
     const Options *o = &setup->options;
     Evaluation v;
     int64_t windows = (int64_t)dataset_windows(data->val);
-    TRY(evaluate_loss(setup, data, options_given(o, "--val-tokens") ? o->val_tokens : INT64_MAX, &v, e));
+    TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum
         return FAIL(e, ERR_NONFINITE, "see whether --check finds fault with it",

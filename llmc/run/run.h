@@ -101,9 +101,6 @@ typedef struct {
     Output output;
 } Run;
 
-// Steps between the validations after which --keep-best may want a checkpoint; 0: there are none.
-static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
-
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------

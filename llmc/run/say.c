@@ -94,10 +94,10 @@ static void say_small_tokens(const Setup *setup, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words are met
     const char *path = dataset_shard_path(data, 0);
     bool words = setup->tokenizer && !tokenizer_is_bytes(setup->tokenizer);
-    const char *remedy =
-        words || !setup->tokenizer ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
-        : options_given(&setup->options, "--vocab-size") ? "leave --vocab-size out, and it is that of bytes"
-                                                         : "tokenize the text as --model had its own";
+    const char *remedy = words || !setup->tokenizer
+                             ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
+                         : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
+                                                                   : "tokenize the text as --model had its own";
     int V = setup->model.config.vocab, largest;
     Error ignored;
     if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
@@ -117,8 +117,7 @@ static void say_room(const Setup *setup, const Position *position) {
     uint64_t left;
     Error ignored;
     if (archive_count(o->out, &there, &ignored) || disk_free(o->out, &left, &ignored)) return;
-    int64_t most = plan_checkpoints(&position->ramp, o->checkpoint_every, best_every(o), o->keep),
-            more = most > there ? most - there : 1;
+    int64_t most = plan_checkpoints(&position->ramp, o), more = most > there ? most - there : 1;
     if ((double)left >= (double)more * one) return;
     double fit = there + (double)left / one;
     const char *then = fit < 1    ? "Not one can be saved: make room"

@@ -13,15 +13,16 @@
 
 static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     const Options *o = &setup->options;
-    static const char *const settled[] = {"--layers", "--heads", "--channels"};
-    for (size_t i = 0; i < sizeof settled / sizeof *settled; i++)
-        if (options_given(o, settled[i]))
-            return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled[i], o->model);
+    const char *settled = o->given[OPTION_layers]     ? "--layers"
+                          : o->given[OPTION_heads]    ? "--heads"
+                          : o->given[OPTION_channels] ? "--channels"
+                                                      : NULL;
+    if (settled) return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled, o->model);
     TRY(checkpoint_read_config(setup->source, config, e));
-    if (options_given(o, "--vocab-size") && o->vocab_size != config->vocab)
+    if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = !options_train(o) && !options_given(o, "--seq-len"); // to what the model can see
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to what the model can see
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
                     (long long)o->seq_len, o->model, config->context);
@@ -42,7 +43,7 @@ static int hint_presets(const char *model, Error *e) {
 
 // A vocabulary that is not given is the tokenizer's, where there is one, or GPT-2's.
 static int preset_vocab(const Options *o, const Tokenizer *tokenizer) {
-    if (options_given(o, "--vocab-size")) return (int)o->vocab_size;
+    if (o->given[OPTION_vocab_size]) return (int)o->vocab_size;
     return tokenizer ? tokenizer_vocab_size(tokenizer) : 50257;
 }
 
@@ -55,9 +56,9 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
         else FAIL(e, ERR_USAGE, NULL, "--model %s: no preset, and no such file or directory", o->model);
         return hint_presets(o->model, e);
     }
-    if (options_given(o, "--layers")) config->layers = (int)o->layers;
-    if (options_given(o, "--heads")) config->heads = (int)o->heads;
-    if (options_given(o, "--channels")) config->channels = (int)o->channels;
+    if (o->given[OPTION_layers]) config->layers = (int)o->layers;
+    if (o->given[OPTION_heads]) config->heads = (int)o->heads;
+    if (o->given[OPTION_channels]) config->channels = (int)o->channels;
     config->vocab = preset_vocab(o, tokenizer);
     config->context = (int)o->seq_len;
     return 0;
@@ -83,7 +84,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
 static int check_computable(const Setup *setup, Error *e) {
     const ModelConfig *m = &setup->model.config;
     if (setup->options.dry_run && setup->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
-    return setup->engine_api->check(&setup->shape, e);
+    return setup->engine_api->check ? setup->engine_api->check(&setup->shape, e) : 0;
 }
 
 // What cannot be computed is the fault of the options, or of the files that the shape comes from.
@@ -301,7 +302,7 @@ static int hash_data(Run *r, Error *e) {
 int setup_data(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
-    bool hellaswag = o->eval_only ? options_given(o, "--hellaswag") : o->hellaswag_every > 0;
+    bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
     if (!o->eval_only) TRY(dataset_open(&r->data.train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(dataset_open(&r->data.val, o->val, T, V, (uint64_t)o->seed, e));
     if (hellaswag) TRY(hellaswag_open(&r->data.hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));

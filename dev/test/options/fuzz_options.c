@@ -1,6 +1,6 @@
-// Mutates config files and command lines and feeds them to the option parser: whatever comes in, the answer is success
-// or an error with words in it, never a crash, a read out of bounds (run it under -fsanitize=address,undefined) or an
-// option out of its range. Deterministic: case i is a function of (seed, i).
+// Feeds mutated config files and command lines to the option parser. The answer is success or an error with a message
+// and a hint, never a crash, a read out of bounds (run it under -fsanitize=address,undefined) or an option out of its
+// range. Deterministic: case i is a function of (seed, i).
 //
 //     fuzz_options [seconds [seed]]     default: 2 seconds, seed 1
 #define _POSIX_C_SOURCE 200809L
@@ -80,20 +80,20 @@ enum { MAX_BYTES = 6000 };
 static size_t mutate(Random *r, char *text, size_t bytes) {
     size_t at = random_below(r, bytes + 1);
     switch (random_below(r, 5)) {
-    case 0: // one byte becomes another
+    case 0: // overwrites a byte
         if (at < bytes) text[at] = (char)random_next(r);
         return bytes;
-    case 1: { // a stretch goes
+    case 1: { // removes a stretch
         size_t n = random_below(r, bytes - at + 1);
         memmove(text + at, text + at + n, bytes - at - n);
         return bytes - n;
     }
-    case 2: { // a stretch comes twice
+    case 2: { // repeats a stretch
         size_t n = size_min(random_below(r, bytes - at + 1), MAX_BYTES - bytes);
         memmove(text + at + n, text + at, bytes - at);
         return bytes + n;
     }
-    default: { // a word comes in
+    default: { // inserts a word
         const char *token = tokens[random_below(r, sizeof tokens / sizeof *tokens)];
         size_t n = strlen(token);
         if (bytes + n > MAX_BYTES) return bytes;
@@ -104,9 +104,9 @@ static size_t mutate(Random *r, char *text, size_t bytes) {
     }
 }
 
-// Whatever was accepted is in range, and resolves, renders or is refused with words.
+// What was accepted is in range, and is resolved and written, or refused with a message and a hint.
 static void check_outcome(Options *o, int code, Error *e) {
-    CHECK(memchr(o->notes, 0, sizeof o->notes), "notes without an end");
+    CHECK(memchr(o->notes, 0, sizeof o->notes), "notes without a NUL");
     if (!code && !o->help && !o->version) {
         CHECK(o->lr >= 0 && o->lr <= 100 && o->beta1 >= 0 && o->beta1 < 1, "lr %g beta1 %g", o->lr, o->beta1);
         CHECK(o->micro_batch >= 1 && o->seq_len >= 1 && o->gns >= 0 && o->gns <= 2, "counts");
@@ -120,7 +120,7 @@ static void check_outcome(Options *o, int code, Error *e) {
     CHECK(code == 0 || (e->what[0] && e->hint[0]), "'%s' without a hint", e->what);
 }
 
-// An exact-sized heap block, so that the sanitizer sees a read behind its end.
+// An exact-sized heap block, so that the sanitizer sees a read beyond its end.
 static void fuzz_config(const char *text, size_t bytes) {
     static Options o;
     Error e = {0};

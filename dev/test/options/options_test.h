@@ -1,11 +1,11 @@
-// options_test: options from words as they are typed, and from the text of a --config file.
+// options_test: options from a command line as one string, and from the text of a --config file.
 #ifndef GNS_OPTIONS_TEST_H
 #define GNS_OPTIONS_TEST_H
 
 #include "options/options.h"
 #include "../test.h"
 
-// Words of a command line, split at blanks, behind the program's name.
+// A command line: the program's name, then words split at blanks.
 typedef struct {
     char text[8192];
     char *argv[128];
@@ -21,7 +21,7 @@ static inline void split(CommandLine *c, const char *words) {
 static inline int parse(Options *o, const char *words, Error *e) {
     CommandLine c;
     split(&c, words);
-    memset(o, 0xff, sizeof *o); // nothing may be left over from before
+    memset(o, 0xff, sizeof *o); // nothing of an earlier call may remain
     return options_parse(o, c.argc, c.argv, e);
 }
 

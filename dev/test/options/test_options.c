@@ -1,5 +1,5 @@
-// The option table and everything that is generated from it: what reads the command line and files, --help, run.json.
-// What options mean together is test_options_resolve.c's.
+// The option table and what follows from it: the command line, the config file, --help, run.json. test_resolve.c checks
+// what options mean together.
 #define _POSIX_C_SOURCE 200809L
 #include "model/model.h"
 #include "model/modes.h"
@@ -10,47 +10,30 @@
 #include <ctype.h>
 #include <unistd.h>
 
-// The table once more, as the tests see it.
-static const struct {
-    const char *type, *field, *alias, *fallback, *values, *unit, *section, *help;
-} table[] = {
-#define X(type, field, alias, alias_unit, fallback, values, unit, section, help)                                       \
-    {#type, #field, alias, fallback, values, unit, #section, help},
-    OPTIONS_TABLE(X)
-#undef X
-};
-
-static void flag_of(const char *field, char flag[64]) {
-    snprintf(flag, 64, "--%s", field);
-    for (char *c = flag; *c; c++)
-        if (*c == '_') *c = '-';
-}
-
-static bool is(int row, const char *type) { return strcmp(table[row].type, type) == 0; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void test_table_is_sound(void) {
     Options o;
     Error e;
     for (int i = 0; i < OPTION_COUNT; i++) {
-        char open, close, flag[64], words[256];
+        const OptionRow *row = &option_rows[i];
+        char open, close, flag[FLAG_BYTES], words[256];
         double low, high;
-        bool number = is(i, "INT") || is(i, "REAL");
-        if (number) {
-            bool reads = sscanf(table[i].values, "%c%lf, %lf%c", &open, &low, &high, &close) == 4;
+        CHECK((row->type == TYPE_INT || row->type == TYPE_REAL) == (row->range != NULL), "%s", row->field);
+        if (row->range) {
+            bool reads = sscanf(row->range, "%c%lf, %lf%c", &open, &low, &high, &close) == 4;
             CHECK(reads && (open == '[' || open == '(') && (close == ']' || close == ')') && low < high, "%s: %s",
-                  table[i].field, table[i].values);
+                  row->field, row->range);
         }
-        if (is(i, "CHOICE")) CHECK(strchr(table[i].values, '|'), "%s", table[i].field);
-        for (int j = 0; j < i; j++)
-            CHECK(!*table[i].alias || strcmp(table[i].alias, table[j].alias) != 0, "%s twice", table[i].alias);
-        if (!*table[i].fallback) continue;
-        // The default, said aloud, is the default.
-        flag_of(table[i].field, flag);
-        snprintf(words, sizeof words, "%s %s", flag, table[i].fallback);
+        if (row->type == TYPE_CHOICE) CHECK(strchr(row->names, '|'), "%s", row->field);
+        for (int j = 0; j < i && row->alias; j++)
+            CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
+        if (!row->init) continue;
+        // The default can be typed.
+        option_flag(flag, (OptionId)i);
+        snprintf(words, sizeof words, "%s %s", flag, row->init);
         CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(options_given(&o, flag), "%s", flag);
+        CHECK(o.given[i], "%s", flag);
     }
 }
 
@@ -63,10 +46,10 @@ static void test_defaults(void) {
     CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
     CHECK(o.lr_schedule == SCHEDULE_COSINE && o.gns == GNS_LN && !o.dry_run && !o.help, "choices and flags");
     CHECK(!*o.notes, "notes: %s", o.notes);
-    for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", table[i].field);
+    for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
 }
 
-// What each choice means: the number that the rest of the program takes its name for.
+// What each choice means.
 static const struct {
     OptionId option;
     const char *name;
@@ -92,34 +75,26 @@ static const struct {
     {OPTION_comm_dtype, "bf16", WIRE_BF16},
 };
 
-static const int *choice_field(const Options *o, OptionId id) {
-    static const size_t offsets[] = {
-#define X(type, field, alias, alias_unit, fallback, values, unit, section, help) offsetof(Options, field),
-        OPTIONS_TABLE(X)
-#undef X
-    };
-    return (const int *)((const char *)o + offsets[id]);
-}
-
-// The names in the table stand in the order of the enums that their places are used as, every one of them.
+// The names of each choice stand in the table in the order of its enum, and all of them are checked.
 static void test_choices_match_enums(void) {
     Options o;
     Error e;
     int told[OPTION_COUNT] = {0};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        char flag[64], words[128];
+        char flag[FLAG_BYTES], words[128];
         OptionId id = choices[i].option;
-        flag_of(table[id].field, flag);
+        option_flag(flag, id);
         snprintf(words, sizeof words, "%s %s", flag, choices[i].name);
         CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(*choice_field(&o, id) == choices[i].means, "%s: %d", words, *choice_field(&o, id));
+        int got = *(int *)option_field(&o, id);
+        CHECK(got == choices[i].means, "%s: %d", words, got);
         told[id]++;
     }
     for (int i = 0; i < OPTION_COUNT; i++) {
         int names = 1;
-        for (const char *c = table[i].values; *c; c++) names += *c == '|';
-        if (is(i, "CHOICE"))
-            CHECK(told[i] == names, "%s has %d choices, %d of them known", table[i].field, names, told[i]);
+        if (option_rows[i].type != TYPE_CHOICE) continue;
+        for (const char *c = option_rows[i].names; *c; c++) names += *c == '|';
+        CHECK(told[i] == names, "%s has %d choices, %d of them known", option_rows[i].field, names, told[i]);
     }
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
         char words[64];
@@ -127,7 +102,7 @@ static void test_choices_match_enums(void) {
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
     }
-    for (int i = 0; i < 3; i++) { // llm.c counts them
+    for (int i = 0; i < 3; i++) { // llm.c's are numbers
         char words[64];
         snprintf(words, sizeof words, "-r %d", i);
         CHECK_OK(parse(&o, words, &e), &e);
@@ -138,7 +113,7 @@ static void test_choices_match_enums(void) {
     }
 }
 
-// What may be asked for is what a model may have.
+// The ranges of the options are the limits of the model.
 static void test_limits_are_the_models(void) {
     const ModelConfig most = {MODEL_LAYERS_MAX, MODEL_HEADS_MAX, MODEL_CHANNELS_MAX, MODEL_VOCAB_MAX,
                               MODEL_CONTEXT_MAX};
@@ -252,7 +227,7 @@ static void test_aliases(void) {
     CHECK_OK(resolve(&o, "-i a -x 3 -e gpt2:d24 -d -1 -u 2", &e), &e);
     CHECK(strcmp(o.model, "d24") == 0 && o.run.batch_ref_rows == 4, "%s", o.model);
     CHECK(o.warmup_tokens == 2 * 4 * 1024, "warm-up at the default batch");
-    CHECK_ERROR(resolve(&o, "-i a -x -1", &e), &e, ERR_USAGE, "how long");
+    CHECK_ERROR(resolve(&o, "-i a -x -1", &e), &e, ERR_USAGE, "--train-tokens nor --steps");
     CHECK_ERROR(resolve(&o, "-i a -x 1 -u 1e12", &e), &e, ERR_USAGE, "-u");
 
     CHECK_OK(resolve(&o, "-i a -x 1 -n 7 -nk 5 -y 1 -sl 3.5 -sg 4", &e), &e);
@@ -274,7 +249,7 @@ static void test_aliases(void) {
     CHECK(o.hellaswag_every == 0, "-h 0");
     CHECK_OK(resolve(&o, "-i a -x 1 -h 1 -v 0", &e), &e);
     CHECK(o.hellaswag_every == 0, "no validation, no HellaSwag");
-    CHECK_ERROR(resolve(&o, "-i a -x 1 -h 10000000 -v 1000", &e), &e, ERR_USAGE, "-h comes to too many steps");
+    CHECK_ERROR(resolve(&o, "-i a -x 1 -h 10000000 -v 1000", &e), &e, ERR_USAGE, "-h means too many steps");
 
     const char *foreign = "-nm 1 -f 0 -w 1 -ge 2 -a 1 -lg 5 -pn 8 -pr 0 "
                           "-pg 8 -ps host -pp /tmp -pf /tmp -pi mpi --lr 1";
@@ -282,7 +257,7 @@ static void test_aliases(void) {
     int lines = 0;
     for (const char *c = o.notes; *c; c++) lines += *c == '\n';
     CHECK(lines == 12 && strstr(o.notes, "-ge") && strstr(o.notes, "-lg "), "%d lines: %s", lines, o.notes);
-    CHECK(o.lr == 1, "values of foreign flags are passed over");
+    CHECK(o.lr == 1, "values of foreign flags are ignored");
     CHECK_ERROR(parse(&o, "-pi tcp", &e), &e, ERR_USAGE, "-pi 'tcp'");
     CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "-pm fs", &e), &e, ERR_USAGE, "-pm 'fs'");
@@ -333,7 +308,7 @@ static void test_config_precedence(void) {
     snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
     CHECK_OK(parse(&o, words, &e), &e);
     CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
-    CHECK(options_given(&o, "--beta1") && !options_given(&o, "--beta2"), "given");
+    CHECK(o.given[OPTION_beta1] && !o.given[OPTION_beta2], "given");
 
     snprintf(words, sizeof words, "-y 1 --config %s", path);
     CHECK_OK(parse(&o, words, &e), &e);
@@ -347,14 +322,14 @@ static void test_config_precedence(void) {
     CHECK_ERROR(parse(&o, words, &e), &e, ERR_INPUT, path);
 }
 
-// What --help says of an option is a phrase of its own: one that goes on from the operand's name nobody can say aloud.
+// The help of an option is a phrase of its own, which does not continue the name of the value.
 static void test_help_is_phrases(void) {
     static const char *const continues[] = {"of ",    "for ",  "to ",    "in ", "over ", "between ", "instead ",
                                             "added ", "with ", "above ", "as ", "that ", "on which "};
     for (int i = 0; i < OPTION_COUNT; i++)
         for (size_t k = 0; k < sizeof continues / sizeof *continues; k++)
-            CHECK(strncmp(table[i].help, continues[k], strlen(continues[k])) != 0, "--%s %s", table[i].field,
-                  table[i].help);
+            CHECK(strncmp(option_rows[i].help, continues[k], strlen(continues[k])) != 0, "--%s %s",
+                  option_rows[i].field, option_rows[i].help);
 }
 
 static void test_help(void) {
@@ -365,17 +340,19 @@ static void test_help(void) {
     fclose(f);
     CHECK(strstr(text, "usage: train_gpt2 "), "program name");
     for (int i = 0; i < OPTION_COUNT; i++) {
-        char flag[64], start[80], alias[80];
-        flag_of(table[i].field, flag);
+        const OptionRow *option = &option_rows[i];
+        char flag[FLAG_BYTES], start[80], alias[80];
+        option_flag(flag, (OptionId)i);
         snprintf(start, sizeof start, "\n  %s ", flag);
         const char *row = strstr(text, start);
         CHECK(row, "%s is not in the help", flag);
-        snprintf(alias, sizeof alias, "llm.c %s", table[i].alias);
-        if (row && *table[i].alias) CHECK(strstr(row, alias), "%s", alias);
+        if (option->alias) snprintf(alias, sizeof alias, "llm.c %s", option->alias);
+        if (row && option->alias) CHECK(strstr(row, alias), "%s", alias);
+        if (!option->unit || i == OPTION_link) continue;
         char operand[96];
-        snprintf(operand, sizeof operand, "%s %s", flag, table[i].unit);
+        snprintf(operand, sizeof operand, "%s %s", flag, option->unit);
         for (char *c = operand + strlen(flag); *c; c++) *c = (char)toupper((unsigned char)*c);
-        if (*table[i].unit && i != OPTION_link) CHECK(strstr(text, operand), "%s", operand);
+        CHECK(strstr(text, operand), "%s", operand);
     }
     static const char *const operands[] = {
         "--train FILES ", "--out DIR ",     "--model NAME|PATH ", "--hellaswag FILE ", "--prompt TEXT ",
@@ -388,7 +365,7 @@ static void test_help(void) {
     }
     CHECK(strstr(text, "[default 4; llm.c -b]"), "default and alias");
     const char *config = strstr(text, "\n  --config ");
-    CHECK(config && strstr(config, "in \"quotes\""), "how a # comes into a value");
+    CHECK(config && strstr(config, "in \"quotes\""), "how to write a # in a value");
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         CHECK(strlen(line) <= 100 && line[strlen(line) - 1] != ' ', "line of %zu: %s", strlen(line), line);
         if (strncmp(line, "  ", 2) != 0) continue;
@@ -412,15 +389,16 @@ static void test_json(void) {
     CHECK(json != NULL, "no JSON: %s", text);
     if (!json) return free(text);
     for (int i = 0; i < OPTION_COUNT; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, table[i].field);
-        if (strcmp(table[i].section, "PLAN") == 0) {
-            CHECK(!item, "%s is of no run", table[i].field);
+        const OptionRow *row = &option_rows[i];
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, row->field);
+        if (i == OPTION_dry_run || i == OPTION_device || i == OPTION_ranks || i == OPTION_price || i == OPTION_link) {
+            CHECK(!item, "%s is no part of a run", row->field);
             continue;
         }
-        bool fits = (is(i, "INT") || is(i, "REAL")) ? cJSON_IsNumber(item)
-                    : is(i, "FLAG")                 ? cJSON_IsBool(item)
-                                                    : cJSON_IsString(item);
-        CHECK(fits, "%s", table[i].field);
+        bool fits = row->range               ? cJSON_IsNumber(item)
+                    : row->type == TYPE_FLAG ? cJSON_IsBool(item)
+                                             : cJSON_IsString(item);
+        CHECK(fits, "%s", row->field);
     }
     CHECK(cJSON_GetObjectItem(json, "lr")->valuedouble == 0.1 && strstr(text, "\"lr\": 0.1,"), "shortest digits");
     CHECK(cJSON_GetObjectItem(json, "beta2")->valuedouble == o.beta2, "round trip");

@@ -1,5 +1,5 @@
-// What options mean together: what follows from several of them, what contradicts itself, and what is of no use without
-// another. How a single one is read is test_options.c's.
+// What options mean together: what follows from several of them, contradictions, and options without effect.
+// test_options.c checks single options.
 #define _DEFAULT_SOURCE // mkstemp
 #include "options_test.h"
 
@@ -24,7 +24,7 @@ static void test_horizon_and_batch(void) {
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
     CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
-    CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "nothing said of the batch: a micro-batch");
+    CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "no batch given: a micro-batch");
     CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
     CHECK(o.run.gns_exact_interval == 1, "exact: every step");
     CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact --gns-exact-every 8", &e), &e);
@@ -40,7 +40,7 @@ static void test_contradictions(void) {
     static const struct {
         const char *words, *mention;
     } cases[] = {
-        {"--train a", "how long"},
+        {"--train a", "--train-tokens nor --steps"},
         {"--steps 5", "--train is missing"},
         {"--train a --steps 5 --train-tokens 5", "--steps and --train-tokens"},
         {"--train a --steps 5 --ramp linear --batch-min 1 --batch-max 2", "--steps"},
@@ -75,8 +75,8 @@ static void test_contradictions(void) {
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
 }
 
-// What was given and does nothing, where it was typed as such: an error that names it and what it needs.
-static void test_of_no_use(void) {
+// A typed option without effect is an error that names the option and what it needs.
+static void test_no_effect(void) {
     Options o;
     Error e;
     static const struct {
@@ -109,7 +109,7 @@ static void test_of_no_use(void) {
         snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
         CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, cases[i].option);
         CHECK(strstr(e.what, cases[i].needs) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
-        // A file may be shared by runs: what this one has no use for is said, and does not stop it.
+        // A file may be shared by runs: an option without effect there is only noted.
         for (const char *w = words; *w; w++) {
             if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
             else if (strncmp(w, "--", 2) == 0) w++;
@@ -124,8 +124,8 @@ static void test_of_no_use(void) {
     }
 }
 
-// llm.c's flags as its scripts give them are at most remarked upon; so is what a ramp's other half leaves over.
-static void test_of_no_use_is_noted(void) {
+// llm.c's flags, as its scripts give them, are at most noted; so are options that depend on the value of another.
+static void test_no_effect_is_noted(void) {
     Options o;
     Error e;
     static const struct {
@@ -160,25 +160,25 @@ static void test_of_no_use_is_noted(void) {
     CHECK(!*o.notes, "%s", o.notes);
 }
 
-// Where nothing is trained, what a training run would be refused for is remarked upon, and once; what is for planning
-// only is refused still.
-static void test_of_no_use_without_training(void) {
+// Where nothing is trained, options that a training run would refuse are noted, once; options of planning are refused.
+static void test_no_effect_without_training(void) {
     Options o;
     Error e;
     static const struct {
         const char *words, *option, *says;
     } cases[] = {
-        {"--check dir --val-every 5", "--val-every", "--check makes no use of --val-every\n"},
-        {"--check dir --gns-ratio 2 --prompt x", "--prompt", "--check makes no use of --prompt, --gns-ratio\n"},
-        {"--sample-only --model dir --hellaswag x", "--hellaswag", "--sample-only makes no use of --hellaswag\n"},
-        {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "makes no use of"},
-        {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only makes no use of --gns-ratio\n"},
-        {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens", "no use without --val: ignored\n"},
+        {"--check dir --val-every 5", "--val-every", "--check ignores --val-every\n"},
+        {"--check dir --gns-ratio 2 --prompt x", "--prompt", "--check ignores --prompt, --gns-ratio\n"},
+        {"--sample-only --model dir --hellaswag x", "--hellaswag", "--sample-only ignores --hellaswag\n"},
+        {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "ignores"},
+        {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only ignores --gns-ratio\n"},
+        {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens",
+         "no effect without --val: ignored\n"},
         {"--dry-run --val-every 250 --train a --steps 5", "--val-every",
-         "no use without --val: the run would be refused\n"},
+         "no effect without --val: the run would be refused\n"},
         {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max",
-         "no use without a --ramp: the run would be refused\n"},
-        {"--dry-run -v 250 --train a --steps 5", "--val-every", "no use without --val: ignored\n"},
+         "no effect without a --ramp: the run would be refused\n"},
+        {"--dry-run -v 250 --train a --steps 5", "--val-every", "no effect without --val: ignored\n"},
         {"--dry-run --val b --val-every 0 --val-tokens 512", "--val-tokens", "--val-every above 0: ignored\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -190,11 +190,11 @@ static void test_of_no_use_without_training(void) {
     static const char *const planning[] = {"--check dir --price 3", "--sample-only --model dir --ranks 8",
                                            "--eval-only --model dir --val b --device H200"};
     for (size_t i = 0; i < sizeof planning / sizeof *planning; i++)
-        CHECK_ERROR(resolve(&o, planning[i], &e), &e, ERR_USAGE, "is of no use without --dry-run");
+        CHECK_ERROR(resolve(&o, planning[i], &e), &e, ERR_USAGE, "has no effect without --dry-run");
 }
 
-// What is used, and what asks for nothing.
-static void test_of_use(void) {
+// Options that have an effect, or ask for nothing.
+static void test_effect(void) {
     Options o;
     Error e;
     static const char *const cases[] = {
@@ -246,12 +246,12 @@ static int resolve_with_file(Options *o, const char *lines, const char *words, E
     return code;
 }
 
-// Where what is typed and what the file says exclude each other, the file gives way.
+// Where the command line and the config file exclude each other, the command line wins.
 static void test_the_command_line_wins(void) {
     Options o;
     Error e;
     CHECK_OK(resolve_with_file(&o, "steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", &e), &e);
-    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !options_given(&o, "--steps"), "the file's steps");
+    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !o.given[OPTION_steps], "the file's steps");
     CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
              &e);
     CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
@@ -264,18 +264,18 @@ static void test_the_command_line_wins(void) {
     CHECK(o.eval_only && !o.sample_only, "the file's --sample-only");
     CHECK_OK(resolve_with_file(&o, "eval-only = true\nval = b\n", "--check dir", &e), &e);
     CHECK(*o.check && !o.eval_only, "the file's --eval-only");
-    // a model of files has its own shape
+    // a model from files has its own shape
     static const char shape[] = "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n";
     CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir", &e), &e);
-    CHECK(!options_given(&o, "--layers") && !options_given(&o, "--heads") && !options_given(&o, "--channels") &&
-              !options_given(&o, "--vocab-size") && o.layers == 0 && o.vocab_size == 0,
+    CHECK(!o.given[OPTION_layers] && !o.given[OPTION_heads] && !o.given[OPTION_channels] &&
+              !o.given[OPTION_vocab_size] && o.layers == 0 && o.vocab_size == 0,
           "the file's shape");
     CHECK_OK(resolve_with_file(&o, shape, "--train a --steps 5 --model d12", &e), &e);
-    CHECK(o.layers == 2 && o.vocab_size == 256, "of a preset it is a part");
+    CHECK(o.layers == 2 && o.vocab_size == 256, "they change a preset");
     CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir --layers 3", &e), &e);
-    CHECK(o.layers == 3 && options_given(&o, "--layers"), "what is typed stays");
+    CHECK(o.layers == 3 && o.given[OPTION_layers], "typed on the command line: kept");
 
-    // who says both in one place has made a mistake
+    // both in one place: a mistake
     CHECK_ERROR(resolve_with_file(&o, "steps = 50\ntrain-tokens = 20000\n", "--train a", &e), &e, ERR_USAGE,
                 "--steps and");
     CHECK_ERROR(resolve_with_file(&o, "", "--train a --steps 5 --train-tokens 5", &e), &e, ERR_USAGE, "--steps and");
@@ -286,10 +286,10 @@ static void test_the_command_line_wins(void) {
 int main(void) {
     RUN(test_horizon_and_batch);
     RUN(test_contradictions);
-    RUN(test_of_no_use);
-    RUN(test_of_no_use_is_noted);
-    RUN(test_of_no_use_without_training);
-    RUN(test_of_use);
+    RUN(test_no_effect);
+    RUN(test_no_effect_is_noted);
+    RUN(test_no_effect_without_training);
+    RUN(test_effect);
     RUN(test_the_command_line_wins);
     return test_summary();
 }

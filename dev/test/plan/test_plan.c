@@ -1,4 +1,4 @@
-// plan: what --dry-run says of time, memory, ranks and cost, against hand-computed cases and measured runs.
+// plan: time, memory, ranks and cost that --dry-run prints, against hand-computed cases and measured runs.
 #include "ranks/parallel.h"
 #include "plan/plan.h"
 
@@ -13,11 +13,7 @@ static PlanDevice round_device(void) {
         .name = "round",
         .value = 2,
         .peak = 100,
-        .bandwidth = 10,
-        .memory_bytes = 1e9,
-        .link = 8,
-        .network = 0.5,
-        .devices_a_machine = 4,
+        .spec = {.bandwidth = 10, .memory_bytes = 1e9, .link = 8, .network = 0.5, .devices_a_machine = 4},
         .head_bytes = 1e12,
         .efficiency = {.matmul = 0.5,
                        .matmul_reads = 0.25,
@@ -57,10 +53,14 @@ static void make_model(Model *model, const char *preset, int vocab, int seq_len)
     CHECK_OK(model_create(model, &config, &e), &e);
 }
 
+static Options options; // of the plan made last
+
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     Error e;
     EngineDevice cpu = {.value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
-    Plan p = {.engine = &cpu_engine, .model = model, .ranks = 1, .wire = 4, .estimate_memory = true};
+    Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
+    options_defaults(&options);
+    options.zero = ZERO_0;
     p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
     CHECK_OK(plan_device(&p.device, device, &cpu, 0, &e), &e);
     return p;
@@ -80,9 +80,7 @@ static void test_work_is_the_formula(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
     Plan p = make_plan(&model, "H200", 64, 1024);
-    WorkShape shape = {.model = &model, .rows = 64, .seq_len = 1024, .value = 2, .head_bytes = p.device.head_bytes};
-    Workload w = {0};
-    workload_micro_step(&w, &shape);
+    Workload w = workload_micro_step(&p.shape, 2, p.device.head_bytes, 64, false);
     double N = 64 * 1024, C = 768, L = 12, T = 1024;
     CHECK_CLOSE(sum_work(&w, FAMILY_BLOCK_MATMUL, true), 6 * N * L * 12 * C * C, 1e-12, 0);
     CHECK_CLOSE(sum_work(&w, FAMILY_HEAD_MATMUL, true), 6 * N * C * 50304, 1e-12, 0);
@@ -93,8 +91,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
     // logits read and written in place
     CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
-    Workload update = {0};
-    workload_update(&update, &model, (double)model.flat_count, 2);
+    Workload update = workload_update(&model, (double)model.flat_count, 2);
     CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * (double)model.flat_count, 1e-12, 0);
     model_destroy(&model);
 }
@@ -103,15 +100,13 @@ static void test_recomputing_and_exact_norms_cost(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
     Plan p = make_plan(&model, "H200", 64, 1024);
-    WorkShape shape = {.model = &model, .rows = 64, .seq_len = 1024, .value = 2, .head_bytes = p.device.head_bytes};
-    Workload none = {0}, gelu = {0}, block = {0}, exact = {0};
-    workload_micro_step(&none, &shape);
-    shape.recompute = RECOMPUTE_GELU;
-    workload_micro_step(&gelu, &shape);
-    shape.recompute = RECOMPUTE_BLOCK;
-    workload_micro_step(&block, &shape);
-    shape.recompute = RECOMPUTE_NONE, shape.exact = true;
-    workload_micro_step(&exact, &shape);
+    double head_bytes = p.device.head_bytes;
+    Workload none = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    Workload exact = workload_micro_step(&p.shape, 2, head_bytes, 64, true);
+    p.shape.recompute = RECOMPUTE_GELU;
+    Workload gelu = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    p.shape.recompute = RECOMPUTE_BLOCK;
+    Workload block = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
     double N = 64 * 1024, C = 768;
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
@@ -124,13 +119,13 @@ static void test_recomputing_and_exact_norms_cost(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Measured on an H200 (dev/RESULTS.md): what a plan must foretell
+// Measured on an H200 (dev/RESULTS.md)
 
-static void check_step(const char *preset, int micro_batch, double tok_per_s, double exact_part) {
+static void check_step(const char *preset, int micro_batch, double tok_per_s, int64_t exact_interval) {
     Model model;
     make_model(&model, preset, 50257, 1024);
     Plan p = make_plan(&model, "NVIDIA H200", micro_batch, 1024);
-    p.exact_part = exact_part;
+    options.run.gns_exact_interval = exact_interval;
     double predicted = micro_batch * 1024 / plan_step(&p, micro_batch).seconds;
     CHECK(fabs(predicted / tok_per_s - 1) < 0.15, "%s: %.0f tok/s, measured %.0f", preset, predicted, tok_per_s);
     printf("  %s, micro-batch %d: %.0f tok/s planned, %.0f measured (%+.1f%%)\n", preset, micro_batch, predicted,
@@ -215,7 +210,7 @@ static void test_measured_cpu(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-// MiB of the CUDA engine's own plan, to the byte: what the estimate stands in for where there is none of that engine.
+// MiB of the CUDA engine's own plan, which is exact; the estimate replaces it where that engine is missing.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -247,11 +242,11 @@ static void shard(Parallel *parallel, Plan *p, ZeroStage zero) {
     Error e;
     Comm comm = {.ranks = p->ranks};
     ParallelConfig config = {.zero = zero, .micro_batch = p->shape.micro_batch, .batch_max = p->shape.micro_batch};
-    CHECK_OK(parallel_create(parallel, &comm, p->model, &config, &e), &e);
+    CHECK_OK(parallel_create(parallel, &comm, p->shape.model, &config, &e), &e);
     parallel_shard(parallel, &p->shape);
 }
 
-// What nvidia-smi showed of H200s while runs were under way (4 ranks: what the trainer's log did, in GiB).
+// Memory of running H200s by nvidia-smi (4 ranks: by the trainer's log, in GiB).
 static void test_measured_memory(void) {
     static const struct {
         const char *preset;
@@ -283,30 +278,30 @@ static void test_measured_memory(void) {
     }
 }
 
-static double besides_engine(Plan *p, int ranks, double wire) { // MiB
+static double besides_engine(Plan *p, int ranks, WireType wire) { // MiB
     MemoryPlan all, engine;
-    p->ranks = ranks, p->wire = wire;
+    p->ranks = ranks, options.comm_dtype = wire;
     plan_memory(p, p->shape.micro_batch, &all);
     plan_estimate_memory(&p->shape, &p->device, &engine);
     return ((double)all.total - (double)engine.total) / (1 << 20);
 }
 
-// The measured parts to the MiB; gradients that travel in bf16 have room for the largest bucket: the embeddings, or of a
-// small vocabulary the last block with ln_f.
+// The measured parts to the MiB; gradients in bf16 need a buffer of the largest bucket: the embeddings, or with a small
+// vocabulary the last block with ln_f.
 static void test_library_memory(void) {
     Model large, small;
     make_model(&large, "d12", 50257, 1024);
     make_model(&small, "d2", 256, 64);
     Plan p = make_plan(&large, "H200", 64, 1024), q = make_plan(&small, "H200", 1, 64);
-    CHECK_CLOSE(besides_engine(&p, 1, 4), 532, 1e-3, 0);
-    CHECK_CLOSE(besides_engine(&p, 1, 2), 532, 1e-3, 0);
-    CHECK_CLOSE(besides_engine(&p, 2, 4), 532 + 860, 1e-3, 0);
-    CHECK_CLOSE(besides_engine(&p, 4, 4), 532 + 860, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 1, WIRE_FP32), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 1, WIRE_BF16), 532, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 2, WIRE_FP32), 532 + 860, 1e-3, 0);
+    CHECK_CLOSE(besides_engine(&p, 4, WIRE_FP32), 532 + 860, 1e-3, 0);
     double embeddings = 768 * (50304 + 1024), block = 12 * 128 * 128 + 13 * 128 + 2 * 128, mib = 1 << 20;
-    CHECK_CLOSE(besides_engine(&p, 2, 2) - besides_engine(&p, 2, 4), 2 * embeddings / mib, 1e-9, 0);
-    CHECK_CLOSE(besides_engine(&q, 2, 2) - besides_engine(&q, 2, 4), 2 * block / mib, 1e-9, 0);
+    CHECK_CLOSE(besides_engine(&p, 2, WIRE_BF16) - besides_engine(&p, 2, WIRE_FP32), 2 * embeddings / mib, 1e-9, 0);
+    CHECK_CLOSE(besides_engine(&q, 2, WIRE_BF16) - besides_engine(&q, 2, WIRE_FP32), 2 * block / mib, 1e-9, 0);
     p.device.measured = true; // a CPU
-    CHECK(besides_engine(&p, 4, 2) == 0, "no CUDA, no NCCL");
+    CHECK(besides_engine(&p, 4, WIRE_BF16) == 0, "no CUDA, no NCCL");
     model_destroy(&small);
     model_destroy(&large);
 }
@@ -338,12 +333,12 @@ static void test_largest_micro_batch(void) {
     MemoryPlan memory;
     make_model(&model, "d2", 256, 64);
     Plan p = make_plan(&model, "H200", 1, 64);
-    p.estimate_memory = false, p.device.measured = true; // by the engine at hand, and nothing beside it
+    p.estimate_memory = false, p.device.measured = true; // by this program's engine alone
     plan_memory(&p, 1, &memory);
-    CHECK((p.device.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0,
+    CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p, 0, 100) == 0,
           "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
-        p.device.memory_bytes = bytes;
+        p.device.spec.memory_bytes = bytes;
         int fits = 0; // the plain way
         for (int b = 1; b <= 200; b++) {
             plan_memory(&p, b, &memory);
@@ -362,10 +357,10 @@ static void test_ring(void) {
     PlanDevice d = round_device(); // 4 devices a machine, 8 B/s inside, 4 x 0.5 B/s beyond, half of it reached
     CHECK_CLOSE(plan_link_bandwidth(&d, 4), 8, 1e-12, 0);
     CHECK_CLOSE(plan_link_bandwidth(&d, 5), 2, 1e-12, 0);
-    CHECK(plan_ring_seconds(&d, 1, 1e9) == 0, "nobody to talk to");
-    d.link = 1.5; // slower than all of the machine's network cards together
+    CHECK(plan_ring_seconds(&d, 1, 1e9) == 0, "no other rank");
+    d.spec.link = 1.5; // slower than all of the machine's network cards together
     CHECK_CLOSE(plan_link_bandwidth(&d, 5), 1.5, 1e-12, 0);
-    d.link = 8;
+    d.spec.link = 8;
     CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
     // NCCL on 8 H200: bus bandwidth of an all-reduce, 2 (K - 1) / K bytes over the time, GB/s
@@ -382,7 +377,7 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_NONE, 8), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
     CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_STATE, 8), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
     CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 8), 7.0 / 8 * all * (4 + 2 + 2), 1e-12, 0);
-    p.wire = 2;
+    options.comm_dtype = WIRE_BF16;
     CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 1000), 0.999 * all * 6, 1e-12, 0);
     model_destroy(&model);
 }
@@ -404,13 +399,13 @@ static void test_critical_tokens(void) {
     model_destroy(&model);
 }
 
-// More ranks are faster until the ring's latency has the last word, and never more than so many times as fast.
+// More ranks are faster until the ring's latency dominates, and K ranks are at most K times as fast.
 static void test_more_ranks(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
     for (int zero = 0; zero < 2; zero++) {
         Plan p = make_plan(&model, "H200", 64, 1024);
-        p.zero = zero;
+        options.zero = zero;
         double one = plan_step(&p, 2048).seconds, before = one, efficiency = 1;
         for (int ranks = 2; ranks <= 128; ranks *= 2) {
             p.ranks = ranks;
@@ -426,31 +421,37 @@ static void test_more_ranks(void) {
     model_destroy(&model);
 }
 
-// Two ranks, 10 rows a step and a link so slow that the backward pass hides little: the layers' gradients but for that
-// time, the embeddings', and what is gathered; each bucket half of its bytes, after one latency.
+// Two ranks, 10 rows a step and a link so slow that the backward pass hides little. Exposed: the layers' gradients less
+// that time, the embeddings', and what is gathered; of each bucket half of its bytes, after one latency.
 static void test_exposed(void) {
     Model model;
     make_model(&model, "d2", 256, 64);
     Plan p = make_plan(&model, "H200", 10, 64);
     PlanEfficiency *s = &p.device.efficiency;
     p.ranks = 2;
-    p.device.link = 1e9, s->link = 0.5, s->hop = 1e-3; // 0.5 GB/s
+    p.device.spec.link = 1e9, s->link = 0.5, s->hop = 1e-3; // 0.5 GB/s
     double C = 128, embeddings = 256 * C + 64 * C, layer = 12 * C * C + 13 * C;
     double last = layer + 2 * C; // with ln_f
-    double scatter = 2 * 1e-3 + 0.5 * 4 * (layer + last) / 0.5e9, behind = 1e-3 + 0.5 * 4 * embeddings / 0.5e9;
+    double scatter = 2 * 1e-3 + 0.5 * 4 * (layer + last) / 0.5e9, rest = 1e-3 + 0.5 * 4 * embeddings / 0.5e9;
     PlanStep zero0 = plan_step(&p, 10);
-    CHECK(zero0.last_backward > 0 && zero0.last_backward < scatter, "hides a part: %g s", zero0.last_backward);
-    CHECK_CLOSE(zero0.exposed, scatter - zero0.last_backward + behind + behind + scatter - zero0.update, 1e-9, 0);
-    CHECK_CLOSE(zero0.seconds, zero0.forward + zero0.backward + zero0.update + zero0.exposed, 1e-12, 0);
-    p.zero = 1, p.wire = 2; // gradients and weights in bf16: half as many bytes, as many latencies
+    const double *all = zero0.all.pass, backward = zero0.last.pass[PASS_BACKWARD];
+    CHECK(backward > 0 && backward < scatter, "hides a part: %g s", backward);
+    CHECK_CLOSE(zero0.exposed, scatter - backward + rest + rest + scatter - all[PASS_UPDATE], 1e-9, 0);
+    CHECK_CLOSE(zero0.seconds, all[PASS_FORWARD] + all[PASS_BACKWARD] + all[PASS_UPDATE] + zero0.exposed, 1e-12, 0);
+    options.zero = ZERO_1,
+    options.comm_dtype = WIRE_BF16; // gradients and weights in bf16: half as many bytes, as many latencies
     PlanStep zero1 = plan_step(&p, 10);
-    double half = (scatter - 2e-3) / 2 + 2e-3, half_behind = (behind - 1e-3) / 2 + 1e-3;
-    CHECK_CLOSE(zero1.exposed, half - zero1.last_backward + half_behind + half_behind + half - zero1.forward, 1e-9, 0);
-    p.zero = 2, p.every_micro_step = true, p.shape.micro_batch = 2; // 5 rows a rank: 2, 2 and 1, three scatters
+    double half = (scatter - 2e-3) / 2 + 2e-3, half_rest = (rest - 1e-3) / 2 + 1e-3;
+    CHECK_CLOSE(zero1.exposed,
+                half - zero1.last.pass[PASS_BACKWARD] + half_rest + half_rest + half - zero1.all.pass[PASS_FORWARD],
+                1e-9, 0);
+    options.zero = ZERO_2, options.reduce = REDUCE_MICRO_STEP,
+    p.shape.micro_batch = 2; // 5 rows a rank: 2, 2 and 1, three scatters
     PlanStep zero2 = plan_step(&p, 10);
+    const double *first = zero2.first.pass;
     CHECK_CLOSE(zero2.exposed,
-                3 * (half + half_behind) - 2 * (zero2.first_backward + zero2.first_forward) - zero2.last_backward +
-                    half_behind + half - zero2.first_forward,
+                3 * (half + half_rest) - 2 * (first[PASS_BACKWARD] + first[PASS_FORWARD]) -
+                    zero2.last.pass[PASS_BACKWARD] + half_rest + half - first[PASS_FORWARD],
                 1e-9, 0);
     model_destroy(&model);
 }
@@ -465,15 +466,15 @@ static void test_steps_are_cut(void) {
     CHECK(s.micro_steps == 2, "%lld", (long long)s.micro_steps);
     p.ranks = 1;
     two = plan_step(&p, 2), one = plan_step(&p, 1);
-    CHECK(two.backward > 1.2 * one.backward, "two rows take longer than one");
-    CHECK_CLOSE(s.forward, two.forward + one.forward, 1e-12, 0);
-    CHECK_CLOSE(s.last_backward, one.backward, 1e-12, 0);
-    CHECK_CLOSE(plan_eval_seconds(&p, 5), 2 * two.forward + one.forward, 1e-12, 0);
-    PlanFamily family[FAMILIES];
+    CHECK(two.all.pass[PASS_BACKWARD] > 1.2 * one.all.pass[PASS_BACKWARD], "two rows take longer than one");
+    double forward = two.all.pass[PASS_FORWARD] + one.all.pass[PASS_FORWARD];
+    CHECK_CLOSE(s.all.pass[PASS_FORWARD], forward, 1e-12, 0);
+    CHECK_CLOSE(s.last.pass[PASS_BACKWARD], one.all.pass[PASS_BACKWARD], 1e-12, 0);
+    PlanStep five = plan_step(&p, 5);
+    CHECK_CLOSE(five.all.pass[PASS_FORWARD], two.all.pass[PASS_FORWARD] + forward, 1e-12, 0);
     double seconds = 0;
-    plan_families(&p, 5, family);
-    for (int i = 0; i < FAMILIES; i++) seconds += family[i].seconds;
-    CHECK_CLOSE(seconds, plan_step(&p, 5).seconds, 1e-12, 0);
+    for (int i = 0; i < FAMILIES; i++) seconds += five.all.family[i].seconds;
+    CHECK_CLOSE(seconds, five.seconds, 1e-12, 0);
     model_destroy(&model);
 }
 
@@ -497,7 +498,8 @@ static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, d
     Plan p = make_plan(&model, "H200", 4, 10);
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     RampState before = ramp.state;
-    PlanRun run = plan_run(&p, &ramp, target);
+    p.ramp = &ramp;
+    PlanRun run = plan_run(&p, target);
     CHECK(memcmp(&before, &ramp.state, sizeof before) == 0, "planning leaves the ramp alone");
     ramp_destroy(&ramp);
     model_destroy(&model);
@@ -533,10 +535,11 @@ static void test_seconds_of_a_run(void) {
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     CHECK(ramp_next(&ramp, 32, 1024 * 96) == 3 && ramp_next(&ramp, 33, 1024 * 99) == 1, "the last step is cut short");
     CHECK(ramp_next(&ramp, 34, 1024 * 100) == 0 && ramp_next(&ramp, 40, 1024 * 120) == 0, "and then it is over");
-    PlanRun run = plan_run(&p, &ramp, 0);
+    p.ramp = &ramp;
+    PlanRun run = plan_run(&p, 0);
     CHECK_CLOSE(run.seconds, 33 * plan_step(&p, 3).seconds + plan_step(&p, 1).seconds, 1e-9, 0);
-    ramp.config.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice as long as is walked through
-    run = plan_run(&p, &ramp, 0);
+    ramp.config.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice PLAN_STEPS_MAX
+    run = plan_run(&p, 0);
     CHECK(run.cut && run.steps == 2 * (int64_t)PLAN_STEPS_MAX, "%lld steps", (long long)run.steps);
     CHECK_CLOSE(run.seconds, 2.0 * PLAN_STEPS_MAX * plan_step(&p, 3).seconds, 1e-6, 0);
     ramp_destroy(&ramp);
@@ -551,8 +554,8 @@ static void test_checkpoints_at_a_time(void) {
         {0, 0, 2, 1},                         // at the end
         {50, 0, 2, 2},                        // at 50 and 100
         {49, 0, 2, 3},                        // at 49, 98 and 100
-        {10, 0, 2, 3},                        // two stay, and one is being written
-        {10, 0, 0, 10},                       // all stay
+        {10, 0, 2, 3},                        // two are kept, one is being written
+        {10, 0, 0, 10},                       // all are kept
         {10, 25, 2, 4},                       // the best besides
         {0, 60, 2, 2},                        // at 60 and 100
         {0, 10, 2, 4},                        //
@@ -566,7 +569,9 @@ static void test_checkpoints_at_a_time(void) {
     RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int64_t got = plan_checkpoints(&ramp, cases[i].every, cases[i].best_every, cases[i].keep);
+        Options o = {.val = "x", .checkpoint_every = cases[i].every, .keep = cases[i].keep};
+        o.keep_best = cases[i].best_every > 0, o.val_every = cases[i].best_every;
+        int64_t got = plan_checkpoints(&ramp, &o);
         CHECK(got == cases[i].want, "case %zu: %lld, want %lld", i, (long long)got, (long long)cases[i].want);
     }
     ramp_destroy(&ramp);
@@ -582,14 +587,16 @@ static void test_devices_here_and_elsewhere(void) {
     EngineDevice gpu32 = gpu, none = {.value_bytes = 2};
     cpu.memory_bytes = 1e10, gpu32.value_bytes = 4;
     CHECK_OK(plan_device(&d, "", &cpu, 0, &e), &e);
-    CHECK(d.measured && d.peak == 2e11 && d.memory_bytes == 1e10 && d.value == 4 && !(d.network > 0), "the CPU");
+    CHECK(d.measured && d.peak == 2e11 && d.spec.memory_bytes == 1e10 && d.value == 4 && !(d.spec.network > 0),
+          "the CPU");
     CHECK_OK(plan_device(&d, "h200", &cpu, 12e9, &e), &e);
-    CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.network == 12e9, "a GPU from the CPU's trainer");
+    CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.spec.network == 12e9,
+          "a GPU, planned by the CPU trainer");
     CHECK(strcmp(d.name, "H200") == 0, "by its own name, not %s", d.name);
     CHECK_OK(plan_device(&d, "", &gpu, 0, &e), &e);
-    CHECK(d.value == 2 && d.peak == 989e12 && d.memory_bytes == 85e9, "the GPU at hand, with its own memory");
+    CHECK(d.value == 2 && d.peak == 989e12 && d.spec.memory_bytes == 85e9, "the GPU here, with its own memory");
     CHECK_OK(plan_device(&d, "A100", &gpu32, 0, &e), &e);
-    CHECK(d.value == 4 && d.peak == 19.5e12 && d.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
+    CHECK(d.value == 4 && d.peak == 19.5e12 && d.spec.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
     CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
     CHECK(!(d.peak > 0) && !*d.name, "no GPU here, and none named: no times");
     snprintf(none.name, sizeof none.name, "NVIDIA RTX A4000");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --dry-run as a program: it runs without data, plans GPUs from a machine that has none, foretells the steps that the
-# trainer then makes, and says where the disk is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
+# --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
+# then makes, and reports a disk that is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" plan
 cuda=$root/build/cuda-BF16/train_gpt2cu
@@ -20,7 +20,7 @@ plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
-plans_a_run_of_no_length() { # whatever compiled it: some compilers move a division past the test that guards it
+plans_a_run_without_length() { # with any compiler: some move a division before the test that guards it
     [ -x "$sanitized" ] || skip "no $sanitized (make test builds it)" || return
     ASAN_OPTIONS=detect_leaks=0 "$sanitized" --dry-run --model d2 --device H200 > plan.txt 2>&1 || { cat plan.txt; return 1; }
     said '^device +H200' && ! said '^run ' > /dev/null && ! said 'copy for checkpoints' > /dev/null
@@ -36,11 +36,11 @@ hours_are_tokens_over_speed() { # of the same page; without --val nothing is add
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
-# Many ranks with enough tokens each for their links, which wait for each other's answers nonetheless.
+# Many ranks, each with enough tokens for its link: the latency of the rings limits them.
 waiting_share() { # RANKS: of the step, in percent
     plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
 }
-says_what_latency_binds() {
+reports_latency_bound() {
     local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
     plan "${many[@]}" --ranks 8960 && said '^> +8960 .* latency ' && said '^ +8 +1 .* compute ' || return 1
     plan "${many[@]}" --ranks 8960 --link 0.01 && said '^> +8960 .* interconnect ' || return 1
@@ -49,14 +49,14 @@ says_what_latency_binds() {
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
 }
-limits_are_of_ranks_that_have_rows() {
+limits_count_ranks_with_rows() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'
 }
-says_where_the_disk_is_too_small() {
+reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-says_where_memory_is_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
+reports_memory_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
 plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
     local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
     for program in "$train" "$cuda"; do
@@ -66,7 +66,7 @@ plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large 
             said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
     done
 }
-planning_goes_with_dry_run() {
+planning_needs_dry_run() {
     local option
     for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
         # shellcheck disable=SC2086
@@ -78,8 +78,8 @@ planning_goes_with_dry_run() {
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
-# The ramp walked through is the ramp of the run.
-foretells_the_steps() {
+# The plan has as many steps as the run.
+predicts_the_steps() {
     local small="--train code_train_*.bin --vocab-size 256 --layers 1 --heads 1 --channels 16 --seq-len 32 --lr 1e-3
         --train-tokens 30000 --micro-batch 8 --gns off --checkpoint-every 0" ramp planned made
     cat "$root"/llmc/*/*.[ch] > text.txt
@@ -95,15 +95,14 @@ foretells_the_steps() {
     done
 }
 
-tunes_a_gpu_only() { # as the run does
+tunes_a_gpu_only() { # like the run
     "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
     local code=$?
     [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and this is a plan for CPU, ' log || { echo "code $code"; cat log; return 1; }
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 
-# The CUDA trainer plans to the byte, without a GPU; from the CPU's trainer its memory is estimated. The libraries' is
-# the same for both.
+# The CUDA trainer plans its memory exactly, without a GPU; the CPU trainer estimates it. Both add the same for libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
@@ -126,9 +125,9 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
-refuses_what_the_cuda_engine_cannot() { # before anything is planned or written, and wherever the model comes from
+refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
     [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
-    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin # foretells_the_steps'
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin # predicts_the_steps'
     # shellcheck disable=SC2086
     "$train" --train $shard $wide --steps 1 --out wide > run.log 2>&1 || { cat run.log; return 1; }
     local what code
@@ -149,8 +148,8 @@ refuses_what_the_cuda_engine_cannot() { # before anything is planned or written,
     plan $wide --heads 2
 }
 
-# A plan for a GPU from here: refused with the CUDA trainer's own line and exit code, as far as that trainer is there.
-# For this machine, and in a file that other runs share, the same shapes are welcome.
+# The CPU trainer refuses a plan for a GPU with the CUDA trainer's line and exit code (compared where that is built). A
+# plan for this machine, and a run whose shared config file names a GPU, take the same shapes.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
     # shellcheck disable=SC2086
@@ -175,13 +174,13 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     printf 'device = H200\nchannels = 192\nvocab-size = 256\nseq-len = 16\n' > shared.cfg
     "$train" --config shared.cfg --model d1 --train $shard --steps 1 --out wide --fresh > plan.txt 2>&1 ||
         { cat plan.txt; return 1; }
-    said 'note: --device is of no use without --dry-run: ignored'
+    said 'note: --device has no effect without --dry-run: ignored'
 }
 
-for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_of_no_length fits_a_screen hours_are_tokens_over_speed \
-    says_what_latency_binds limits_are_of_ranks_that_have_rows says_where_the_disk_is_too_small says_where_memory_is_too_small \
-    plans_the_largest_micro_batch planning_goes_with_dry_run writes_nothing \
-    foretells_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
+for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length fits_a_screen hours_are_tokens_over_speed \
+    reports_latency_bound limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
+    plans_the_largest_micro_batch planning_needs_dry_run writes_nothing \
+    predicts_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
 done

@@ -273,8 +273,8 @@ given_of_no_use() {
     script=run_gpt2_124M_gns.sh
     nothing_left_over "$script" --device H200 --lr-schedule=inverse-sqrt -v 0 &&
         nothing_left_over "$script" --device H200 --config "$work/constant.cfg" || return 1
-    plans "$script" 'final-lr-frac is of no use' --final-lr-frac 0.1 -k constant && # what was typed is looked at
-        plans "$script" 'batch-min is of no use' --ramp fixed --batch-min 8 || return 1
+    plans "$script" 'final-lr-frac has no effect' --final-lr-frac 0.1 -k constant && # what was typed is looked at
+        plans "$script" 'batch-min has no effect' --ramp fixed --batch-min 8 || return 1
     local all="--batch-tokens 64 --ramp gns --batch-min 2 --batch-max 4 --final-lr-frac 0 --val-every 5 --val-tokens 9"
     script="$work/ramp.sh"
     sed "s/^OPTIONS=.*/OPTIONS=($all)/" "$work/recipe.sh" > "$script"

@@ -1,5 +1,5 @@
 // The command line and the config file.
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE // strsep
 #include "options/table.h"
 
 #include "base/files.h"
@@ -34,7 +34,7 @@ static int edit_distance(const char *a, const char *b) {
 static int unknown_option(const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
-    int best = 4; // a name further off than 3 edits is another name
+    int best = 4; // more than 3 edits: another name
     for (int id = 0; id < OPTION_COUNT && strlen(name) < FLAG_BYTES; id++) {
         option_flag(flag, (OptionId)id);
         int distance = edit_distance(name, flag + 2);
@@ -48,7 +48,7 @@ static int unknown_option(const char *said, const char *name, const char *dashes
 // ---------------------------------------------------------------------------------------------------------------------
 // The command line
 
-// llm.c's flags whose subject does not exist here. Each takes a value, which is passed over.
+// llm.c's flags without a counterpart here. Each takes a value, which is ignored.
 static const struct {
     const char *flag, *subject;
 } foreign_flags[] = {
@@ -58,51 +58,41 @@ static const struct {
     {"-ge", "GELU fusion"},
     {"-a", "overfitting one batch"},
     {"-lg", "GPU log interval"},
-    {"-pn", "number of processes, which mpirun -np says"},
-    {"-pr", "process rank, which mpirun gives"},
-    {"-pg", "GPUs a node, which mpirun says"},
+    {"-pn", "number of processes, which mpirun -np sets"},
+    {"-pr", "process rank, which mpirun sets"},
+    {"-pg", "GPUs per node, which mpirun sets"},
     {"-ps", "server address, which mpirun knows"},
-    {"-pp", "shared directory, which MPI does without"},
-    {"-pf", "shared directory, which MPI does without"},
+    {"-pp", "shared directory, which MPI does not need"},
+    {"-pf", "shared directory, which MPI does not need"},
 };
 
-static bool is_foreign(const char *flag, const char **subject) {
-    for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++) {
-        *subject = foreign_flags[i].subject;
-        if (strcmp(foreign_flags[i].flag, flag) == 0) return true;
-    }
-    return false;
+static const char *foreign_subject(const char *flag) { // NULL: not one of them
+    for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++)
+        if (strcmp(foreign_flags[i].flag, flag) == 0) return foreign_flags[i].subject;
+    return NULL;
 }
 
-// Does a word of the command line name an option rather than be a value?
+// Is a word of the command line an option, and not a value?
 static bool is_option(const char *word) {
-    char name[FLAG_BYTES];
-    const char *subject;
-    if (word[0] != '-') return false;
-    if (word[1] != '-') return option_find_alias(word) < OPTION_COUNT || is_foreign(word, &subject);
-    snprintf(name, sizeof name, "%.*s", (int)size_min(strcspn(word + 2, "="), sizeof name - 1), word + 2);
-    return option_find(name) < OPTION_COUNT;
+    if (strncmp(word, "--", 2) == 0) return option_find(word + 2) < OPTION_COUNT;
+    return word[0] == '-' && (option_find_alias(word) < OPTION_COUNT || foreign_subject(word));
 }
 
-// The word behind argv[*i], which must be a value. Moves *i there.
+// Moves *i to the next word, which must be a value.
 static int next_value(int argc, char **argv, int *i, const char **value, Error *e) {
     if (*i + 1 >= argc || is_option(argv[*i + 1]))
-        return FAIL(e, ERR_USAGE, "give one, as --help says", SAID " has no value", argv[*i]);
+        return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
     return 0;
 }
 
 // --name value, --name=value, or --name for a flag.
 static int parse_long(Options *o, int argc, char **argv, int *i, Error *e) {
-    const char *word = argv[*i];
-    const char *equals = strchr(word, '=');
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    char said[FLAG_BYTES]; // a longer one is no option anyway
-    snprintf(said, sizeof said, "%.*s", (int)size_min(length, sizeof said - 1), word);
-    OptionId id = length < sizeof said ? option_find(said + 2) : OPTION_COUNT;
+    const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
+    char said[FLAG_BYTES]; // no option is longer
+    snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
+    OptionId id = option_find(word + 2);
     if (id == OPTION_COUNT) return unknown_option(said, said + 2, "--", e);
-
-    const char *value = equals ? equals + 1 : NULL;
     if (option_rows[id].type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
@@ -110,10 +100,10 @@ static int parse_long(Options *o, int argc, char **argv, int *i, Error *e) {
     return option_set(o, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 }
 
-// One of llm.c's flags that mean something here.
+// One of llm.c's flags with a counterpart here.
 static int parse_alias(Options *o, OptionId id, const char *alias, const char *value, Error *e) {
     const OptionRow *row = &option_rows[id];
-    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's way of saying "the default"
+    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
     if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c counts them
         value = recompute_names[*value - '0'];
@@ -123,26 +113,25 @@ static int parse_alias(Options *o, OptionId id, const char *alias, const char *v
     option_flag(flag, id);
     snprintf(said, sizeof said, "%s (%s)", alias, flag);
     TRY(option_set(o, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
-    o->given[id] |= OPTION_GIVEN_ALIAS;
-    o->alias_unit[id] = (uint8_t)row->alias_unit;
+    o->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);
     return 0;
 }
 
-// llm.c's own start of several processes: MPI does that here.
+// llm.c's own ways to start several processes: here only MPI does that.
 static int check_nccl_init(const char *flag, const char *value, const char *program, Error *e) {
     if (strcmp(value, "mpi") == 0) return 0;
     FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
     return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", program, flag);
 }
 
-// llm.c's flags: one dash, always a value. Its -h has one too; without it -h is what it is elsewhere.
+// llm.c's flags: one dash, always a value. -h without a value is --help.
 static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
-    const char *flag = argv[*i], *value = NULL, *subject = NULL;
+    const char *flag = argv[*i], *value = NULL, *subject = foreign_subject(flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || is_option(argv[*i + 1])))
         return option_set(o, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
-    bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // llm.c's code takes one, its help says two
+    bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // one in llm.c's code, the other in its help
     OptionId id = option_find_alias(flag);
-    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag, &subject)) return unknown_option(flag, flag + 1, "--", e);
+    if (id == OPTION_COUNT && !nccl_init && !subject) return unknown_option(flag, flag + 1, "--", e);
     TRY(next_value(argc, argv, i, &value, e));
     if (nccl_init) return check_nccl_init(flag, value, argv[0], e);
     if (id < OPTION_COUNT) return parse_alias(o, id, flag, value, e);
@@ -150,14 +139,13 @@ static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     return 0;
 }
 
-// A word that belongs to no option. Behind the files of --train or --val it is one more that a shell made of a pattern.
+// A word that belongs to no option. After the files of --train or --val a shell has expanded a pattern.
 static int stray_word(char **argv, int i, Error *e) {
     FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", argv[i]);
     const char *before = i >= 3 ? argv[i - 2] : "";
     OptionId id = strncmp(before, "--", 2) == 0 ? option_find(before + 2) : option_find_alias(before);
     if (id != OPTION_train && id != OPTION_val) return e->code;
-    return error_hint(e, "quote the pattern, for the shell has made several words of it: %s 'data/train_*.bin'",
-                      before);
+    return error_hint(e, "quote the pattern, which the shell has expanded: %s 'data/train_*.bin'", before);
 }
 
 static int parse_command_line(Options *o, int argc, char **argv, Error *e) {
@@ -173,7 +161,7 @@ static int parse_command_line(Options *o, int argc, char **argv, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The config file
 //
-//     # a comment: from a # at the beginning of a line or behind a blank
+//     # a comment: from a # at the beginning of a line or after a blank
 //     name = value
 //     prompt = " in quotes, blanks and # are kept; there are no escapes "
 
@@ -193,9 +181,8 @@ static void cut_comment(char *s) {
     }
 }
 
-// A value as it stands behind "=": without its comment, blanks and quotes.
+// The value after "=", without its comment, blanks and quotes.
 static int config_value(char *s, char **value, Error *e) {
-    *value = s;
     while (isspace((unsigned char)*s)) s++;
     if (*s != '"') {
         cut_comment(s);
@@ -206,7 +193,7 @@ static int config_value(char *s, char **value, Error *e) {
     if (!close) return FAIL(e, ERR_USAGE, "end the value with a quote", "a quote is not closed");
     *close = 0;
     cut_comment(close + 1);
-    if (*trim(close + 1)) return FAIL(e, ERR_USAGE, "a value holds no quotes inside", "text behind the closing quote");
+    if (*trim(close + 1)) return FAIL(e, ERR_USAGE, "a value contains no quotes", "text after the closing quote");
     *value = s;
     return 0;
 }
@@ -224,29 +211,27 @@ static int parse_config_line(Options *o, char *line, Error *e) {
         return strncmp(name, "--", 2) == 0 ? error_hint(e, "write it without the dashes") : e->code;
     }
     if (id == OPTION_config || id == OPTION_help || id == OPTION_version)
-        return FAIL(e, ERR_USAGE, "take it out of the file", "%s is for the command line", name);
-    char *value;
+        return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
+    char *value = NULL;
     int code = config_value(equals + 1, &value, e);
     if (code) return error_prefix(e, "%s", name);
     return option_set(o, id, name, value, OPTION_GIVEN_CONFIG, e);
 }
 
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e) {
-    char *line = text, *end = text + bytes;
-    for (int number = 1; line < end; number++) {
-        char *newline = memchr(line, '\n', (size_t)(end - line));
-        char *line_end = newline ? newline : end;
-        *line_end = 0;
-        int code = strlen(line) < (size_t)(line_end - line)
-                       ? FAIL(e, ERR_USAGE, "write plain text, name = value", "a zero byte: this is no text file")
-                       : parse_config_line(o, line, e);
-        if (code) return error_prefix(e, "--config %.200s line %d", name, number);
-        line = line_end + 1;
-    }
+    if (strlen(text) < bytes)
+        return FAIL(e, ERR_USAGE, "write plain text, name = value",
+                    "--config %.200s: a zero byte: this is no text file", name);
+    char *line;
+    for (int number = 1; (line = strsep(&text, "\n")); number++)
+        if (parse_config_line(o, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
     return 0;
 }
 
-static int read_config(Options *o, Error *e) {
+int options_parse(Options *o, int argc, char **argv, Error *e) {
+    options_defaults(o);
+    TRY(parse_command_line(o, argc, argv, e));
+    if (o->help || o->version || !o->given[OPTION_config]) return 0;
     const size_t max_bytes = 1 << 20; // far more than all options take
     char *text;
     size_t bytes;
@@ -255,11 +240,4 @@ static int read_config(Options *o, Error *e) {
     code = options_parse_config(o, text, bytes, o->config, e);
     memory_free(text);
     return code;
-}
-
-int options_parse(Options *o, int argc, char **argv, Error *e) {
-    options_defaults(o);
-    TRY(parse_command_line(o, argc, argv, e));
-    if (o->help || o->version || !o->given[OPTION_config]) return 0;
-    return read_config(o, e);
 }
