@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <bool RESIDUAL>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                    const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    typedef decltype(forward_warp_kernel<RESIDUAL, 1>) WarpKernel;
-    static WarpKernel *const of_packs[ROW_PACKS_MAX] = {
+    static constexpr decltype(&forward_warp_kernel<RESIDUAL, 1>) of_packs[ROW_PACKS_MAX] = {
         forward_warp_kernel<RESIDUAL, 1>, forward_warp_kernel<RESIDUAL, 2>, forward_warp_kernel<RESIDUAL, 3>,
         forward_warp_kernel<RESIDUAL, 4>, forward_warp_kernel<RESIDUAL, 5>, forward_warp_kernel<RESIDUAL, 6>,
         forward_warp_kernel<RESIDUAL, 7>, forward_warp_kernel<RESIDUAL, 8>};

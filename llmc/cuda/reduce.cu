@@ -61,16 +61,14 @@ typedef struct {
 } Finish;
 
 static Finish finish_plan(ColumnSplit split, int sets, int C) {
-    Finish f = {split, sets, C, split.rows / split.T, ceil_div(C, WARP), 1};
-    const int slots_per_example = split.blocks / f.B + 2; // at most
-    while (f.warps_per_example < FINISH_WARPS && f.warps_per_example * SLOTS_IN_FLIGHT < slots_per_example)
-        f.warps_per_example *= 2;
-    f.batch = FINISH_WARPS / f.warps_per_example;
-    f.batches = ceil_div(f.B, f.batch);
-    f.batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
-    f.squares_at = f.batch_sums_at + round_up((size_t)f.batches * sets * C * sizeof(float), 16);
-    f.bytes = f.squares_at + (size_t)sets * f.B * f.column_groups * sizeof(double);
-    return f;
+    const int B = split.rows / split.T, groups = ceil_div(C, WARP), slots_per_example = split.blocks / B + 2; // at most
+    int warps = 1;
+    while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
+    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
+    const size_t batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
+    const size_t squares_at = batch_sums_at + round_up((size_t)batches * sets * C * sizeof(float), 16);
+    const size_t bytes = squares_at + (size_t)sets * B * groups * sizeof(double);
+    return {split, sets, C, B, groups, warps, batch, batches, batch_sums_at, squares_at, bytes};
 }
 
 size_t column_workspace_bytes(ColumnSplit split, int sets, int C) { return finish_plan(split, sets, C).bytes; }
