@@ -216,15 +216,10 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 // Between ranks
 
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
-    switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return engine->weight + element;
-    case BUFFER_NORMS:
-        engine->stats_sent = engine->scaled = false; // the caller changes them
-        return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
-    }
-    assert(0);
-    return NULL;
+    if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
+    if (buffer == BUFFER_WEIGHT) return engine->weight + element;
+    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes them
+    return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
 }
 
 size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }
