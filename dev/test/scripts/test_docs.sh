@@ -47,10 +47,10 @@ aliases() {
     done
 }
 
-# The flags of llm.c that the page says are passed over are.
+# The flags of llm.c that the page calls skipped are skipped.
 passed_over() {
     local flag flags said
-    flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*say so in one line: `\([^`]*\)`.*/\1/p')
+    flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*says so in one line: `\([^`]*\)`.*/\1/p')
     [ -n "$flags" ] || echo "the page names none"
     for flag in $flags; do
         said=$("$train" "$flag" 1 --check dev/docs/none 2>&1)
