@@ -1,4 +1,4 @@
-// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, behind the same interface (llmc/model/engine.h), with
+// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, with the same interface (llmc/model/engine.h), with
 // bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
 // The engine's state is in llmc/cuda/engine.cuh, its device memory in llmc/cuda/engine_memory.cu, parameters, gradients

@@ -46,9 +46,6 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
     return 0;
 }
 
-void cpu_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
-void cpu_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
@@ -143,11 +140,6 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 size_t cpu_weight_bytes(const Engine *engine) {
     (void)engine;
     return sizeof(float);
-}
-
-void *cpu_stream(Engine *engine) {
-    (void)engine;
-    return NULL;
 }
 
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {

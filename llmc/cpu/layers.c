@@ -201,14 +201,11 @@ void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
 // Cross-entropy
 
 static float row_max(const float *x, int n) {
-    float lane[LANES];
-    for (int i = 0; i < LANES; i++) lane[i] = x[0];
+    Vec v = vec_set(x[0]);
     int c = 0;
-    for (; c + LANES <= n; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] = x[c + i] > lane[i] ? x[c + i] : lane[i];
-    for (; c < n; c++) lane[0] = x[c] > lane[0] ? x[c] : lane[0];
-    float max = lane[0];
-    for (int i = 1; i < LANES; i++) max = lane[i] > max ? lane[i] : max;
+    for (; c + VEC <= n; c += VEC) v = vec_max(vec_load(x + c), v);
+    float max = vec_largest(v);
+    for (; c < n; c++) max = x[c] > max ? x[c] : max;
     return max;
 }
 
