@@ -84,7 +84,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
 static int check_computable(const Setup *setup, Error *e) {
     const ModelConfig *m = &setup->model.config;
     if (setup->options.dry_run && setup->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
-    return setup->engine_api->check(&setup->shape, e);
+    return setup->engine_api->check ? setup->engine_api->check(&setup->shape, e) : 0;
 }
 
 // What cannot be computed is the fault of the options, or of the files that the shape comes from.

@@ -173,7 +173,7 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     StateIO in;
     TRY(io_object(io, name, &in, e));
     TRY(io_int(&in, "count", &o->count, e));
-    int n = o->count < GUARD_WINDOW ? (int)o->count : GUARD_WINDOW;
+    int n = o->count < OUTLIERS_WINDOW ? (int)o->count : OUTLIERS_WINDOW;
     cJSON *ring =
         in.writing ? cJSON_AddArrayToObject(in.object, "ring") : cJSON_GetObjectItemCaseSensitive(in.object, "ring");
     if (in.writing && !ring) return out_of_memory(e);
