@@ -83,7 +83,7 @@ void describe_build(const Setup *setup, char *out, size_t bytes) {
     snprintf(out, bytes, "%s, %s", version_text(), engine);
 }
 
-bool saves_in_background(const Setup *setup, const Position *position) {
+bool saves_while_training(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     if (o->run.horizon_tokens == 0) return false; // a plan of no run, without a ramp
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
@@ -92,9 +92,9 @@ bool saves_in_background(const Setup *setup, const Position *position) {
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool in_background = saves_in_background(&r->setup, &r->position);
+    const bool copies = saves_while_training(&r->setup, &r->position);
     float *copy = NULL;
-    if (in_background)
+    if (copies)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
@@ -104,7 +104,7 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
+    if (copies) TRY(saver_prepare(r->saving.saver, copy, e));
     progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;
     if (r->position.at.step > 0) TRY(metrics_losses(r->output.metrics, progress_past, &r->output.progress, e));

@@ -142,7 +142,7 @@ void say_setup(const Run *r); // all of that in some lines for the user (run_say
 int write_run_json(const Run *r, Error *e); // run_json.c
 
 // True if the run is long enough for a checkpoint before its end, which needs the saver's copy.
-bool saves_in_background(const Setup *setup, const Position *position);
+bool saves_while_training(const Setup *setup, const Position *position);
 
 // The program and the machine in one line, and what state.json says of this run, with that line in it.
 void describe_build(const Setup *setup, char *out, size_t bytes);
