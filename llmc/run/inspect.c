@@ -56,8 +56,8 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     TRY(inspect_model(directory, out, e));
     TRY(run_state_summary(&summary, directory, e));
     fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
-            directory, summary.step, summary.tokens, summary.examples, summary.batch, summary.build);
-    TRY(inspect_best(directory, &summary.best, out, e));
+            directory, summary.at.step, summary.at.tokens, summary.at.examples, summary.at.batch, summary.build);
+    TRY(inspect_best(directory, &summary.at.best, out, e));
     fprintf(out, "%s: as it was written\n", directory);
     return 0;
 }

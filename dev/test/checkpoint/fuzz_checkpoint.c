@@ -38,7 +38,7 @@ static int read_state(const char *directory, Error *e) {
     Noise noise;
     RampState ramp = {0};
     static RunPoint at;
-    char *changes = NULL;
+    Text changes = {0};
     RunSummary summary;
     TRY(noise_create(&noise, &model, 60, 0, e));
     RunState state = {.model = model.config,
@@ -57,7 +57,7 @@ static int read_state(const char *directory, Error *e) {
         outliers_z(&at.loss_window, 1);
         gns_estimate(&noise.ln);
     }
-    free(changes);
+    text_free(&changes);
     noise_destroy(&noise);
     return code;
 }
@@ -153,9 +153,8 @@ enum { TARGETS = sizeof targets / sizeof *targets };
 
 // Does a message name the byte, or say what is missing or does not fit the other files?
 static bool says_where(const char *message) {
-    static const char *const whole[] = {
-        "this run was begun with ", "train_data differs", ": no tensor ", "too few for one window",
-        "missing, but listed in ",  "but written with ",  "but was "};
+    static const char *const whole[] = {"this run has ",           ": no tensor ",      "too few for one window",
+                                        "missing, but listed in ", "but written with ", "but was "};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         if (strstr(message, whole[i])) return true;
     return test_says_byte(message);

@@ -142,7 +142,7 @@ static void check_best_is_there(const char *what) {
     fclose(notes);
     CHECK(code == 0 && (found || newest_step("part") < 0), "%s: %s", what, e.what);
     if (found) CHECK_OK(run_state_summary(&summary, directory, &e), &e);
-    long best = (long)summary.best.step, named = 0;
+    long best = (long)summary.at.best.step, named = 0;
     if (best) CHECK(archive_verify(path_of("part/step_%08ld", best), NULL, &e) == 0, "%s: %s", what, e.what);
     size_t bytes;
     char *log = read_text("log", &bytes), *lowest = log ? strstr(log, "lowest validation loss") : NULL;

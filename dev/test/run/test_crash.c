@@ -514,7 +514,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         pid_t lock = lock_from_elsewhere(holder);
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start(COMMAND "--out part");
-        wait_for("log", "Waiting for it, up to 120 s");
+        wait_for("log", "Waiting up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
         CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
@@ -523,7 +523,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
     }
     pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
-    wait_for("log", "Waiting for it");
+    wait_for("log", "Waiting");
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
