@@ -147,7 +147,7 @@ int evaluate_model(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_STEP, 0);
     if (is_first(&r->setup)) {
         printf("--model %s\n", r->setup.options.model);
-        say_setup(r);
+        print_setup(r);
     }
     if (r->data.val) TRY(print_loss(&r->setup, &r->data, e));
     return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, e) : 0;

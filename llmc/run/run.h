@@ -138,7 +138,7 @@ int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take
 int setup_output(Run *r, Error *e); // the run directory, on rank 0: nothing was written before
 void run_destroy(Run *r);
 
-void say_setup(const Run *r); // all of that in some lines for the user (run_say.c)
+void print_setup(const Run *r); // the set-up, for the user (summary.c)
 
 int write_run_json(const Run *r, Error *e); // run_json.c
 

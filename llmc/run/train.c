@@ -332,7 +332,7 @@ static void end_save(Run *r) {
 int train_run(Run *r, Error *e) {
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
-    if (is_first(&r->setup)) say_setup(r);
+    if (is_first(&r->setup)) print_setup(r);
     int code = train_loop(r, e);
     if (code) end_save(r);
     return code;

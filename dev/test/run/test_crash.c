@@ -147,7 +147,7 @@ static void test_no_room(void) {
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
     CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
-    CHECK(log_mentions("NOT ENOUGH. Not one can be saved: make room"), "no warning");
+    CHECK(log_mentions("NOT ENOUGH. None fits: free some space"), "no warning");
     CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
     check_goes_on("no room");
 }
@@ -168,7 +168,7 @@ static void test_little_room(void) {
     CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
     CHECK(log_mentions("note: part/step_00000003 went to make room on the disk\n"), "%s", log_tail());
     CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
-              log_mentions("NOT ENOUGH. Older ones make room"),
+              log_mentions("NOT ENOUGH. Older ones are removed as needed"),
           "no warning");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
@@ -176,7 +176,7 @@ static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0); // none goes where that would not be enough
     faults->free_kb = 1;
     code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
-    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones make room"), "exit code %d: %s", code, log_tail());
+    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones are removed as needed"), "exit code %d: %s", code, log_tail());
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
     remove_part(); // and --keep 0 is a promise
@@ -219,7 +219,7 @@ static void test_little_room_under_attack(void) {
           log_tail());
     CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
           log_tail());
-    CHECK(log_mentions("NOT ENOUGH. One alone has room, and stays"), "no warning");
+    CHECK(log_mentions("NOT ENOUGH. One fits and is kept"), "no warning");
     check_goes_on("room for one");
 }
 
