@@ -51,7 +51,7 @@ int run_dry(Run *r, Error *e) {
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
-    bool copies = may_save_aside(setup, &r->position);
+    bool copies = saves_while_training(setup, &r->position);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,

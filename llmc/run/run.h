@@ -142,8 +142,8 @@ void print_setup(const Run *r); // the set-up, for the user (summary.c)
 
 int write_run_json(const Run *r, Error *e); // run_json.c
 
-// May a checkpoint be taken before the run's end, of a copy?
-bool may_save_aside(const Setup *setup, const Position *position);
+// Is a checkpoint written, from a copy, while training continues?
+bool saves_while_training(const Setup *setup, const Position *position);
 
 // The program and the machine in one line, and what state.json says of this run, with that line in it.
 void describe_build(const Setup *setup, char *out, size_t bytes);
