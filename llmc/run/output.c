@@ -9,23 +9,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-// `build` stays the caller's. Paths are names only, since all files may be moved together.
-RunState run_state(Run *r, const char *build) {
-    return (RunState){
-        .model = r->setup.model.config,
-        .start = r->setup.source[0] ? r->setup.model_name : "scratch",
-        .seq_len = r->setup.shape.seq_len,
-        .seed = (uint64_t)r->setup.options.seed,
-        .train = &r->data.shards,
-        .at = &r->position.at,
-        .ramp = &r->position.ramp.state,
-        .noise = &r->position.noise,
-        .build = build,
-        .ranks = r->setup.comm->ranks,
-        .options = &r->setup.options,
-    };
-}
-
 // Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be on
 // another disk.
 static int move_old_run(const char *out, Error *e) {
@@ -68,12 +51,6 @@ static int setup_directory(Run *r, Error *e) {
     TRY(archive_tidy(out, stderr, e));
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
-}
-
-void describe_build(const Setup *setup, char *out, size_t bytes) {
-    char engine[256];
-    engine_describe(setup->engine, engine, sizeof engine);
-    snprintf(out, bytes, "%s, %s", version_text(), engine);
 }
 
 // Is the run long enough for a checkpoint before its end?

@@ -136,8 +136,7 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
 
 static int resume_from(Run *r, const char *directory, Error *e) {
     Text changes;
-    RunState state = run_state(r, "");
-    TRY(run_state_read(&state, directory, &changes, r->saving.changed, e));
+    TRY(run_state_read(r, directory, &changes, e));
     int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
     if (!code && is_first(&r->setup))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", directory, (long long)r->position.at.step,

@@ -93,7 +93,7 @@ typedef struct {
     Progress progress;
 } Output;
 
-typedef struct {
+typedef struct Run {
     Setup setup;
     RunData data;
     Position position;
@@ -144,10 +144,6 @@ int write_run_json(const Run *r, Error *e); // run_json.c
 
 // Is a checkpoint written, from a copy, while training continues?
 bool saves_while_training(const Setup *setup, const Position *position);
-
-// The program and the machine in one line, and what state.json says of this run, with that line in it.
-void describe_build(const Setup *setup, char *out, size_t bytes);
-RunState run_state(Run *r, const char *build);
 
 // --dry-run (dry_run.c): prints what the run would take.
 int run_dry(Run *r, Error *e);

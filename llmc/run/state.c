@@ -3,6 +3,7 @@
 
 #include "base/json.h"
 #include "options/table.h"
+#include "run/run.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -199,13 +200,13 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);
 }
 
-static int io_position(const StateIO *io, const RunState *s, Error *e) {
+static int io_position(const StateIO *io, Position *p, Error *e) {
     StateIO ramp;
-    TRY(io_point(io, s->at, e));
+    TRY(io_point(io, &p->at, e));
     TRY(io_enter(io, "ramp", false, &ramp, e));
-    TRY(io_int(&ramp, "batch", &s->ramp->batch, e));
-    TRY(io_real(&ramp, "tokens_above", &s->ramp->tokens_above, e));
-    return io_noise(io, s->noise, e);
+    TRY(io_int(&ramp, "batch", &p->ramp.state.batch, e));
+    TRY(io_real(&ramp, "tokens_above", &p->ramp.state.tokens_above, e));
+    return io_noise(io, &p->noise, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -245,20 +246,21 @@ static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     return 0;
 }
 
-static int io_fixed(const StateIO *io, const RunState *s, Error *e) {
-    StateIO model;
+static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Error *e) {
+    StateIO in;
+    const ModelConfig *model = &s->model.config;
     char seed[40]; // text: a seed may need all of its 63 bits
-    snprintf(seed, sizeof seed, "%" PRIu64, s->seed);
-    TRY(io_enter(io, "model", false, &model, e));
-    TRY(fixed_text(&model, "start", "--model", s->start, e));
-    TRY(fixed_int(&model, "layers", "--model, --layers", s->model.layers, e));
-    TRY(fixed_int(&model, "heads", "--model, --heads", s->model.heads, e));
-    TRY(fixed_int(&model, "channels", "--model, --channels", s->model.channels, e));
-    TRY(fixed_int(&model, "vocab", "--model, --vocab-size", s->model.vocab, e));
-    TRY(fixed_int(&model, "context", "--model, --seq-len", s->model.context, e));
-    TRY(fixed_int(io, "seq_len", "--seq-len", s->seq_len, e));
+    snprintf(seed, sizeof seed, "%" PRId64, s->options.seed);
+    TRY(io_enter(io, "model", false, &in, e));
+    TRY(fixed_text(&in, "start", "--model", s->source[0] ? s->model_name : "scratch", e)); // the files may be moved
+    TRY(fixed_int(&in, "layers", "--model, --layers", model->layers, e));
+    TRY(fixed_int(&in, "heads", "--model, --heads", model->heads, e));
+    TRY(fixed_int(&in, "channels", "--model, --channels", model->channels, e));
+    TRY(fixed_int(&in, "vocab", "--model, --vocab-size", model->vocab, e));
+    TRY(fixed_int(&in, "context", "--model, --seq-len", model->context, e));
+    TRY(fixed_int(io, "seq_len", "--seq-len", s->shape.seq_len, e));
     TRY(fixed_text(io, "seed", "--seed", seed, e));
-    return io_shards(io, s->train, e);
+    return io_shards(io, &data->shards, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -270,11 +272,14 @@ static int options_text(const Options *o, Text *text, Error *e) {
     return text_end(text, e);
 }
 
-static int write_record(const StateIO *io, const RunState *s, Error *e) {
+static int write_record(const StateIO *io, const Setup *s, Error *e) {
     Text options;
-    TRY(put(io, "build", cJSON_CreateString(s->build), e));
-    TRY(put(io, "ranks", cJSON_CreateNumber(s->ranks), e));
-    TRY(options_text(s->options, &options, e));
+    char engine[256], build[300];
+    engine_describe(s->engine, engine, sizeof engine);
+    snprintf(build, sizeof build, "%s, %s", version_text(), engine);
+    TRY(put(io, "build", cJSON_CreateString(build), e));
+    TRY(put(io, "ranks", cJSON_CreateNumber(s->comm->ranks), e));
+    TRY(options_text(&s->options, &options, e));
     int code = put(io, "options", cJSON_CreateRaw(options.text), e);
     text_free(&options);
     return code;
@@ -310,18 +315,18 @@ static void print_option_changes(FILE *f, bool *changed, const Options *o, const
     }
 }
 
-static int list_changes(const StateIO *io, const RunState *s, Text *changes, bool *changed, Error *e) {
+static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *changed, Error *e) {
     Text options;
-    TRY(options_text(s->options, &options, e));
+    TRY(options_text(&s->options, &options, e));
     cJSON *now = cJSON_Parse(options.text);
     text_free(&options);
     int code = now ? text_begin(changes, e) : out_of_memory(e);
     if (!code) {
         const cJSON *ranks = get(io, "ranks");
         print_build_change(changes->f, io->build);
-        if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->ranks)
-            fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->ranks);
-        print_option_changes(changes->f, changed, s->options, get(io, "options"), now);
+        if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->comm->ranks)
+            fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->comm->ranks);
+        print_option_changes(changes->f, changed, &s->options, get(io, "options"), now);
         code = text_end(changes, e);
     }
     cJSON_Delete(now);
@@ -330,35 +335,33 @@ static int list_changes(const StateIO *io, const RunState *s, Text *changes, boo
 
 // Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change the
 // batch of a run, so the batch must be named then.
-static int check_unnamed_batch(const StateIO *io, const RunState *s, Error *e) {
+static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
     const cJSON *then = get(io, "options");
     double rows = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "micro_batch"));
     double named = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_tokens")) +
                    cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_min"));
-    const Options *now = s->options;
     if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
     FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
          io->path, rows, (long long)now->micro_batch);
-    return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)s->seq_len);
+    return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
 // Refuses counts that no run can have.
-static int check_counts(const StateIO *io, const RunState *s, Error *e) {
-    if ((double)s->at->tokens != (double)s->at->examples * (double)s->seq_len)
-        return malformed(io, "tokens", "examples x seq_len", e);
-    return s->at->step > s->at->examples ? malformed(io, "step", "at most examples", e) : 0;
+static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Error *e) {
+    if ((double)at->tokens != (double)at->examples * seq_len) return malformed(io, "tokens", "examples x seq_len", e);
+    return at->step > at->examples ? malformed(io, "step", "at most examples", e) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The file
 
-int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e) {
+int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.object = cJSON_CreateObject(), .writing = true, .path = STATE_NAME};
     int64_t format = STATE_FORMAT;
     int code = io.object ? io_int(&io, "format", &format, e) : out_of_memory(e);
-    if (!code) code = io_position(&io, state, e);
-    if (!code) code = io_fixed(&io, state, e);
-    if (!code) code = write_record(&io, state, e);
+    if (!code) code = io_position(&io, (Position *)&r->position, e); // which writing does not change
+    if (!code) code = io_fixed(&io, &r->setup, &r->data, e);
+    if (!code) code = write_record(&io, &r->setup, e);
     *text = code ? NULL : cJSON_Print(io.object);
     cJSON_Delete(io.object);
     if (!code && !*text) code = out_of_memory(e);
@@ -387,16 +390,16 @@ static int state_open(StateIO *io, char *path, const char *directory, Error *e) 
     return code;
 }
 
-int run_state_read(const RunState *state, const char *directory, Text *changes, bool changed[OPTION_COUNT], Error *e) {
+int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     char path[PATH_MAX];
     StateIO io;
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
-    int code = io_fixed(&io, state, e);
-    if (!code) code = io_position(&io, state, e);
-    if (!code) code = check_counts(&io, state, e);
-    if (!code) code = check_unnamed_batch(&io, state, e);
-    if (!code) code = list_changes(&io, state, changes, changed, e);
+    int code = io_fixed(&io, &r->setup, &r->data, e);
+    if (!code) code = io_position(&io, &r->position, e);
+    if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
+    if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
+    if (!code) code = list_changes(&io, &r->setup, changes, r->saving.changed, e);
     json_free(&io.json);
     return code;
 }

@@ -4,8 +4,6 @@
 
 #include "base/files.h"
 #include "base/text.h"
-#include "gns/noise.h"
-#include "gns/ramp.h"
 #include "math/outliers.h"
 #include "model/engine.h"
 #include "options/options.h"
@@ -42,37 +40,20 @@ typedef struct {
     char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
 } RunPoint;
 
-typedef struct {
-    // what may not change within a run
-    ModelConfig model;
-    const char *start; // "scratch", or the name of the --model that the first weights came from
-    int64_t seq_len;
-    uint64_t seed;
-    const ShardList *train;
-
-    // where it stands
-    RunPoint *at;
-    RampState *ramp;
-    Noise *noise;
-
-    // what may change; a resume reports it
-    const char *build; // program, engine and machine
-    int ranks;
-    const Options *options;
-} RunState;
+typedef struct Run Run; // run.h
 
 // The text of state.json; *text is freed with free().
-int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e);
+int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads DIRECTORY/state.json into at, ramp and noise of *state. ERR_INPUT names the first field that may not change and
-// did. *changes: what else changed, one line each; text_free it. changed: the options among it.
-int run_state_read(const RunState *state, const char *directory, Text *changes, bool changed[OPTION_COUNT], Error *e);
+// Reads where the run stands from DIRECTORY/state.json into r->position. ERR_INPUT names the first field that may not
+// change and did. *changes: what else changed, one line each; text_free it. r->saving.changed: the options among it.
+int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
 // What can be read without knowing the run: for --check, and to find a run's --model.
 typedef struct {
     RunPoint at;
     char build[256];
-    char start[256], model[OPTION_TEXT]; // RunState's start, and --model; "": missing
+    char start[256], model[OPTION_TEXT]; // --model's name at the start or "scratch", and --model; "": missing
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
 #endif

@@ -149,14 +149,11 @@ static int64_t stays(const Setup *setup, const BestPoint *best) {
 
 // state.json of the checkpoint that is written next.
 static int state_text(Run *r, char **text, size_t *bytes, Error *e) {
-    char build[300];
     r->saving.best_before = r->position.at.best;
     if (r->saving.is_best) r->position.at.best = (BestPoint){r->position.at.step, r->position.at.val_loss};
     saver_stay(r->saving.saver, stays(&r->setup, &r->saving.best_before), stays(&r->setup, &r->position.at.best));
-    describe_build(&r->setup, build, sizeof build);
     r->position.at.metrics_bytes = metrics_bytes(r->output.metrics);
-    RunState state = run_state(r, build);
-    return run_state_write(&state, text, bytes, e);
+    return run_state_write(r, text, bytes, e);
 }
 
 // The save under way, if there is one.
