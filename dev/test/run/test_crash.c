@@ -354,7 +354,7 @@ static void test_falls_back(void) {
         CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
               "--check: %s", log_tail());
     }
-    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(": undamaged\n"), "--check: %s", log_tail());
     for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
     int code = trainer_run(COMMAND "--out part");
@@ -382,7 +382,7 @@ static void test_check_of_a_file(void) {
     check_says(ERR_INPUT, "part/step_00000001", "an incomplete checkpoint");
     rename("aside", "part/step_00000001/MANIFEST.json");
     for (int i = 0; i < 5; i++) {
-        const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
+        const char *right[] = {": undamaged\n", "6000 tokens", "header and size are right"};
         check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
         flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
         check_says(ERR_INPUT, files[i], "error: ");
