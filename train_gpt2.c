@@ -354,11 +354,6 @@ static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *d
     snprintf(device->name, sizeof device->name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
 }
 
-static int cpu_check(const EngineConfig *config, Error *e) {
-    (void)config, (void)e; // the kernels take any model
-    return 0;
-}
-
 static void cpu_destroy(Engine *engine) {
     engine_memory_free(engine);
     memory_free(engine);
@@ -411,11 +406,11 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
                 (int)strcspn(tuning, ":"), tuning);
 }
 
-// The engine, as main (llmc/run/main_cpu.c) hands it to the program.
+// The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
+// call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
     .plan_memory = cpu_plan_memory,
     .device = cpu_device,
-    .check = cpu_check,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,
@@ -425,8 +420,6 @@ const EngineApi cpu_engine = {
     .set_tuning = cpu_set_tuning,
     .load = cpu_load,
     .store = cpu_store,
-    .pin = cpu_pin,
-    .unpin = cpu_unpin,
     .hash = cpu_hash,
     .begin_step = cpu_begin_step,
     .micro_step = cpu_micro_step,
@@ -442,5 +435,4 @@ const EngineApi cpu_engine = {
     .rank_norms = cpu_rank_norms,
     .buffer = cpu_buffer,
     .weight_bytes = cpu_weight_bytes,
-    .stream = cpu_stream,
 };

@@ -1,8 +1,8 @@
-// Times attention forward and backward at training shapes, on random data. Prints microseconds (median) and TFLOP/s.
-// And how many times as long they take while something else, as NCCL does, keeps 24 of the multiprocessors to itself.
+// Times attention forward and backward at training shapes, on random data. Prints microseconds (median), TFLOP/s, and
+// how many times as long they take while another kernel occupies 24 multiprocessors, as NCCL does.
 //
 // FLOPs are counted as usual: the half of the T x T matrix under the causal mask, 2 products forward and 5 backward
-// (whatever the kernels do), 2 FLOP a multiply-add. Correctness is test_attention_cuda's business.
+// (whatever the kernels do), 2 FLOP a multiply-add. test_attention_cuda checks the results.
 #include "cuda/attention_paths.cuh"
 #include "../test/cuda/hold.cuh"
 #include <algorithm>

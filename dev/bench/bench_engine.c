@@ -1,7 +1,6 @@
-// bench_engine: whole training steps through engine.h, on whichever engine it is linked with: time of a step, tokens a
-// second, share of the device's peak, and how long the host takes to queue a step (where that is nearly all of it, the
-// device waits for the host). What is compared is measured step by step in turns, in one process: of every round the
-// ratio is taken, and of the ratios the median.
+// bench_engine: whole training steps through engine.h: time of a step, tokens a second, share of the device's peak, and
+// the time in which the host queues a step (where that is nearly the whole step, the device waits for the host). Variants
+// are measured step by step in turns, in one process; the result is the median of the rounds' ratios.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
@@ -17,7 +16,7 @@
 
 enum { ROUNDS_MAX = 1000, WARM_UP = 3, ARMS_MAX = 4 };
 
-// One of the things that are compared.
+// One of the compared variants.
 typedef struct {
     const char *name;
     GnsMode mode;
@@ -32,9 +31,9 @@ typedef struct {
     double peak;      // of the device, FLOP/s; 0: unknown
     uint16_t *tokens; // (B, T + 1)
     StepResult result;
-    int rounds, steps; // wanted; done
+    int rounds, steps; // to do; done
     char tuning[TUNING_BYTES];
-    bool tuned; // the engine is, at present
+    bool tuned; // the engine's algorithms are timed ones
     Arm arm[ARMS_MAX];
     int arms;
 } Bench;
@@ -103,7 +102,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     return engine_result(b->engine, &b->result, e);
 }
 
-// Another choice of algorithms is asked for by the first step that needs it, which is not counted.
+// The first step after a new choice of algorithms sets them up, and is not counted.
 static int switch_tuning(Bench *b, const Arm *arm, Error *e) {
     double ignored;
     if (arm->tuned == b->tuned) return 0;
@@ -112,7 +111,7 @@ static int switch_tuning(Bench *b, const Arm *arm, Error *e) {
     return step(b, arm->mode, &ignored, e);
 }
 
-// Every other round goes backwards, so that nothing always comes first.
+// Every other round runs backwards, so that no variant is always the first.
 static int measure(Bench *b, Error *e) {
     for (int r = -WARM_UP; r < b->rounds; r++)
         for (int i = 0; i < b->arms; i++) {
@@ -129,7 +128,7 @@ static int measure(Bench *b, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Telling
+// Printing
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -155,7 +154,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
 }
 
 // The standard error of a median is 1.2533 that of the mean of normal values, whose deviation is 1.4826 times the
-// median distance from the median: a step that something else delayed does not count for more than one.
+// median distance from the median: an outlier, such as a step that other work delayed, counts as one value.
 static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
     int n = b->rounds;

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """The mutation check: small changes to the CPU product code, each of which a test must notice.
 
-    mutate.py list TREE [--count N] [--files PATTERN] [--except PATTERN] > mutants.json
+    mutate.py list TREE [--count N] [--also OTHER_TREE] [--files PATTERN] [--except PATTERN] > mutants.json
     mutate.py run TREE mutants.json --results FILE [--first FILE] [--jobs 2]
     mutate.py compare BEFORE.json AFTER.json [--count 150]
 
 A mutant is the tokens of one statement or condition, without comments and blanks, and the tokens that replace them.
 Its place is not part of it: the same mutants are found in another tree, with files moved, functions renamed, lines
 wrapped otherwise. `list` takes only texts that stand once in TREE. It chooses by a hash of the text and --seed, takes
-turns among the files, and takes at most two of a function. List more than you need: some texts change.
+turns among the files, and takes at most two of a function. --also takes only what stands in another tree too; without
+it, list more than you need: some texts change.
 
 `run` copies TREE, builds it with -O1, and asks gcov which C test executes which line. Then it applies one mutant at a
 time in a scratch copy, rebuilds, and runs tests until one fails or exceeds its time limit: first those that execute the
@@ -24,9 +25,10 @@ and the slowest tests (--without) are left out. FILE is written after each mutan
 interrupted run continues with the same command. --first FILE, results of another tree, says which test to try first.
 
 To compare a tree with the one before it, with the mutants.json and before.json made there:
-    nice dev/test/mutate.py run NEW_TREE mutants.json --results after.json --first before.json --work /dev/shm
+    nice dev/test/mutate.py run NEW_TREE mutants.json --results after.json --first before.json --count 155 --work /dev/shm
     dev/test/mutate.py compare before.json after.json
-`compare` takes the first 150 mutants that ran in both trees. Its exit code is 1 if fewer are killed after than before.
+`compare` takes the first 150 mutants that ran in both trees. Its exit code is 1 if there are fewer, or if the tests kill
+fewer after than before.
 """
 import argparse
 import bisect
@@ -204,16 +206,16 @@ def statements(tokens):
             yield line
 
 
-def list_mutants(tree, count, seed, patterns, excluded):
+def list_mutants(tree, count, also, seed, patterns, excluded):
     source = Source(tree, patterns, excluded)
-    whole = Source(tree) if patterns or excluded else source
+    trees = [Source(t) for t in (tree, *also)]
     rank = lambda text: hashlib.sha256(f"{seed} {text}".encode()).hexdigest()
     queues = []
     for path, (_, tokens) in source.files.items():
         functions = collections.defaultdict(list)
         for line in statements(tokens):
             text = " ".join(t.text for t in line)
-            if UNSUITABLE.search(text) or line[0].function == "main" or len(whole.find(text)) != 1:
+            if UNSUITABLE.search(text) or line[0].function == "main" or any(len(t.find(text)) != 1 for t in trees):
                 continue
             options = list(changes([t.text for t in line], [t.spaced for t in line]))
             some = [o for o in options if o[0] != "statement removed"]
@@ -426,9 +428,10 @@ class Results:
         with self.lock:
             self.by_id[mutant["id"]] = {**mutant, "status": status, "by": by, "seconds": round(seconds, 1), "file": path}
             with open(self.path + ".new", "w", encoding="utf-8") as f:
-                json.dump([self.by_id[m["id"]] for m in self.mutants if m["id"] in self.by_id], f, indent=1)
+                json.dump(list(self.by_id.values()), f, indent=1)
             os.replace(self.path + ".new", self.path)
-            print(f"{len(self.by_id):4d}/{len(self.mutants)} {mutant['id']} {status}{': ' + by if by else ''}  "
+            done = sum(m["id"] in self.by_id for m in self.mutants)
+            print(f"{done:4d}/{len(self.mutants)} {mutant['id']} {status}{': ' + by if by else ''}  "
                   f"{mutant['before']}  ({mutant['operator']})", flush=True)
 
 
@@ -437,10 +440,13 @@ def read_json(path):
         return json.load(f)
 
 
-def find_mutants(mutants, source, results):
+def find_mutants(mutants, source, results, count):
     """{path: [(mutant, place)]} of those still to run. By file, because the next mutant of a file compiles one file."""
     found = collections.defaultdict(list)
+    known = lambda m: results.by_id.get(m["id"], {}).get("status", "not found") != "not found"
     for mutant in mutants:
+        if sum(map(len, found.values())) + sum(map(known, mutants)) >= (count or len(mutants)):
+            break
         if mutant["id"] not in results.by_id:
             places = source.find(mutant["before"], mutant["function"])
             if len(places) == 1:
@@ -476,7 +482,7 @@ def run(arguments):
     results = Results(arguments.results, mutants)
     tree = os.path.abspath(arguments.tree)
     source = Source(tree)
-    found = find_mutants(mutants, source, results)
+    found = find_mutants(mutants, source, results, arguments.count)
     work = tempfile.mkdtemp(prefix="gns_mutate_", dir=arguments.work)
     os.chmod(work, 0o755)
     try:
@@ -514,6 +520,7 @@ def main():
     lister = commands.add_parser("list")
     lister.add_argument("tree")
     lister.add_argument("--count", type=int, default=150)
+    lister.add_argument("--also", action="append", default=[], metavar="TREE", help="only what stands in this tree as well")
     lister.add_argument("--seed", default="1")
     lister.add_argument("--files", action="append", default=[], metavar="PATTERN", help="only of these files")
     lister.add_argument("--except", action="append", default=[], dest="excluded", metavar="PATTERN",
@@ -522,6 +529,7 @@ def main():
     runner.add_argument("tree")
     runner.add_argument("mutants")
     runner.add_argument("--results", required=True, metavar="FILE")
+    runner.add_argument("--count", type=int, help="stop when this many of the list have been found")
     runner.add_argument("--first", metavar="FILE", help="results of another tree")
     runner.add_argument("--jobs", type=int, default=2)
     runner.add_argument("--without", action="append", metavar="TEST", help=f"leave out this test [{' '.join(SLOWEST)}]")
@@ -533,7 +541,8 @@ def main():
     comparer.add_argument("--count", type=int, default=150)
     arguments = parser.parse_args()
     if arguments.command == "list":
-        mutants = list_mutants(arguments.tree, arguments.count, arguments.seed, arguments.files, arguments.excluded)
+        mutants = list_mutants(arguments.tree, arguments.count, arguments.also, arguments.seed, arguments.files,
+                               arguments.excluded)
         print(json.dumps(mutants, indent=1))
         return 0
     return run(arguments) if arguments.command == "run" else compare(arguments)

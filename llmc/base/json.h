@@ -12,7 +12,7 @@ typedef struct {
     struct cJSON *root;
 } JsonText;
 
-// Reads and parses a file; json_free it. ERR_INPUT with this hint where the text is malformed.
+// Reads and parses a file; json_free it. ERR_INPUT with this hint where the text is malformed or goes beyond its value.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
 // Parses a text from file_read and takes it over, on failure too.

@@ -63,24 +63,24 @@ static Scratch scratch_of_thread(const Attention *at) {
     return s;
 }
 
+static void scale_floats(float *to, const float *from, size_t n, float scale) {
+    size_t whole = n / VEC * VEC;
+    for (size_t i = 0; i < whole; i += VEC) vec_store(to + i, scale * vec_load(from + i));
+    for (size_t i = whole; i < n; i++) to[i] = scale * from[i];
+}
+
 // to (Tp, Dp) = scale * from (T, D), padded with zeros
 static void copy_padded(const Head *head, float *to, const float *from, size_t from_row, float scale) {
-    size_t D = head->D, whole = D / VEC * VEC;
     for (size_t t = 0; t < head->T; t++, to += head->Dp, from += from_row) {
-        for (size_t d = 0; d < whole; d += VEC) vec_store(to + d, scale * vec_load(from + d));
-        for (size_t d = whole; d < D; d++) to[d] = scale * from[d];
-        memset(to + D, 0, (head->Dp - D) * sizeof *to);
+        scale_floats(to, from, head->D, scale);
+        memset(to + head->D, 0, (head->Dp - head->D) * sizeof *to);
     }
     memset(to, 0, (head->Tp - head->T) * head->Dp * sizeof *to);
 }
 
 // to (rows, D) = scale * from (rows, Dp)
 static void copy_rows_out(const Head *head, float *to, size_t to_row, const float *from, size_t rows, float scale) {
-    size_t D = head->D, whole = D / VEC * VEC;
-    for (size_t t = 0; t < rows; t++, to += to_row, from += head->Dp) {
-        for (size_t d = 0; d < whole; d += VEC) vec_store(to + d, scale * vec_load(from + d));
-        for (size_t d = whole; d < D; d++) to[d] = scale * from[d];
-    }
+    for (size_t t = 0; t < rows; t++, to += to_row, from += head->Dp) scale_floats(to, from, head->D, scale);
 }
 
 // to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D)
@@ -95,8 +95,7 @@ static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t
                      size_t K, bool add) {
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, K, a, a_row, 1, b, b_row);
-        if (add) tile_add(ROWS, c, c_row, &t);
-        else tile_store(ROWS, c, c_row, &t);
+        tile_write(ROWS, c, c_row, &t, add);
     });
 }
 
@@ -105,20 +104,8 @@ static void multiply_transposed(float *c, size_t c_row, size_t rows, const float
                                 size_t b_row, size_t K) {
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, K, a, 1, a_row, b, b_row);
-        tile_add(ROWS, c, c_row, &t);
+        tile_write(ROWS, c, c_row, &t, true);
     });
-}
-
-static float horizontal_max(Vec v) {
-    float max = v[0];
-    for (int i = 1; i < VEC; i++) max = v[i] > max ? v[i] : max;
-    return max;
-}
-
-static float horizontal_sum(Vec v) {
-    float sum = v[0];
-    for (int i = 1; i < VEC; i++) sum += v[i];
-    return sum;
 }
 
 // Turns the first n of a row of scores into exp(score - max), and the rest, up to `padded`, into 0. Returns the sum.
@@ -126,13 +113,13 @@ static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
     for (size_t j = n; j < padded; j++) scores[j] = -INFINITY;
     Vec max_v = vec_load(scores), sum = {0};
     for (size_t j = VEC; j < padded; j += VEC) max_v = vec_max(vec_load(scores + j), max_v);
-    *max = horizontal_max(max_v);
+    *max = vec_largest(max_v);
     for (size_t j = 0; j < padded; j += VEC) {
         Vec p = vec_exp(vec_load(scores + j) - *max);
         vec_store(scores + j, p);
         sum += p;
     }
-    return horizontal_sum(sum);
+    return vec_sum(sum);
 }
 
 // Rows [i, i + rows): out = softmax(q k^T) v, lse
@@ -170,7 +157,7 @@ static void compute_delta(const Head *head, const Scratch *s, const float *out) 
         Vec sum = {0};
         for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * vec_load(out + d);
         if (whole < D) sum += vec_load_part(dout + whole, D - whole) * vec_load_part(out + whole, D - whole);
-        s->delta[t] = horizontal_sum(sum);
+        s->delta[t] = vec_sum(sum);
     }
 }
 

@@ -70,8 +70,6 @@ int engine_head_rows(const EngineConfig *config);
 void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan);
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
-void cpu_pin(Engine *engine, void *memory, size_t bytes);
-void cpu_unpin(Engine *engine, void *memory);
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 int cpu_norms(Engine *engine, Range range, Error *e);
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
@@ -81,6 +79,5 @@ int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);
 size_t cpu_weight_bytes(const Engine *engine);
-void *cpu_stream(Engine *engine);
 
 #endif

@@ -10,8 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread
-
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
     return arrays[kind];
@@ -45,9 +43,6 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
         memcpy(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range));
     return 0;
 }
-
-void cpu_pin(Engine *engine, void *memory, size_t bytes) { (void)engine, (void)memory, (void)bytes; }
-void cpu_unpin(Engine *engine, void *memory) { (void)engine, (void)memory; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
@@ -143,11 +138,6 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 size_t cpu_weight_bytes(const Engine *engine) {
     (void)engine;
     return sizeof(float);
-}
-
-void *cpu_stream(Engine *engine) {
-    (void)engine;
-    return NULL;
 }
 
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {

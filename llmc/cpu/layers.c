@@ -8,9 +8,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Shorter loops run on one thread: a parallel region costs a few microseconds.
-enum { PARALLEL_FLOATS = 1 << 13 };
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding
 
@@ -54,7 +51,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
         const float *d = dx + (size_t)t * C;
         norms.position_sq += dot(d, d, C);
         norms.cross += dot(d, head_rows + (size_t)t * C, C);
-        // the first occurrence of v adds |E[v]|^2, over all its occurrences
+        // where a token v first occurs, add |E[v]|^2, E[v] over all its occurrences
         bool seen = false;
         for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
         if (seen) continue;
@@ -201,14 +198,11 @@ void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
 // Cross-entropy
 
 static float row_max(const float *x, int n) {
-    float lane[LANES];
-    for (int i = 0; i < LANES; i++) lane[i] = x[0];
+    Vec v = vec_set(x[0]);
     int c = 0;
-    for (; c + LANES <= n; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] = x[c + i] > lane[i] ? x[c + i] : lane[i];
-    for (; c < n; c++) lane[0] = x[c] > lane[0] ? x[c] : lane[0];
-    float max = lane[0];
-    for (int i = 1; i < LANES; i++) max = lane[i] > max ? lane[i] : max;
+    for (; c + VEC <= n; c += VEC) v = vec_max(vec_load(x + c), v);
+    float max = vec_largest(v);
+    for (; c < n; c++) max = x[c] > max ? x[c] : max;
     return max;
 }
 

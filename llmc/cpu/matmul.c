@@ -62,18 +62,6 @@ static void pack_b(const Product *p, const Block *block, size_t panel_index) {
     if (p->column_sums) sum_columns(p, block, panel, j, count);
 }
 
-// c = t + bias, or c += t + bias; bias may be NULL
-VECTOR_INLINE void finish_tile(const int rows, float *c, size_t c_row, const Tile *t, const float *bias, bool add) {
-    Vec bias0 = bias ? vec_load(bias) : (Vec){0}, bias1 = bias ? vec_load(bias + VEC) : (Vec){0};
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++, c += c_row) {
-        Vec c0 = t->v[i][0] + bias0, c1 = t->v[i][1] + bias1;
-        if (add) c0 += vec_load(c), c1 += vec_load(c + VEC);
-        vec_store(c, c0);
-        vec_store(c + VEC, c1);
-    }
-}
-
 static void copy_rows(float *to, size_t to_row, const float *from, size_t from_row, size_t rows, size_t columns) {
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
 }
@@ -90,9 +78,11 @@ static void compute_tile(const Product *p, const Block *block, const float *a, c
         if (bias) bias = memcpy(edge_bias, bias, columns * sizeof *bias);
         c = edge_tile, c_row = TILE_COLUMNS;
     }
+    Vec bias0 = bias ? vec_load(bias) : (Vec){0}, bias1 = bias ? vec_load(bias + VEC) : (Vec){0};
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, block->depth, a, 1, TILE_ROWS, b, TILE_COLUMNS);
-        finish_tile(ROWS, c, c_row, &t, bias, add);
+        tile_add_row(ROWS, &t, bias0, bias1);
+        tile_write(ROWS, c, c_row, &t, add);
     });
     if (edge) copy_rows(p->c + i * p->N + j, p->N, edge_tile, TILE_COLUMNS, rows, columns);
 }

@@ -1,4 +1,4 @@
-// tile: the register tile that every matrix product on the CPU comes down to.
+// tile: the innermost loop of every matrix product on the CPU.
 //
 // A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs: each step loads one row of B (as
 // TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The shape
@@ -7,6 +7,8 @@
 #define GNS_CPU_TILE_H
 
 #include "cpu/vector_math.h"
+
+#include <stdbool.h>
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { TILE_ROWS = 12, TILE_ROW_STEP = 4 };
@@ -54,23 +56,24 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
         }                                                                                                              \
     } while (0)
 
-// C (rows, TILE_COLUMNS) = t, or += t; rows of C are c_row floats apart.
-VECTOR_INLINE void tile_store(const int rows, float *c, size_t c_row, const Tile *t) {
+// Adds a row of TILE_COLUMNS, in two halves, to each row of t.
+VECTOR_INLINE void tile_add_row(const int rows, Tile *t, Vec row0, Vec row1) {
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) {
-        vec_store(c + i * c_row, t->v[i][0]);
-        vec_store(c + i * c_row + VEC, t->v[i][1]);
-    }
+    for (int i = 0; i < rows; i++) t->v[i][0] += row0, t->v[i][1] += row1;
 }
-VECTOR_INLINE void tile_add(const int rows, float *c, size_t c_row, const Tile *t) {
+
+// C (rows, TILE_COLUMNS) = t, or += t; rows of C are c_row floats apart.
+VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile *t, bool add) {
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) {
-        vec_store(c + i * c_row, vec_load(c + i * c_row) + t->v[i][0]);
-        vec_store(c + i * c_row + VEC, vec_load(c + i * c_row + VEC) + t->v[i][1]);
+    for (int i = 0; i < rows; i++, c += c_row) {
+        Vec c0 = t->v[i][0], c1 = t->v[i][1];
+        if (add) c0 += vec_load(c), c1 += vec_load(c + VEC);
+        vec_store(c, c0);
+        vec_store(c + VEC, c1);
     }
 }
 
-// Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros behind the last.
+// Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros after the last.
 
 typedef float Vec4 __attribute__((vector_size(16), may_alias, aligned(4)));
 #ifdef __clang__
@@ -97,7 +100,7 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
                                    size_t K) {
     size_t blocked_k = count == width ? K / 4 * 4 : 0;
     for (size_t i = 0; i < width && blocked_k; i += 4) {
-        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the ones before: width 6
+        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the four before: width 6
         for (size_t k = 0; k < blocked_k; k += 4) transpose_4x4(panel + k * width + i4, width, src + i4 * row + k, row);
     }
     for (size_t k = blocked_k; k < K; k++)
@@ -108,7 +111,7 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
 VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                  size_t K) {
     for (size_t k = 0; k < K; k++, panel += width, src += row) {
-        if (count == width) memcpy(panel, src, width * sizeof *panel);
+        if (count == width) memcpy(panel, src, width * sizeof *panel); // of constant length
         else {
             memcpy(panel, src, count * sizeof *panel);
             memset(panel + count, 0, (width - count) * sizeof *panel);

@@ -34,6 +34,17 @@ VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in
 }
 VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
 
+VECTOR_INLINE float vec_largest(Vec v) {
+    float max = v[0];
+    for (int i = 1; i < VEC; i++) max = v[i] > max ? v[i] : max;
+    return max;
+}
+VECTOR_INLINE float vec_sum(Vec v) {
+    float sum = v[0];
+    for (int i = 1; i < VEC; i++) sum += v[i];
+    return sum;
+}
+
 // The first n < VEC floats, then zeros.
 VECTOR_INLINE Vec vec_load_part(const float *p, size_t n) {
     Vec v = {0};

@@ -18,37 +18,24 @@ enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FE
 // The feeder's warpgroup is the last and gives most of its registers to the others; at launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
-enum { ROWS_BYTES = ROWS * (int)sizeof(float) };
-
-// dQ: a warpgroup owns 64 queries and walks over tiles of keys, from the diagonal back to key 0.
-template <int D_> struct DqLayout {
-    static constexpr bool OF_QUERIES = true;
-    static constexpr int D = D_, KEYS = D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
-    static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<KEYS, D>;
-    static constexpr int RELEASES = 4 * GROUPS; // arrivals that free a stage: wgmma alone reads it, so one a warp
-    struct Shared {
-        char q[OWN_STAGES][GROUPS][OWN_BYTES], dout[OWN_STAGES][GROUPS][OWN_BYTES];
-        char dq[GROUPS][OWN_BYTES]; // 16 rows a warp
-        char k[STAGES][TILE], v[STAGES][TILE];
-        float lse2[OWN_STAGES][ROWS], delta[OWN_STAGES][ROWS];
-        Work work[OWN_STAGES];
-        uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
-    };
-};
-
-// dK, dV: a warpgroup owns 64 keys and walks over tiles of queries, from the diagonal to the end.
-template <int D_> struct DkdvLayout {
-    static constexpr bool OF_QUERIES = false;
-    static constexpr int D = D_, QUERIES = 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
-    static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<QUERIES, D>;
+// Of a kernel's rows a block owns 2 x 64, and walks over tiles of OTHERS rows of the other side:
+// dQ      owns queries (q, dout), walks over keys (k, v) from the diagonal back to key 0
+// dK, dV  own keys (k, v), walk over queries (q, dout) from the diagonal to the end
+template <int D_, bool DQ_> struct BackwardLayout {
+    static constexpr bool DQ = DQ_;
+    static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
+    static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
+    // lse2 and delta belong to the queries, which a stage of own rows or of tiles has.
+    static constexpr int QUERIES = DQ ? ROWS : OTHERS, QUERY_STAGES = DQ ? OWN_STAGES : STAGES;
     static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
-    typedef typename std::conditional<D == 64, LeftRegisters, LeftShared>::type Left;
-    static constexpr int RELEASES = WARPGROUP * GROUPS; // threads themselves read lse2 and delta, so one a thread
+    typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
+    // Arrivals that free a stage: one a warp where wgmma alone reads it, one a thread where threads read lse2 and delta.
+    static constexpr int RELEASES = DQ ? 4 * GROUPS : WARPGROUP * GROUPS;
     struct Shared {
-        char k[OWN_STAGES][GROUPS][OWN_BYTES], v[OWN_STAGES][GROUPS][OWN_BYTES];
+        char own[2][OWN_STAGES][GROUPS][OWN_BYTES];
         char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
-        char q[STAGES][TILE], dout[STAGES][TILE];
-        float lse2[STAGES][QUERIES], delta[STAGES][QUERIES];
+        char other[2][STAGES][TILE];
+        float lse2[QUERY_STAGES][QUERIES], delta[QUERY_STAGES][QUERIES];
         Work work[OWN_STAGES];
         uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
@@ -75,19 +62,6 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     __syncthreads();
 }
 
-// Draws the feeder's next work and hands it to the workers with its stage of own rows, into which the caller must copy
-// `bytes`.
-template <class F>
-__device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, unsigned *tickets, int bytes,
-                          AttentionShape s) {
-    Work work = work_draw(tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
-    barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
-    shared.work[own.stage] = work;
-    if (work.tile < 0) barrier_arrive(&shared.own_full[own.stage]);
-    else barrier_expect(&shared.own_full[own.stage], bytes);
-    return work;
-}
-
 // This thread is done with a stage. (One arrival a warp, after __syncwarp, would always do, but racecheck follows only
 // the thread that arrives.)
 template <class F> __device__ void stage_release(uint64_t *empty) {
@@ -105,32 +79,54 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
     }
 }
 
+// Copies rows row.. of a head's queries (q, dout) or keys (k, v) to shared memory.
+template <bool QUERIES, int ROWS, int D>
+__device__ void pair_in(char *first, char *second, const CUtensorMap *qkv, const CUtensorMap *dout, uint64_t *full,
+                        const Work &work, int row, AttentionShape s) {
+    tile_in<ROWS, D>(first, qkv, full, (QUERIES ? 0 : s.C()) + work.column, row, work.b);
+    tile_in<ROWS, D>(second, QUERIES ? dout : qkv, full, (QUERIES ? 0 : 2 * s.C()) + work.column, row, work.b);
+}
+
 template <class F>
-__device__ void dq_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout, AttentionRows rows,
-                        AttentionShape s) {
+__device__ void statistics_in(typename F::Shared &shared, int stage, AttentionRows rows, size_t first, uint64_t *full) {
+    copy_run_in(shared.lse2[stage], rows.lse2 + first, F::STATISTICS_BYTES, full);
+    copy_run_in(shared.delta[stage], rows.delta + first, F::STATISTICS_BYTES, full);
+}
+
+template <class F>
+__device__ void feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout, AttentionRows rows,
+                     AttentionShape s) {
+    constexpr int own_bytes = 2 * GROUPS * F::OWN_BYTES + (F::DQ ? 2 * F::STATISTICS_BYTES : 0);
+    constexpr int other_bytes = 2 * F::TILE + (F::DQ ? 0 : 2 * F::STATISTICS_BYTES);
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_next<F>(shared, own, &dq_tickets, 2 * GROUPS * F::OWN_BYTES + 2 * ROWS_BYTES, s);
-        if (work.tile < 0) return;
-        int row = work.tile * ROWS;
+        Work work = work_draw(F::DQ ? &dq_tickets : &dkdv_tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
         uint64_t *own_full = &shared.own_full[own.stage];
-#        pragma unroll 1
-        for (int g = 0; g < GROUPS; g++) {
-            tile_in<64, F::D>(shared.q[own.stage][g], qkv, own_full, work.column, row + 64 * g, work.b);
-            tile_in<64, F::D>(shared.dout[own.stage][g], dout, own_full, work.column, row + 64 * g, work.b);
+        barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
+        shared.work[own.stage] = work;
+        if (work.tile < 0) {
+            barrier_arrive(own_full);
+            return;
         }
-        size_t first = (size_t)work.head * s.padded_T() + row;
-        copy_run_in(shared.lse2[own.stage], rows.lse2 + first, ROWS_BYTES, own_full);
-        copy_run_in(shared.delta[own.stage], rows.delta + first, ROWS_BYTES, own_full);
-        own.advance();
+        barrier_expect(own_full, own_bytes);
+        int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // the most tiles of the other side first
 #        pragma unroll 1
-        for (int n = key_tiles<F::KEYS>(row + ROWS - 1, s.T) - 1; n >= 0; n--) {
+        for (int g = 0; g < GROUPS; g++)
+            pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], qkv, dout, own_full,
+                                     work, row + 64 * g, s);
+        size_t first = (size_t)work.head * s.padded_T();
+        if (F::DQ) statistics_in<F>(shared, own.stage, rows, first + row, own_full);
+        own.advance();
+        int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // tile of keys, or first query
+#        pragma unroll 1
+        for (; F::DQ ? n >= 0 : n < s.T; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-            barrier_expect(full, 2 * F::TILE);
-            tile_in<F::KEYS, F::D>(shared.k[ring.stage], qkv, full, s.C() + work.column, n * F::KEYS, work.b);
-            tile_in<F::KEYS, F::D>(shared.v[ring.stage], qkv, full, 2 * s.C() + work.column, n * F::KEYS, work.b);
+            barrier_expect(full, other_bytes);
+            pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], qkv, dout, full,
+                                             work, F::DQ ? n * F::OTHERS : n, s);
+            if (!F::DQ) statistics_in<F>(shared, ring.stage, rows, first + n, full);
             ring.advance();
         }
     }
@@ -143,15 +139,15 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
                         int key0, bool last) {
     int stage = ring.stage;
     ring.advance();
-    unsigned packed[F::KEYS / 4];
-    float p[F::KEYS / 2], dp[F::KEYS / 2];
+    unsigned packed[F::OTHERS / 4];
+    float p[F::OTHERS / 2], dp[F::OTHERS / 2];
     wgmma_fence();
-    multiply_abt<F::D, F::KEYS>(p, q, shared.k[stage]);
-    multiply_abt<F::D, F::KEYS>(dp, dout, shared.v[stage]);
+    multiply_abt<F::D, F::OTHERS>(p, q, shared.other[0][stage]);
+    multiply_abt<F::D, F::OTHERS>(dp, dout, shared.other[1][stage]);
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
-    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) {
+    UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++) {
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
@@ -159,11 +155,11 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
-    UNROLL_FOR (int i = 0; i < F::KEYS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
+    UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
     pack_rows(packed, dp);
     registers_settle(dq);
     wgmma_fence();
-    multiply_pb<F::D, F::KEYS>(dq, packed, shared.k[stage]);
+    multiply_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
 template <class F>
@@ -177,8 +173,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
-        int row = warp_row + lane / 4, tiles = key_tiles<F::KEYS>(block_row + ROWS - 1, s.T);
-        int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : 0;
+        int row = warp_row + lane / 4, tiles = key_tiles<F::OTHERS>(block_row + ROWS - 1, s.T);
+        int own_tiles = group_row < s.T ? key_tiles<F::OTHERS>(group_row + 63, s.T) : 0;
         stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
         if (own_tiles == 0) {
             barrier_arrive(&shared.own_empty[own.stage]);
@@ -187,11 +183,11 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         const float *lse2_row = shared.lse2[own.stage] + row - block_row;
         const float *delta_row = shared.delta[own.stage] + row - block_row;
         float dq[F::D / 2], lse2[2] = {lse2_row[0], lse2_row[8]}, delta[2] = {delta_row[0], delta_row[8]};
-        LeftShared q = {shared.q[own.stage][g]}, dout = {shared.dout[own.stage][g]};
+        LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
-        dq_step<true, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::KEYS, n == 0);
+        dq_step<true, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::OTHERS, n == 0);
         while (--n >= 0) {
             int current = ring.stage;
             dq_step<false, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, 0, n == 0);
@@ -201,42 +197,11 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         wgmma_wait<0>();
         registers_settle(dq);
         stage_release<F>(&shared.empty[previous]);
-        char *stage = shared.dq[g] + warp * TILE_BYTES<16, F::D>;
+        char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
-}
-
-template <class F>
-__device__ void dkdv_feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout,
-                          AttentionRows rows, AttentionShape s) {
-    Ring<F::OWN_STAGES> own;
-    Ring<F::STAGES> ring;
-    for (;;) {
-        Work work = work_next<F>(shared, own, &dkdv_tickets, 2 * GROUPS * F::OWN_BYTES, s);
-        if (work.tile < 0) return;
-        int row = (s.tiles(ROWS) - 1 - work.tile) * ROWS; // the first keys are seen by the most queries
-        uint64_t *own_full = &shared.own_full[own.stage];
-#        pragma unroll 1
-        for (int g = 0; g < GROUPS; g++) {
-            tile_in<64, F::D>(shared.k[own.stage][g], qkv, own_full, s.C() + work.column, row + 64 * g, work.b);
-            tile_in<64, F::D>(shared.v[own.stage][g], qkv, own_full, 2 * s.C() + work.column, row + 64 * g, work.b);
-        }
-        own.advance();
-        size_t first = (size_t)work.head * s.padded_T();
-#        pragma unroll 1
-        for (int query = row; query < s.T; query += F::QUERIES) {
-            uint64_t *full = &shared.full[ring.stage];
-            barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-            barrier_expect(full, 2 * F::TILE + 2 * F::STATISTICS_BYTES);
-            tile_in<F::QUERIES, F::D>(shared.q[ring.stage], qkv, full, work.column, query, work.b);
-            tile_in<F::QUERIES, F::D>(shared.dout[ring.stage], dout, full, work.column, query, work.b);
-            copy_run_in(shared.lse2[ring.stage], rows.lse2 + first + query, F::STATISTICS_BYTES, full);
-            copy_run_in(shared.delta[ring.stage], rows.delta + first + query, F::STATISTICS_BYTES, full);
-            ring.advance();
-        }
-    }
 }
 
 __device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
@@ -247,17 +212,17 @@ template <bool DIAGONAL, class F>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0) {
     constexpr bool EARLY = F::D == 64;
-    unsigned packed[F::QUERIES / 4];
-    float p[F::QUERIES / 2], dp[F::QUERIES / 2];
-    unsigned packed_p[F::QUERIES / 4];
+    unsigned packed[F::OTHERS / 4];
+    float p[F::OTHERS / 2], dp[F::OTHERS / 2];
+    unsigned packed_p[F::OTHERS / 4];
     const float *lse2 = shared.lse2[stage] + threadIdx.x % 4 * 2, *delta = shared.delta[stage] + threadIdx.x % 4 * 2;
     wgmma_fence();
-    multiply_abt<F::D, F::QUERIES>(p, k, shared.q[stage]);
-    if (EARLY) multiply_abt<F::D, F::QUERIES>(dp, v, shared.dout[stage]);
+    multiply_abt<F::D, F::OTHERS>(p, k, shared.other[0][stage]);
+    if (EARLY) multiply_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
     wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
-    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::OTHERS / 8; n++) {
         float2 column = *(const float2 *)(lse2 + 8 * n);
         UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             p[i] = exp2_fast(fmaf(p[i], scale2, -(i % 2 ? column.y : column.x)));
@@ -267,11 +232,11 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     pack_rows(packed_p, p);
     registers_settle(dv);
     wgmma_fence();
-    if (!EARLY) multiply_abt<F::D, F::QUERIES>(dp, v, shared.dout[stage]);
-    multiply_pb<F::D, F::QUERIES>(dv, packed_p, shared.dout[stage]);
+    if (!EARLY) multiply_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
+    multiply_pb<F::D, F::OTHERS>(dv, packed_p, shared.other[1][stage]);
     wgmma_wait<1>();
     registers_settle(dp);
-    UNROLL_FOR (int n = 0; n < F::QUERIES / 8; n++) {
+    UNROLL_FOR (int n = 0; n < F::OTHERS / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
         UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
@@ -281,7 +246,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     pack_rows(packed, dp);
     registers_settle(dk);
     wgmma_fence();
-    multiply_pb<F::D, F::QUERIES>(dk, packed, shared.q[stage]);
+    multiply_pb<F::D, F::OTHERS>(dk, packed, shared.other[0][stage]);
 }
 
 template <class F>
@@ -296,15 +261,15 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         if (tile < 0) break;
         int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
-        int tiles = (s.T - block_row + F::QUERIES - 1) / F::QUERIES, own_tiles = tiles - g;
+        int tiles = (s.T - block_row + F::OTHERS - 1) / F::OTHERS, own_tiles = tiles - g;
         stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
         if (own_tiles <= 0) {
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
         typename F::Left k, v;
-        k.load(shared.k[own.stage][g]);
-        v.load(shared.v[own.stage][g]);
+        k.load(shared.own[0][own.stage][g]);
+        v.load(shared.own[1][own.stage][g]);
         float dk[F::D / 2], dv[F::D / 2];
         clear(dk);
         clear(dv);
@@ -342,44 +307,39 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x != FEEDER) return;
-        if constexpr (F::OF_QUERIES) dq_feed<F>(shared, &qkv, &dout, rows, s);
-        else dkdv_feed<F>(shared, &qkv, &dout, rows, s);
+        if (threadIdx.x == FEEDER) feed<F>(shared, &qkv, &dout, rows, s);
     } else {
         registers_take<WORKER_REGISTERS>();
-        if constexpr (F::OF_QUERIES) dq_work<F>(shared, &dqkv, s, scale);
+        if constexpr (F::DQ) dq_work<F>(shared, &dqkv, s, scale);
         else dkdv_work<F>(shared, &dqkv, s, scale);
     }
 #    endif
 }
 
-template <int D>
-int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
-             Error *e) {
-    CUtensorMap dqkv_map, qkv_map, dout_map;
-    int blocks;
-    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
-    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    struct {
-        void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, AttentionRows, AttentionShape, float);
-        size_t bytes;
-    } const launches[] = {{backward_kernel<DkdvLayout<D>>, sizeof(typename DkdvLayout<D>::Shared)},
-                          {backward_kernel<DqLayout<D>>, sizeof(typename DqLayout<D>::Shared)}};
-    for (auto l : launches) {
-        TRY(shared_memory_allow(l.kernel, l.bytes, e));
-        l.kernel<<<blocks, THREADS, l.bytes, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, attention_scale(s));
-        TRY(CUDA_LAUNCHED(e));
-    }
-    return 0;
-}
-
 } // namespace
+
+template <bool DQ>
+static int launch(AttentionShape s, const CUtensorMap &dqkv, const CUtensorMap &qkv, const CUtensorMap &dout,
+                  AttentionRows rows, cudaStream_t stream, Error *e) {
+    typedef BackwardLayout<64, DQ> Narrow;
+    typedef BackwardLayout<128, DQ> Wide;
+    const auto kernel = s.D == 64 ? backward_kernel<Narrow> : backward_kernel<Wide>;
+    const size_t bytes = s.D == 64 ? sizeof(typename Narrow::Shared) : sizeof(typename Wide::Shared);
+    int blocks;
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(shared_memory_allow(kernel, bytes, e));
+    kernel<<<blocks, THREADS, bytes, stream>>>(dqkv, qkv, dout, rows, s, attention_scale(s));
+    return CUDA_LAUNCHED(e);
+}
 
 int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
                             cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, rows, s, stream, e);
+    CUtensorMap dqkv_map, qkv_map, dout_map;
+    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
+    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
+    TRY(launch<false>(s, dqkv_map, qkv_map, dout_map, rows, stream, e));
+    return launch<true>(s, dqkv_map, qkv_map, dout_map, rows, stream, e);
 }
 
 #endif

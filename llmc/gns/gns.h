@@ -1,4 +1,4 @@
-// gns: the gradient noise scale tr(Sigma) / |G|^2, in examples, from norms that training has at hand anyway.
+// gns: the gradient noise scale tr(Sigma) / |G|^2, in examples, from norms that training computes anyway.
 //
 // One step, one group of parameters, B examples with gradients g_b (of the example's own mean loss, before clipping):
 //   n = mean_b |g_b|^2        q = |mean_b g_b|^2
@@ -10,15 +10,15 @@
 // ratios, which has no mean). An average decays in tokens, by 2^(-tokens / half_life).
 //
 // Its error. x_t are the averaged values, w_t their normalised weights. SE^2 = var(x) sum w_t^2, and var(x) is taken
-// from successive differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941), because the mean drifts as training
-// goes on and must not count as noise. For the scale R = S / G2 the delta method gives, to first order,
+// from successive differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941), because the mean drifts during
+// training, and a drift is no noise. For the scale R = S / G2 the delta method gives, to first order,
 // dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2) / G2^2: the covariance matters, since a large q
-// raises G2 and lowers S in one stroke.
+// both raises G2 and lowers S.
 //
-// An insignificant G2 is no failure: it says the scale lies far above B. What is known then is the lower bound, in its
-// simplest form S / (G2 + 2 SE), and it exists at G2 <= 0 too. That form takes S for exact and the sample for large. In
+// An insignificant G2 is no failure: it says that the scale lies far above B. What is known then is the lower bound, in
+// its simplest form S / (G2 + 2 SE), which exists at G2 <= 0 too. That form assumes an exact S and a large sample. In
 // simulation it covered the truth in 70 to 98% of runs, worst where the scale is not far above B or a half-life is only
-// a few steps. gns_lower therefore takes S's error and the covariance in (Fieller 1954, "Some problems in interval
+// a few steps. gns_lower therefore includes S's error and the covariance (Fieller 1954, "Some problems in interval
 // estimation": the smallest R at which S - R G2 is not significantly above 0), and k = 2 (1 + 5 / m) standard errors,
 // m = 1 / sum w_t^2 being the effective number of steps. 95% or more are then covered from half-lives of 0.7 steps up,
 // also where one direction carries 90% of the noise. For an exact S and many steps it is S / (G2 + 2 SE).
@@ -63,7 +63,7 @@ static inline void gns_init(GnsTracker *t, double half_life_tokens) {
     t->half_life = half_life_tokens;
 }
 
-// One step's norms. A single example tells nothing (B = 1: unchanged).
+// One step's norms. B = 1 gives no estimate: the averages stay.
 static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
     if (B < 2) return;
     double g2 = gns_g2(B, n, q), s = gns_s(B, n, q);
@@ -86,7 +86,7 @@ static inline void gns_update(GnsTracker *t, double B, double n, double q, doubl
 }
 
 #define GNS_LOWER_SES 2.0  // standard errors between the estimate and its bound when there are many steps
-#define GNS_FEW_SES   10.0 // and this many, divided by the effective number of steps, on top
+#define GNS_FEW_SES   10.0 // added to these, divided by the effective number of steps
 
 // sum w_t^2 = 1 / m.
 static inline double gns_sum_w2(const GnsTracker *t) { return t->weight_sq / (t->weight * t->weight); }
@@ -128,22 +128,21 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
 // Calibration: how many times the LayerNorms' scale the whole model's is. Both are averaged over the same sampled
 // steps, five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
 //
-// So long an average spans a time in which |G|^2 falls by orders of magnitude, and a step's variance with it. An
-// error from the mean square of all differences would be dominated by the large ones of the start for too long: it falls
-// like 2^(-tokens / 2 half_life), while the average forgets those steps like 2^(-tokens / half_life), so that a ratio
-// would be distrusted long after it has settled. Here each step has a variance of its own, half the square of its
-// difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent covariance matrix
-// estimator", with differences for residuals): the error forgets as fast as the average.
-// It rests on half as many steps, so it is itself less certain. That is why the LayerNorms' own tracker, whose bound
-// is to hold in 95% of cases, does without (93% in the worst of them, and no earlier growth); and why the calibration
-// asks for 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady
-// state fewer runs then take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.
+// During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. The mean square of all
+// differences would keep the large ones of the start for too long: the error would fall like 2^(-tokens / 2 half_life),
+// while the average forgets those steps like 2^(-tokens / half_life), and a ratio would be distrusted long after it has
+// settled. Here each step has a variance of its own, half the square of its difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
+// heteroskedasticity-consistent covariance matrix estimator", with differences for residuals): the error forgets as fast
+// as the average. It rests on half as many steps, so it is less certain. So the LayerNorms' own tracker, whose bound must
+// hold in 95% of cases, does not use it (93% in the worst of them, and no earlier growth); and the calibration demands
+// 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady state fewer runs then
+// take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SES        5.0 // both G2 this many errors above 0: the ratio is then known to 30% or better
 
 typedef struct {
     GnsTracker total, ln;
-    double ratio; // the latest one that was known well enough; 1 before there is one
+    double ratio; // the latest one with a small enough error; 1 before the first
 } GnsCalibration;
 
 static inline void gns_calibration_init(GnsCalibration *c, double half_life_tokens) {
@@ -157,7 +156,7 @@ static inline bool gns_calibration_knows(const GnsTracker *t, GnsEstimate e) {
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// tokens: since the sampled step before this one. The ratio stays as it was while either scale is lost in noise.
+// tokens: since the sampled step before this one. The ratio stays while either scale is insignificant.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens) {
     gns_update(&c->total, B, n_total, q_total, tokens);

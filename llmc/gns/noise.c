@@ -62,7 +62,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 }
 
 // With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
-// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and put as the n and q that stand for them.
+// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and expressed as n and q.
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
     double B = 0, rows_sq = 0;
     noise->tokens_since_ranks = 0;

@@ -7,7 +7,7 @@
 #include "model/model.h"
 #include "model/modes.h"
 
-enum { NOISE_RANKS_EVERY = 8 }; // steps from one look at the ranks' own gradients to the next
+enum { NOISE_RANKS_EVERY = 8 }; // steps between two measurements of the ranks' own gradients
 
 typedef struct StepResult StepResult; // engine.h
 
@@ -22,7 +22,7 @@ typedef struct Noise {
     double fixed_ratio;                             // 0: measured
 } Noise;
 
-// half_life: tokens. ratio: total / ln where it is known beforehand (--gns-ratio), 0 to measure it.
+// half_life: tokens. ratio: total / ln, given by --gns-ratio; 0 to measure it.
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
 void noise_destroy(Noise *noise);
 
@@ -32,10 +32,10 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 
 // The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
 // their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
-// sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. Nothing is learnt from a step
-// that has one part only.
+// sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. A step of one
+// part gives no estimate.
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
 
-// c of the batch ramp: how many times the LayerNorms' noise scale the whole model's is.
+// c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
 #endif

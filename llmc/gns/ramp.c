@@ -9,10 +9,10 @@
 
 const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "replay", "gns"};
 
-#define RAMP_HALF_LIVES      2.0                 // of tokens that the target's lower bound must stay up
+#define RAMP_HALF_LIVES      2.0                 // for which the target's lower bound must stay above
 #define RAMP_GROWTH          2                   // from rung to rung
-#define RAMP_REPLAY_BYTES    ((size_t)1 << 30)   // a metrics file above this is surely something else
-#define RAMP_REPLAY_MAX_ROWS ((double)(1 << 30)) // and a batch above this a slip
+#define RAMP_REPLAY_BYTES    ((size_t)1 << 30)   // larger than any metrics file
+#define RAMP_REPLAY_MAX_ROWS ((double)(1 << 30)) // larger than any batch
 
 int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e) {
     *replay_path = NULL;
@@ -30,7 +30,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// replay
+// Replay
 
 // One line: *rows is the batch, or 0 on a line that is no step (validation).
 static int ramp_replay_line(const char *line, int64_t expected_step, int64_t *rows, Error *e) {
@@ -78,7 +78,7 @@ static int ramp_replay_parse(Ramp *r, char *text, const char *path, Error *e) {
     }
     if (tokens < r->config.train_tokens)
         return FAIL(e, ERR_INPUT, "shorten --train-tokens or replay a longer run",
-                    "%s ends at line %lld after %.0f tokens, this run is to take %.0f", path, (long long)lines, tokens,
+                    "%s ends at line %lld after %.0f tokens, this run takes %.0f", path, (long long)lines, tokens,
                     r->config.train_tokens);
     return 0;
 }
@@ -107,7 +107,7 @@ done:
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// life
+// Create and destroy
 
 static int ramp_check(const RampConfig *c, Error *e) {
     if (c->batch_ref < 1 || c->seq_len < 1 || !(c->train_tokens > 0))
@@ -146,7 +146,7 @@ void ramp_destroy(Ramp *r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the step
+// The step
 
 // To whole rows, within [batch_min, batch_max]; rows may be infinite, and NaN is batch_min.
 static int64_t ramp_clamp(const RampConfig *c, double rows) {
@@ -201,9 +201,9 @@ int64_t ramp_smallest(const Ramp *r) {
     return fewest;
 }
 
-// With nothing left to do there is nothing to be out of step with. Otherwise the run may lack tokens of one step, which
-// the horizon of its time cut: the steps behind that are the file's of the same number all the same, only so many tokens
-// earlier, and what lacks at the end of the file, less than a step, comes as one step more.
+// The run must have as many tokens as the file by the same step. An earlier horizon may have cut one of its steps: it then
+// lacks less than one step, its later steps are the file's all the same, and the missing tokens come as one step more
+// after the file's last. A complete run is not checked.
 static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
     int64_t known = step < r->replay_steps ? step : r->replay_steps;
     double replayed = 0, longest = 0;
@@ -223,7 +223,7 @@ static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error 
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     int64_t rung = ramp_clamp(&r->config, (double)r->state.batch);
-    // The tokens were counted above twice the old rung, which says nothing of the new one.
+    // The tokens above twice the old rung say nothing of the new one.
     if (r->config.mode == RAMP_GNS && rung != r->state.batch) r->state = (RampState){.batch = rung};
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }

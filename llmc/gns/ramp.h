@@ -1,4 +1,4 @@
-// batch_ramp: how many rows the next optimizer step takes, and what that does to the learning rate.
+// ramp: the batch, in rows, of the next optimizer step, and its learning rate.
 //
 //   fixed        batch_ref throughout
 //   linear       from batch_min to batch_max, linearly in tokens over the horizon
@@ -8,15 +8,14 @@
 //                stages. The rate's half is lr_power = 0.5: schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule), when
 //                batch_ref = batch_min. lr0 is the schedule's peak; the batch is batch_min during warm-up. Once
 //                batch_max is reached the rate falls with the schedule again.
-//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; behind its last step, in a run that has been
-//                cut short before, what is left
-//   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B over
-//                two half-lives of its average without a break; never goes down by itself
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; after its last step, in a run whose
+//                steps were cut by an earlier horizon, the tokens that are left
+//   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B for
+//                two half-lives of its average without a break; never decreases
 //
-// A batch is rounded to whole rows and never depends on the number of ranks. One rank may decide and broadcast: the
-// answer is one integer.
-#ifndef GNS_BATCH_RAMP_H
-#define GNS_BATCH_RAMP_H
+// A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
+#ifndef GNS_RAMP_H
+#define GNS_RAMP_H
 
 #include "base/common.h"
 #include "math/schedule.h"
@@ -37,10 +36,10 @@ typedef struct {
     Schedule schedule;
 } RampConfig;
 
-// What a checkpoint must hold; all zero but `batch` outside gns mode.
+// The state in a checkpoint; zero outside gns mode.
 typedef struct {
-    int64_t batch;       // rows: gns mode's present rung
-    double tokens_above; // tokens since the target's lower bound rose above 2 x batch; 0 while it is not
+    int64_t batch;       // rows: the present rung of gns mode
+    double tokens_above; // tokens since the target's lower bound rose above 2 x batch; 0 while it is below
 } RampState;
 
 typedef struct {
@@ -58,8 +57,8 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
 void ramp_destroy(Ramp *r);
 
-// After r->state came from a checkpoint, of so many steps and tokens: what the options of today do not allow is brought
-// within them. A replay that has not come to as many tokens by that step is refused, unless a horizon cut a step then.
+// After r->state was loaded from a checkpoint of `step` steps and `tokens` tokens: brings the batch into the range of
+// today's options. Refuses a replay that has another number of tokens by that step, unless a horizon cut a step then.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.
@@ -68,14 +67,14 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 // The same, cut short where it would overrun the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
-// The most that any step can take; and the fewest, but for a last step that the horizon cuts short.
+// The most rows of any step; and the fewest, but for a last step that the horizon cuts short.
 int64_t ramp_largest(const Ramp *r);
 int64_t ramp_smallest(const Ramp *r);
 
 // kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
 double ramp_target(const Ramp *r, double ratio, double gns_ln);
 
-// After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode listens.
+// After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode uses it.
 void ramp_observe(Ramp *r, double step_tokens, double target_lower);
 
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last

@@ -9,27 +9,21 @@
 // What all parameters of one optimizer step share.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    float bias1, bias2; // 1 - beta^t: how much of the moments' weight has come together by step t
+    float bias1, bias2; // 1 - beta^t: the sum of a moment's weights at step t
     float grad_scale;   // from summed to clipped mean gradient: (1 / B) x clip factor
 } AdamWStep;
 
-// t counts steps from 1. The corrections are of the betas as rounded to float, which is what the moments decay by:
-// 1 - 0.999f is less than 0.001 by 1.3e-5 of it, and the mismatch would show in the first steps' size.
+// t counts steps from 1. The corrections use the betas as rounded to float, by which the moments decay: 1 - 0.999f is
+// less than 0.001 by 1.3e-5 of it, and the mismatch would show in the size of the first steps.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
-    AdamWStep s;
-    s.lr = (float)lr;
-    s.beta1 = (float)beta1;
-    s.beta2 = (float)beta2;
-    s.eps = (float)eps;
-    s.weight_decay = (float)weight_decay;
+    AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};
     s.bias1 = (float)(1.0 - pow((double)s.beta1, (double)t));
     s.bias2 = (float)(1.0 - pow((double)s.beta2, (double)t));
-    s.grad_scale = (float)grad_scale;
     return s;
 }
 
-// The factor that brings a gradient of this global norm down to max_norm (Pascanu et al. 2013); max_norm 0: never.
+// The factor that clips a gradient of this global norm to max_norm (Pascanu et al. 2013); max_norm 0: no clipping.
 GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
@@ -40,7 +34,7 @@ GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;
 }
 
-// Returns the new parameter and moves the moments m and v. `decay`: does weight decay apply to this tensor?
+// Returns the new parameter and updates the moments m and v. decay: weight decay applies to this tensor.
 GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
     g *= s->grad_scale;
     *m = s->beta1 * *m + (1.0f - s->beta1) * g;

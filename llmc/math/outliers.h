@@ -1,33 +1,33 @@
-// guard: is this step's loss or gradient norm out of line with those before it? A step that is can be left out of
-// training (--skip-loss-z, --skip-grad-z). A last step that the horizon cuts short is not looked at.
-#ifndef GNS_GUARD_H
-#define GNS_GUARD_H
+// outliers: is this step's loss or gradient norm far from those of the steps before? Such a step can be skipped
+// (--skip-loss-z, --skip-grad-z). The last step, which the horizon cuts short, is not judged.
+#ifndef GNS_OUTLIERS_H
+#define GNS_OUTLIERS_H
 
 #include "base/common.h"
 #include <math.h>
 
-enum { GUARD_WINDOW = 128 }; // steps to compare with; before there are as many, nothing is out of line
+enum { OUTLIERS_WINDOW = 128 }; // steps compared with; nothing is judged before the window is full
 
-// The last GUARD_WINDOW values of a quantity, in a ring. A checkpoint holds it.
+// The last OUTLIERS_WINDOW values of a quantity, in a ring. A checkpoint holds it.
 typedef struct {
-    double value[GUARD_WINDOW];
+    double value[OUTLIERS_WINDOW];
     int64_t count; // values seen so far
 } Outliers;
 
-// How many standard deviations x lies above the mean of the window, NaN while it is not full; then x joins the window,
-// an outlier too: should the quantity have moved for good, it is at home there after a while. Taken anew from the
-// window each time, so that a resumed run computes the same bits.
+// How many standard deviations x lies above the mean of the window; NaN while it is not full. Then x joins the window,
+// outlier or not: so a lasting shift is accepted after 128 steps. Mean and deviation are computed from the window each
+// time: so a resumed run computes the same bits.
 static inline double outliers_z(Outliers *o, double x) {
     double z = NAN;
-    if (o->count >= GUARD_WINDOW) {
+    if (o->count >= OUTLIERS_WINDOW) {
         double sum = 0, squares = 0;
-        for (int i = 0; i < GUARD_WINDOW; i++) sum += o->value[i];
-        double mean = sum / GUARD_WINDOW;
-        for (int i = 0; i < GUARD_WINDOW; i++) squares += (o->value[i] - mean) * (o->value[i] - mean);
-        double deviation = sqrt(squares / GUARD_WINDOW);
+        for (int i = 0; i < OUTLIERS_WINDOW; i++) sum += o->value[i];
+        double mean = sum / OUTLIERS_WINDOW;
+        for (int i = 0; i < OUTLIERS_WINDOW; i++) squares += (o->value[i] - mean) * (o->value[i] - mean);
+        double deviation = sqrt(squares / OUTLIERS_WINDOW);
         z = deviation > 0 ? (x - mean) / deviation : x > mean ? INFINITY : 0;
     }
-    o->value[o->count++ % GUARD_WINDOW] = x;
+    o->value[o->count++ % OUTLIERS_WINDOW] = x;
     return z;
 }
 

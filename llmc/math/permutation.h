@@ -1,9 +1,9 @@
-// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory, so the
-// loader's whole state is one counter.
+// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory: so one
+// counter is all of the loader's state.
 //
-// A Feistel network on the smallest power of two that holds n, and cycle walking back into [0, n) (Black and Rogaway,
-// "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average.
-// The two halves may differ by one bit; each round XORs a keyed hash of one half into the other, which undoes itself.
+// A Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and Rogaway,
+// "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The two halves may
+// differ by one bit; each round XORs a keyed hash of one half into the other, which is its own inverse.
 #ifndef GNS_PERMUTATION_H
 #define GNS_PERMUTATION_H
 
@@ -11,8 +11,7 @@
 
 #define PERMUTATION_MAX ((uint64_t)1 << 48) // largest n
 
-// Four rounds make a pseudorandom permutation of wide blocks (Luby and Rackoff 1988); ours are narrow.
-#define PERMUTATION_ROUNDS 8
+#define PERMUTATION_ROUNDS 8 // four are enough for wide blocks (Luby and Rackoff 1988); ours are narrow
 
 // The key of one epoch's order.
 GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
@@ -31,15 +30,14 @@ GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int 
     return high << low_bits | low;
 }
 
-// Where element k of [0, n) goes: for each (n, key) a bijection of k, a pure function. 1 <= n <= 2^48, k < n.
+// The image of k in [0, n), 1 <= n <= 2^48: for each (n, key) a bijection, a pure function.
 GNS_HD static inline uint64_t permutation_at(uint64_t n, uint64_t key, uint64_t k) {
     int bits = 0;
     while (((uint64_t)1 << bits) < n) bits++;
     int low_bits = bits / 2, high_bits = bits - low_bits;
-    uint64_t x = k;
-    do x = permutation_feistel(x, low_bits, high_bits, key);
-    while (x >= n);
-    return x;
+    do k = permutation_feistel(k, low_bits, high_bits, key);
+    while (k >= n);
+    return k;
 }
 
 #endif

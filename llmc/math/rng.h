@@ -1,5 +1,4 @@
-// rng: random numbers as a pure function of (seed, stream, index), so that any thread, rank or device can draw the
-// k-th number without knowing who drew the others.
+// rng: random numbers as a pure function of (seed, stream, index): any thread, rank or device can draw the k-th.
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
 // The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
@@ -53,8 +52,8 @@ GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t
     return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal, a block a draw: Box and Muller 1958, in double; the first uniform is taken in (0, 1] for the log.
-// log and cos may round differently on a device: draw on one kind of machine what has to agree bit for bit.
+// Standard normal, a block a draw: Box and Muller 1958, in double; the first uniform lies in (0, 1], for the log. log
+// and cos may round differently on a device: draws that must agree bit for bit need the same kind of machine.
 GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     RngBlock b = rng_block(seed, stream, index);
     double u1 = ((double)(((uint64_t)b.word[1] << 32 | b.word[0]) >> 11) + 1.0) * 0x1p-53;

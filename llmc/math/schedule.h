@@ -1,16 +1,16 @@
-// schedule: the learning rate as a function of the tokens done, never of steps, so that a batch that changes size
-// mid-run does not bend it.
+// schedule: the learning rate as a function of the tokens done, never of steps: a batch that changes size does not bend
+// it.
 //
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
-//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up it has no
-//                 scale: then lr is held over the first 1% of the horizon, which takes the warm-up's place in the root
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up, lr over
+//                 the first 1% of the horizon, which then stands in the root
 //   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then to final_frac x lr over
 //                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
 //                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
-// Beyond train_tokens the decaying kinds with an end stay there. constant and inverse-sqrt know no final_frac.
+// Beyond train_tokens linear, cosine and wsd stay at final_frac x lr. constant and inverse-sqrt ignore final_frac.
 #ifndef GNS_SCHEDULE_H
 #define GNS_SCHEDULE_H
 
@@ -23,7 +23,7 @@ typedef enum {
     SCHEDULE_COSINE,
     SCHEDULE_INVERSE_SQRT,
     SCHEDULE_WSD,
-    SCHEDULE_KINDS // how many there are
+    SCHEDULE_KINDS
 } ScheduleKind;
 
 static const char *const schedule_names[SCHEDULE_KINDS] = {"constant", "linear", "cosine", "inverse-sqrt", "wsd"};
@@ -37,7 +37,7 @@ typedef struct {
 #define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon that lr is held
 #define SCHEDULE_WSD_DECAY_FRAC 0.2  // wsd: share of the horizon that decays
 
-// How much of the way from `from` to `to` is done: 0 to 1, also where the way has no length.
+// The share of the way from `from` to `to` that is done: 0 to 1, also where both are equal.
 GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
     if (tokens >= to) return 1.0;
     return tokens <= from ? 0.0 : (tokens - from) / (to - from);

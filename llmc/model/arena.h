@@ -1,6 +1,5 @@
-// arena: one allocation for everything that comes and goes within a step. Each buffer says from which phase of the step
-// to which it is needed; buffers whose lives do not overlap share memory. The same code plans (how many bytes?) and
-// places (where?), so the plan is never wrong.
+// arena: one allocation for all buffers of a step. Each buffer states the phases of the step in which it is live; buffers
+// that are never live together share memory. The same code plans the bytes and places the buffers, so the plan is exact.
 #ifndef GNS_ARENA_H
 #define GNS_ARENA_H
 
@@ -14,7 +13,7 @@ typedef struct {
     const char *what; // category, for the memory report
     void **where;     // receives the buffer's address
     size_t bytes;     // rounded up to ARENA_ALIGNMENT
-    int from, to;     // phases in which it holds something, both included
+    int from, to;     // first and last phase in which it is live
     size_t offset;
 } ArenaBuffer;
 

@@ -115,7 +115,7 @@ struct EngineApi {
     // measure: takes a moment to measure speeds that no table has (CPUs).
     void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
 
-    // ERR_USAGE where the engine cannot compute this shape.
+    // ERR_USAGE where the engine cannot compute this shape. NULL: it computes any.
     int (*check)(const EngineConfig *config, Error *e);
 
     int (*create)(Engine **out, const EngineConfig *config, Error *e);
@@ -152,7 +152,7 @@ struct EngineApi {
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Host memory that store is to fill at full speed, until unpin: a device copies without a detour only to pages that
-    // stay in place. A hint, from any thread: memory that cannot be pinned is copied to as before.
+    // stay in place. A hint, from any thread: memory that cannot be pinned is copied to as before. NULL: no need to.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
@@ -217,7 +217,7 @@ struct EngineApi {
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
     size_t (*weight_bytes)(const Engine *engine);                         // of one element of BUFFER_WEIGHT
 
-    // The stream on which the engine queues its work: a cudaStream_t; NULL on the CPU, whose calls return when done.
+    // The stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
     void *(*stream)(Engine *engine);
 };
 
@@ -247,8 +247,6 @@ ENGINE_CALL(int, set_tuning, (Engine * g, const char *tuning, Error *e), g, tuni
 ENGINE_CALL(int, load, (Engine * g, StateKind kind, Range range, const float *values, Error *e), g, kind, range, values,
             e)
 ENGINE_CALL(int, store, (Engine * g, StateKind kind, Range range, float *values, Error *e), g, kind, range, values, e)
-ENGINE_CALL(void, pin, (Engine * g, void *memory, size_t bytes), g, memory, bytes)
-ENGINE_CALL(void, unpin, (Engine * g, void *memory), g, memory)
 ENGINE_CALL(int, hash, (Engine * g, Range range, uint64_t *hash, Error *e), g, range, hash, e)
 ENGINE_CALL(int, begin_step, (Engine * g, Error *e), g, e)
 ENGINE_CALL(int, micro_step, (Engine * g, const uint16_t *tokens, int n, GnsMode mode, Error *e), g, tokens, n, mode, e)
@@ -265,8 +263,14 @@ ENGINE_CALL(int, clear, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
 ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
-ENGINE_CALL(void *, stream, (Engine * g), g)
 #undef ENGINE_CALL
+static inline void engine_pin(Engine *g, void *memory, size_t bytes) {
+    if (engine_api(g)->pin) engine_api(g)->pin(g, memory, bytes);
+}
+static inline void engine_unpin(Engine *g, void *memory) {
+    if (engine_api(g)->unpin) engine_api(g)->unpin(g, memory);
+}
+static inline void *engine_stream(Engine *g) { return engine_api(g)->stream ? engine_api(g)->stream(g) : NULL; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // For the engines

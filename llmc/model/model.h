@@ -83,13 +83,13 @@ static inline Range range_overlap(Range a, Range b) {
     return begin < end ? (Range){begin, end} : (Range){begin, begin};
 }
 
-// Values of a range of a flat array on their way out of an engine, and into one.
+// Read and write the values of a range of a flat array.
 typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);
 typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);
 
 typedef struct {
     ModelConfig config;
-    int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows behind V stay 0 and are never saved
+    int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows after V stay 0 and are never saved
     int tensor_count;
     Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
     size_t flat_count; // elements of the flat array, padding included
@@ -114,7 +114,7 @@ enum {
 // 32 tokens (an example's last tile may be short): MODEL_HEADS_MAX (N / 32 + B) at most.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
-// Is it a model, as bytes [begin, end) of a file describe it? ERR_INPUT where it is none.
+// ERR_INPUT if this is no model, as bytes [begin, end) of a file describe it.
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
 
 // Builds the table. ERR_USAGE where the shape makes no model.
@@ -126,11 +126,11 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 size_t model_tensor_largest(const Model *model); // elements in memory
 
-// The flat array in pieces that the forward pass needs, and the backward pass finishes, one after the other: 0 the
-// embeddings, 1 + l the block l, the last with ln_f behind it.
+// The flat array in the pieces that the forward pass needs, and the backward pass completes, one after the other: 0 the
+// embeddings, 1 + l the block l; the last includes ln_f.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
-int model_bucket_at(const Model *model, size_t element); // the one that the element lies in
+int model_bucket_at(const Model *model, size_t element); // the bucket of an element
 size_t model_bucket_largest(const Model *model);         // elements
 
 // Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.

@@ -10,8 +10,7 @@ typedef enum {
     GNS_EXACT // every tensor
 } GnsMode;
 
-// What the backward computes again instead of keeping (--recompute). The choice moves memory and time, never a bit of
-// any result.
+// What the backward pass computes again instead of keeping (--recompute): less memory, more time, the same bits.
 typedef enum {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU, // GELU's output
@@ -20,13 +19,13 @@ typedef enum {
 
 static const char *const recompute_names[] = {"none", "gelu", "block"};
 
-// Which rank keeps what (--zero); parallel.h explains the stages.
+// Which rank keeps what (--zero): see ranks/parallel.h.
 typedef enum { ZERO_0, ZERO_1, ZERO_2 } ZeroStage;
 
 // When gradients are summed over the ranks (--reduce): once a step, or after every micro-step (ZERO_2 only).
 typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
-// What gradients are rounded to on their way between ranks (--comm-dtype).
+// The type of gradients in transfer between ranks (--comm-dtype).
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
 #endif

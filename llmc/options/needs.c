@@ -10,29 +10,11 @@ typedef struct {
     const char *text, *remedy; // what the condition is; what to do where it is not met
 } Condition;
 
+#define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
 static Condition condition_of(const Options *o, Need need) {
-    bool falling_lr = o->lr_schedule != SCHEDULE_CONSTANT && o->lr_schedule != SCHEDULE_INVERSE_SQRT;
-    bool replays = o->run.ramp_mode == RAMP_REPLAY;
-    const Condition conditions[NEEDS] = {
-        [NEED_NOTHING] = {true, "", ""},
-        [NEED_VAL] = {*o->val, "--val", "add --val"},
-        [NEED_VALIDATION] = {o->val_every > 0 || o->eval_only, "--val-every above 0", "say how often"},
-        [NEED_HELLASWAG] = {o->hellaswag_every > 0 || o->eval_only, "--hellaswag-every or --eval-only",
-                            "say when to ask its questions"},
-        [NEED_SAMPLING] = {o->sample_every > 0 || o->sample_only, "--sample-every or --sample-only",
-                           "say when to sample"},
-        [NEED_CHANCE] = {o->temperature > 0, "--temperature above 0", "raise it"},
-        [NEED_FALLING_LR] = {falling_lr || o->final_lr_frac == 1, "--lr-schedule linear, cosine or wsd",
-                             "use one of them"},
-        [NEED_NOISE_SCALE] = {o->gns != GNS_OFF, "--gns ln or exact", "use one of them"},
-        [NEED_RAMP] = {o->run.ramp_mode != RAMP_FIXED, "a --ramp",
-                       "use --ramp linear, seesaw or gns, or --batch-tokens for a constant batch"},
-        [NEED_RAMP_GNS] = {o->run.ramp_mode == RAMP_GNS, "--ramp gns", "use that"},
-        [NEED_OWN_RAMP] = {!replays, "a --ramp other than replay", "use one"},
-        // without --batch-tokens --batch-min is the batch that --lr is meant for
-        [NEED_REFERENCE] = {!replays || !o->batch_tokens, "a --ramp other than replay", "use one"},
-        [NEED_PLAN] = {o->dry_run, "--dry-run", "add that to plan a run"},
-        [NEED_PLANNED_RANKS] = {o->dry_run, "--dry-run", "add that, or use mpirun -np"},
+    const Condition conditions[] = {
+        [NEED_NOTHING] = {.met = true},
+#include "options/table.def"
     };
     return conditions[need];
 }

@@ -228,7 +228,10 @@ int options_parse_config(Options *o, char *text, size_t bytes, const char *name,
     return 0;
 }
 
-static int read_config(Options *o, Error *e) {
+int options_parse(Options *o, int argc, char **argv, Error *e) {
+    options_defaults(o);
+    TRY(parse_command_line(o, argc, argv, e));
+    if (o->help || o->version || !o->given[OPTION_config]) return 0;
     const size_t max_bytes = 1 << 20; // far more than all options take
     char *text;
     size_t bytes;
@@ -237,11 +240,4 @@ static int read_config(Options *o, Error *e) {
     code = options_parse_config(o, text, bytes, o->config, e);
     memory_free(text);
     return code;
-}
-
-int options_parse(Options *o, int argc, char **argv, Error *e) {
-    options_defaults(o);
-    TRY(parse_command_line(o, argc, argv, e));
-    if (o->help || o->version || !o->given[OPTION_config]) return 0;
-    return read_config(o, e);
 }

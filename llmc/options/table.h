@@ -10,23 +10,10 @@ typedef enum { TYPE_INT, TYPE_REAL, TYPE_TEXT, TYPE_CHOICE, TYPE_FLAG } OptionTy
 // What llm.c's flag counts where the option counts tokens (or steps: ALIAS_VALIDATIONS).
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
-// Conditions without which some options have no effect (needs.c).
+#define CONDITION(name, met, text, remedy) NEED_##name,
 typedef enum {
     NEED_NOTHING,
-    NEED_VAL,
-    NEED_VALIDATION,
-    NEED_HELLASWAG,
-    NEED_SAMPLING,
-    NEED_CHANCE,
-    NEED_FALLING_LR,
-    NEED_NOISE_SCALE,
-    NEED_RAMP,
-    NEED_RAMP_GNS,
-    NEED_OWN_RAMP,
-    NEED_REFERENCE,
-    NEED_PLAN,
-    NEED_PLANNED_RANKS,
-    NEEDS
+#include "options/table.def"
 } Need;
 
 enum { BY_CHECK = 1, BY_SAMPLE = 2, BY_EVAL = 4, BY_MODEL = BY_SAMPLE | BY_EVAL, BY_ALL = BY_CHECK | BY_MODEL };
@@ -38,14 +25,14 @@ typedef struct {
     const char *help;
     const char *alias; // llm.c's flag; NULL: none
     AliasUnit alias_unit;
-    const char *init; // as one would type it; NULL: 0, empty or false
-    const char *range;      // of a number: "[" and "]" inclusive, "(" and ")" exclusive
-    const char *names;      // of a choice, in the order of its enum: "first|second"
-    const char *unit;       // of a number; of other types the name of the value in --help
-    Need needs[2];          // typed without one of these, the option is refused
-    Need prefers;           // without this there is a note
-    bool idle_at_0;         // 0, "" and false ask for nothing, and need nothing
-    int used_by;            // BY_*: the kinds of run without training that use the option
+    const char *init;  // default, as one would type it; NULL: 0, empty or false
+    const char *range; // of a number: "[" and "]" inclusive, "(" and ")" exclusive
+    const char *names; // of a choice, in the order of its enum: "first|second"
+    const char *unit;  // of a number; of other types the name of the value in --help
+    Need needs[2];     // typed without one of these, the option is refused
+    Need prefers;      // without this there is a note
+    bool idle_at_0;    // 0, "" and false ask for nothing, and need nothing
+    int used_by;       // BY_*: the kinds of run without training that use the option
 } OptionRow;
 
 extern const OptionRow option_rows[OPTION_COUNT];

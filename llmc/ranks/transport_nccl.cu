@@ -1,4 +1,11 @@
-// transport between GPUs: NCCL, on a stream of its own so that it overlaps with the engine's. NCCL is set up over MPI.
+// transport between GPUs: NCCL, on a stream of its own beside the engine's. NCCL is set up over MPI.
+//
+// The order of the two streams:
+// 1. A transfer starts after all work that the engine's stream has queued before it (after_engine).
+// 2. Transfers run one after another, so that they share `rounded`.
+// 3. wait_for makes the engine's stream wait for a transfer, not the host; finish makes the host wait for all.
+// 4. The watchdog holds its lock while it aborts NCCL; every call that hands NCCL work takes that lock first
+//    (watchdog_begin), so that an aborted communicator gets none.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 
@@ -9,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events for the transfers that were begun last: more than a step has buckets. For one longer ago the event is a later
-// transfer's, so that the wait is a little too long, and never too short.
+// Events of the last transfers, more than a step has buckets. An older transfer's event is a later one's: the wait is then
+// longer than needed, never shorter.
 enum { MARKS = 128 };
 
 struct Transport {
@@ -18,24 +25,21 @@ struct Transport {
     WireType wire;
     ncclComm_t nccl;
     cudaStream_t engine, stream; // the engine's, and ours
-    cudaEvent_t engine_done;     // where the engine's stream was when the last transfer began
-    cudaEvent_t ended[MARKS];    // the end of transfer n is event n modulo MARKS
+    cudaEvent_t engine_done;     // after the engine's work before the last transfer
+    cudaEvent_t ended[MARKS];    // event n modulo MARKS: after transfer n
     int64_t started;             // transfers so far
-    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16; one bucket after the other, in the stream's order
-    size_t largest;              // elements that it has room for
+    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
+    size_t largest;              // elements of the largest bucket
 };
 
-static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
+static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
+    if (result == ncclSuccess) return 0;
     return error_set(e, file, line, ERR_RANK, "NCCL_DEBUG=INFO says more; look for the rank that failed first",
                      "%.*s: %s (%s)", (int)strcspn(call, "("), call, ncclGetErrorString(result),
                      ncclGetLastError(comm));
 }
-
-#define NCCL_TRY(call, t, e)                                                                                           \
-    do {                                                                                                               \
-        ncclResult_t nccl_try_ = (call);                                                                               \
-        if (nccl_try_ != ncclSuccess) return nccl_fail(nccl_try_, (t)->nccl, #call, __FILE__, __LINE__, (e));          \
-    } while (0)
+#define NCCL_CALL(call, t, e) nccl_status((call), (t)->nccl, #call, __FILE__, __LINE__, (e))
+#define NCCL_TRY(call, t, e)  TRY(nccl_status((call), (t)->nccl, #call, __FILE__, __LINE__, (e)))
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which GPU
@@ -43,14 +47,14 @@ static int nccl_fail(ncclResult_t result, ncclComm_t comm, const char *call, con
 static int take_device(const Comm *comm, Error *e) {
     int count;
     TRY(device_count(&count, e));
-    if (count == 1) return 0; // the batch system may show each rank its own; check_apart tells if not
+    if (count == 1) return 0; // the batch system may show each rank its own GPU; check_apart checks it
     if (comm->local_rank < count) return device_take(comm->local_rank, e);
     FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
     return error_hint(e, "use mpirun -np %d, or more machines", count);
 }
 
-// Where a rank's GPU is. What one machine is goes by NCCL's own rule (getHostHash in its utils.cc): what NCCL_HOSTID
-// says, else its name and the kernel's boot, since machines that are copies of each other have one name.
+// Where a rank's GPU is. The machine's identity follows NCCL's rule (getHostHash in its utils.cc): NCCL_HOSTID, else its
+// name and the kernel's boot id, since cloned machines share a name.
 typedef struct {
     char host[64], boot[64], bus[32];
 } Place;
@@ -69,8 +73,8 @@ static int find_place(Place *place, Error *e) {
     return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
 }
 
-// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that are to stand for several
-// machines, each with an NCCL_HOSTID of its own, may: dev/test/ranks_check.sh, MACHINES.)
+// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that stand for several machines,
+// each with its own NCCL_HOSTID, may share one: dev/test/ranks_check.sh, MACHINES.)
 static int check_apart(Comm *comm, Error *e) {
     Place mine, *all;
     int same = -1;
@@ -95,13 +99,13 @@ static int choose_device(Comm *comm, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up and end
 
-// Asked by the watchdog's thread.
+// Called in the watchdog's thread.
 static int check_nccl(void *context, Error *e) {
     Transport *t = (Transport *)context;
     ncclResult_t state = ncclSuccess;
     NCCL_TRY(ncclCommGetAsyncError(t->nccl, &state), t, e);
-    if (state == ncclSuccess || state == ncclInProgress) return 0;
-    return nccl_fail(state, t->nccl, "NCCL", __FILE__, __LINE__, e);
+    if (state == ncclInProgress) return 0;
+    return nccl_status(state, t->nccl, "NCCL", __FILE__, __LINE__, e);
 }
 
 static void abort_nccl(void *context) { ncclCommAbort(((Transport *)context)->nccl); }
@@ -133,7 +137,7 @@ static int reserve_rounded(Transport *t, Error *e) {
 static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities: the transfer goes first where both have work, since it needs few multiprocessors
+    int least, most; // priorities: transfers, which need few multiprocessors, before the engine's kernels
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
@@ -148,8 +152,8 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, vo
 
 static void destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
-    watchdog_wait(t->comm->watchdog, "end of NCCL"); // after an error perhaps this rank's alone
-    if (t->nccl) ncclCommAbort(t->nccl);             // waits for nobody: after an error the others may be gone
+    watchdog_wait(t->comm->watchdog, "end of NCCL"); // after an error perhaps in this rank alone
+    if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for the other ranks, which may have ended
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
@@ -159,10 +163,8 @@ static void destroy(Transport *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The order of the two streams
+// Transfers
 
-// Begins a transfer, behind what the engine has queued. (The watchdog's lock, which watchdog_begin takes, is held while
-// the watchdog aborts NCCL: nothing is handed to a communicator that is going away.)
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
@@ -170,9 +172,7 @@ static int after_engine(Transport *t, Error *e) {
 }
 
 static int work_started(Transport *t, Error *e) {
-    CUDA_TRY(cudaEventRecord(t->ended[t->started % MARKS], t->stream), e);
-    t->started++;
-    return 0;
+    return CUDA_CALL(cudaEventRecord(t->ended[t->started++ % MARKS], t->stream), e);
 }
 
 static int64_t started(const Transport *t) { return t->started; }
@@ -188,10 +188,8 @@ static int finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A bucket: equal parts of `each` elements go through the collectives for equal parts, in place; the short remainder
-// goes to, or comes from, the last rank.
-
+// A bucket is cut into equal parts of `each` elements, which the collectives transfer in place; the short remainder goes
+// to, or comes from, the last rank.
 typedef struct {
     size_t each, rest, begin; // elements: of a part, of the remainder, before this rank's part
 } Parts;
@@ -208,18 +206,12 @@ static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDat
     NCCL_TRY(ncclGroupStart(), t, e);
     if (parts.each) NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
     if (parts.rest) NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
-    NCCL_TRY(ncclGroupEnd(), t, e);
-    return 0;
+    return NCCL_CALL(ncclGroupEnd(), t, e);
 }
 
-__global__ static void round_kernel(__nv_bfloat16 *out, const float *in, size_t n) {
+template <typename To, typename From> __global__ static void convert_kernel(To *out, const From *in, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        out[i] = __float2bfloat16_rn(in[i]);
-}
-
-__global__ static void widen_kernel(float *out, const __nv_bfloat16 *in, size_t n) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        out[i] = __bfloat162float(in[i]);
+        out[i] = (To)in[i]; // to nearest even
 }
 
 // Enough blocks for the memory's bandwidth: on few multiprocessors rounding takes longer than it saves on the wire (64
@@ -233,11 +225,11 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts 
     size_t all = range_length(bucket);
     Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
     assert(all <= t->largest);
-    round_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
+    convert_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
     TRY(CUDA_LAUNCHED(e));
     TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
     size_t own = range_length(mine);
-    widen_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
+    convert_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
     return CUDA_LAUNCHED(e);
 }
 

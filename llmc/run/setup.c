@@ -85,7 +85,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     Error why;
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
     int code = plan_gpu ? attention_check(m->channels / m->heads, &why) : 0;
-    if (!code) code = setup->engine_api->check(&setup->shape, &why);
+    if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
     if (!code) return 0;
     if (from_file)
         return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",

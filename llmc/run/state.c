@@ -180,7 +180,7 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     TRY(io_enter(io, name, false, &in, e));
     TRY(io_int(&in, "count", &o->count, e));
     TRY(io_enter(&in, "ring", true, &ring, e));
-    int n = o->count < GUARD_WINDOW ? (int)o->count : GUARD_WINDOW;
+    int n = o->count < OUTLIERS_WINDOW ? (int)o->count : OUTLIERS_WINDOW;
     if (!io->writing && cJSON_GetArraySize(ring.object) != n) return malformed(&in, "ring", "as long as its window", e);
     for (int i = 0; i < n; i++) TRY(io_real(&ring, index_name(number, i), &o->value[i], e));
     return 0;

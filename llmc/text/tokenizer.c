@@ -78,13 +78,18 @@ static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { //
     return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
 }
 
-size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text, *end = s + bytes;
+// The end of the word that begins at s < end.
+static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
     size_t length;
-    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return length;
-    const uint8_t *first = s + (*s == ' ' && bytes > 1); // a space belongs to the word after it
+    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return s + length;
+    const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space belongs to the word after it
     CharClass class = char_class(t, first, end, &length);
-    return (size_t)((class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class)) - s);
+    return class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class);
+}
+
+size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
+    return (size_t)(scan_word(t, s, s + bytes) - s);
 }
 
 // The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
@@ -264,15 +269,15 @@ _Static_assert(sizeof(WordLine) == 64, "one cache line");
 
 struct Encoder {
     const Tokenizer *t;
-    bool has_cache;
+    size_t cached_bytes;           // of the longest word in the cache; 0: no cache
     _Alignas(64) WordLine cache[]; // (2^CACHE_BITS)
 };
 
 int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
-    size_t bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
-    TRY(memory_alloc_zero((void **)out, sizeof **out + bytes, "encoder", e));
+    size_t cache_bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
+    TRY(memory_alloc_zero((void **)out, sizeof **out + cache_bytes, "encoder", e));
     (*out)->t = t;
-    (*out)->has_cache = bytes > 0;
+    (*out)->cached_bytes = t->is_bytes ? 0 : CACHE_KEY_BYTES;
     return 0;
 }
 
@@ -287,9 +292,10 @@ static inline void word_key(const uint8_t *word, size_t bytes, const uint8_t *en
     } else memcpy(key, word, bytes);
 }
 
-static inline size_t word_slot(const uint64_t key[4]) { // Fibonacci hashing of each part, with other odd multipliers
-    uint64_t sum = key[0] * HASH_GOLDEN + key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u +
-                   key[3] * 0x94D049BB133111EBu;
+// Fibonacci hashing of each part of the key, with other odd multipliers.
+static inline size_t word_slot(const uint64_t key[4], size_t bytes) {
+    uint64_t sum = key[0] * HASH_GOLDEN;
+    if (bytes > 8) sum += key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u + key[3] * 0x94D049BB133111EBu;
     return sum >> (64 - CACHE_BITS);
 }
 
@@ -297,16 +303,17 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
     if (bytes > SHORT_WORD) return merge_long(t, word, bytes, out, count, e);
-    if (bytes > CACHE_KEY_BYTES || !encoder->has_cache) {
+    if (bytes > encoder->cached_bytes) {
         *count = merge_short(t, word, bytes, out);
         return 0;
     }
     uint64_t key[CACHE_KEY_BYTES / 8];
     word_key(word, bytes, end, key);
-    WordLine *line = &encoder->cache[word_slot(key)];
-    if (line->bytes == bytes && memcmp(line->key, key, sizeof key) == 0) {
+    WordLine *line = &encoder->cache[word_slot(key, bytes)];
+    if (line->bytes == bytes && line->key[0] == key[0] && (bytes <= 8 || memcmp(line->key, key, sizeof key) == 0)) {
         *count = line->count;
-        for (size_t i = 0; i < *count; i++) out[i] = line->tokens[i];
+        out[0] = line->tokens[0]; // most words are one token
+        for (size_t i = 1; i < *count; i++) out[i] = line->tokens[i];
         return 0;
     }
     *count = merge_short(t, word, bytes, out);
@@ -320,7 +327,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
 
 static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
     for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
-        bytes = tokenizer_word(encoder->t, (const char *)s, (size_t)(end - s));
+        bytes = (size_t)(scan_word(encoder->t, s, end) - s);
         TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
     }
     return 0;
@@ -376,7 +383,7 @@ int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out,
 }
 
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Encoder without_cache = {t, false};
+    Encoder without_cache = {t, 0};
     return encoder_run(&without_cache, text, bytes, out, count, e);
 }
 

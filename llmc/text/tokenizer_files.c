@@ -58,7 +58,7 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Loading. The files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of such tokens.
+// Loading: files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of these tokens
 
 #define HINT_GET "get the files again from where they came"
 

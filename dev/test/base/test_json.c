@@ -96,14 +96,18 @@ static void test_random_texts(void) {
 
 // A failed parse frees its text; json_free may follow.
 static void test_malformed(void) {
-    JsonText json;
-    Error e = {0};
-    char *text;
-    CHECK_OK(memory_alloc((void **)&text, 8, "a text", &e), &e);
-    strcpy(text, "{\"a\": ");
-    CHECK_ERROR(json_parse_text(&json, text, strlen(text), "it", NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
-    CHECK(!json.root && !json.text && json.bytes == 0, "something is left");
-    json_free(&json);
+    static const char *const texts[] = {"{\"a\": ", "{} x", ""};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        JsonText json;
+        Error e = {0};
+        char *text;
+        CHECK_OK(memory_alloc((void **)&text, 8, "a text", &e), &e);
+        strcpy(text, texts[i]);
+        CHECK_ERROR(json_parse_text(&json, text, strlen(text), "it", NULL, &e), &e, ERR_INPUT,
+                    "malformed JSON at byte");
+        CHECK(!json.root && !json.text && json.bytes == 0, "something is left");
+        json_free(&json);
+    }
 }
 
 int main(void) {

@@ -1,8 +1,8 @@
-// engine_test: what the tests of the CUDA engine share: both engines, small models with all their numbers, and the results
+// engine_test: shared by the tests of the CUDA engine: both engines, small models with all their numbers, and the results
 // of a step over a batch. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
 //
-// Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` for a few
-// cases and steps that run every kernel all the same, for tools that slow everything down.
+// Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
+// steps, which still run every kernel, for tools that slow everything down.
 #ifndef GNS_ENGINE_TEST_CUH
 #define GNS_ENGINE_TEST_CUH
 
@@ -49,7 +49,7 @@ enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first of 
 static bool small;
 static int case_count = CASES;
 
-// Of a step: one micro-step will do for the tools.
+// Of a step: one micro-step is enough for the tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
 typedef struct {
@@ -72,7 +72,7 @@ static inline float round_bf16(float x) {
 template <typename X> static X *take(size_t n) {
     X *p = (X *)malloc(n * sizeof(X));
     if (!p) abort();
-    memset(p, 0xff, n * sizeof(X)); // NaN, for whoever does not write it
+    memset(p, 0xff, n * sizeof(X)); // NaN, to find what is not written
     return p;
 }
 
@@ -83,7 +83,7 @@ static inline void world_open(World *w, const Case *c, int steps) {
     CHECK_OK(model_create(&w->model, &c->config, &e), &e);
     w->param = take<float>(w->model.flat_count);
     small_params(&w->model, seed, w->param);
-    // bf16's errors are judged nearer to GPT-2's own values, of which rounding takes a smaller share of the gradient
+    // bf16's errors are judged nearer to GPT-2's own values, where rounding is a smaller share of the gradient
     for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
         const Tensor *t = &w->model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
@@ -115,7 +115,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     return engine;
 }
 
-// What one step over a batch leaves behind.
+// The results of one step over a batch.
 typedef struct {
     double loss;
     float *grad; // flat
@@ -171,7 +171,7 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// To be called first by main, which ends with this where it is not 0.
+// main calls it first and exits with its result where that is not 0.
 static inline int engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};
     World w;

@@ -1,4 +1,4 @@
-// hold: keeps some of a GPU's multiprocessors to itself for a while, as NCCL does beside the engine.
+// hold: occupies some of a GPU's multiprocessors for a while, as NCCL does beside the engine.
 #ifndef GNS_TEST_HOLD_CUH
 #define GNS_TEST_HOLD_CUH
 
@@ -16,7 +16,7 @@ __device__ static long long hold_nanoseconds() {
     return t;
 }
 
-// Ends by the clock: polling the host's memory to be let go would slow the whole GPU down, by half.
+// Ends by the clock: polling the host's memory would slow the whole GPU down, by half.
 __global__ static void hold_kernel(int *begun, long long duration) {
     long long start = hold_nanoseconds();
     atomicAdd_system(begun, 1);
@@ -32,7 +32,7 @@ static inline int hold_create(Hold *h, Error *e) {
     return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
 }
 
-// Returns once `blocks` multiprocessors are held: all of their shared memory is taken, for so long from then on.
+// Returns once all shared memory of `blocks` multiprocessors is held, for `ms` milliseconds from then on.
 static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     *h->begun = 0;
     hold_kernel<<<blocks, 1, h->shared_bytes, h->stream>>>(h->begun, (long long)(ms * 1e6));

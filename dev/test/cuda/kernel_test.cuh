@@ -1,9 +1,9 @@
-// kernel_test: what the tests of single CUDA kernels share. Fresh random inputs each run (the seed is printed), outputs
+// kernel_test: shared by the tests of single CUDA kernels. Fresh random inputs each run (the seed is printed), outputs
 // poisoned with NaN, guard zones around every buffer, every call made twice for equal bits, and comparison with plain
 // float64 references on the same (rounded) inputs.
 //
-// Every such program takes [seed [small]]: the seed to repeat a run with (0: from the clock), and `small` to leave out
-// the large shapes, for tools that slow everything down.
+// Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` to leave out the
+// large shapes, for tools that slow everything down.
 #ifndef GNS_KERNEL_TEST_CUH
 #define GNS_KERNEL_TEST_CUH
 
@@ -49,7 +49,7 @@ typedef struct {
     char *base;
     size_t bytes;
 } Allocation;
-static std::vector<Allocation> allocations; // of the case under way
+static std::vector<Allocation> allocations; // of this case
 
 template <typename X> static X *device_new(size_t n) {
     Allocation a = {NULL, n * sizeof(X)};
@@ -135,8 +135,8 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// bf16 has 8 significant bits, so a number that is rounded to it moves by at most 2^-8 / (1 + 2^-8) of itself. The little
-// that is left up to 2^-8, and the absolute part, are for the fp32 arithmetic before; the fp32 build has that only.
+// bf16 has 8 significant bits, so rounding changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
+// the absolute part, are for the fp32 arithmetic before; the fp32 build has only that.
 static const double ROUNDING = sizeof(real) == 2 ? 1.0 / 256 : 0.0;
 static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING : 2e-5,
                     REAL_ABSOLUTE = sizeof(real) == 2 ? 2e-5 : 1e-5;
@@ -193,7 +193,7 @@ static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Column gradients on the device, and what they should hold
+// Column gradients on the device, and their expected values
 
 typedef struct {
     ColumnGradient device;
@@ -234,7 +234,7 @@ static inline void columns_check(const char *name, const Columns &c, const std::
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// To be called first by main, which ends with this where it is not 0.
+// main calls it first and exits with its result where that is not 0.
 static inline int kernel_test_begin(const char *name, int argc, char **argv) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

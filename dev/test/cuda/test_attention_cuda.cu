@@ -6,7 +6,7 @@
 #include "../test.h"
 #include <time.h>
 
-enum { GUARD = 1024 }; // elements in front of and behind every buffer that must stay as they were
+enum { GUARD = 1024 }; // elements before and after every buffer that must not change
 
 static uint64_t test_seed;
 static bool small_shapes_only;
@@ -228,6 +228,7 @@ static void note(double *worst, double x) {
     if (!(x <= *worst)) *worst = x;
 }
 
+// slack widens the tolerance of dq and dk: dS is a difference of nearly equal numbers where rows are sharp.
 static void compare(Worst *worst, AttentionShape s, const char *name, const real *out, const float *lse,
                     const real *dqkv, const double *want_out, const double *want_lse, const double *want_dqkv,
                     double slack) {
@@ -304,7 +305,6 @@ static void test_twin_unequal_lots(void) {
     print_worst("public", &worst_public);
 }
 
-// `slack` widens the tolerance of dq and dk: dS is a difference of nearly equal numbers where rows are sharp.
 // Scores with a deviation of 9 (nearly one-hot rows) and of 0.01 (nearly uniform ones).
 static void test_twin_sharp_and_flat(void) {
     Worst worst_public = {}, worst_tiled = {};

@@ -1,5 +1,5 @@
-// Which GPU a rank takes, and what is said where it cannot have it. The CUDA runtime is played by fakes (the Makefile
-// wraps its functions), and so is the talk between two ranks: this test needs no GPU.
+// Which GPU a rank takes, and the errors where it cannot. Fakes stand for the CUDA runtime and for the messages between
+// two ranks (the Makefile wraps these functions): this test needs no GPU.
 #include "../test.h"
 
 #include "cuda/device.cuh"
@@ -122,7 +122,7 @@ static void test_no_gpu(void) {
     CHECK_ERROR(take(0, "", &e), &e, ERR_NO_GPU, "driver");
 }
 
-// What is there but not for us; room is what a context takes.
+// A GPU that is there but not usable, or without memory for a context.
 static void test_busy(void) {
     const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
                                 cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};

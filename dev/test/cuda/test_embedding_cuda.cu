@@ -88,7 +88,7 @@ static double squares_reference(double squares[3], const Case &k, int b, const f
     return magnitude;
 }
 
-// The head's rows are gathered two examples at a time.
+// Gathers the head's rows two examples at a time.
 static float *gathered(const Case &k, const float *U) {
     Error e = {};
     const size_t VC = (size_t)k.V * k.C, TC = (size_t)k.T * k.C;
@@ -144,7 +144,7 @@ static void test_embedding(void) {
     if (!small_shapes_only) embedding_case({MICRO_BATCH_MAX, 1, 3}, 5);
 }
 
-// An element's number need not fit into an int: the first row, the one with element 2^31, and the last.
+// An element's index may exceed an int: the first row, the one with element 2^31, and the last.
 static void test_many_elements(void) {
     Error e = {};
     const int B = 257, T = 128, C = 65535, V = 2, N = B * T;
@@ -163,7 +163,7 @@ static void test_many_elements(void) {
     case_end();
 }
 
-// What plans count for the sort, on any machine, is what cub takes on this one, or little more.
+// The planned scratch of the sort is cub's on this machine, or little more.
 static void test_sort_bytes(void) {
     for (int N : {1, 100, 4864, 4865, 8064, 8065, 8833, 100000, 1 << 20, 1 << 25, random_int(1, 1 << 25)}) {
         const size_t planned = embedding_sort_workspace_bytes(1, N), ours = 4 * round_up(N * sizeof(uint32_t), 256);

@@ -1,6 +1,5 @@
-// What the CUDA engine promises about itself: the same bits whatever is recomputed, kept, left in its memory, tuned or
-// run twice; ranges that make up the whole; nothing moved by what is not a number. dev/test/cuda/engine_test.cuh says how it
-// is called.
+// Promises of the CUDA engine: the same bits whatever is recomputed, kept, left in its memory, tuned or run twice; ranges
+// add up to the whole; a gradient that is not a number changes nothing. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -49,8 +48,8 @@ static void test_same_bits(void) {
     }
 }
 
-// Memory that is read before it is written would show here: an engine whose whole memory was filled with a byte when it
-// was created, except for the tables that are written then and the state that is loaded.
+// Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is created,
+// except for its tables and the state that is loaded.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     Error e = {};
     const size_t n = w->model.flat_count;
@@ -109,7 +108,7 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
     free(y);
 }
 
-// An engine without gradients and moments, where one block's memory serves all, reads the same weights to the same ends.
+// An engine for inference, where all blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
         World w;
@@ -137,8 +136,8 @@ static void test_inference(void) {
     }
 }
 
-// The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every way through a step. For
-// what compute-sanitizer's initcheck cannot say: it does not see the bulk stores of cuBLASLt's kernels.
+// The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every kind of step.
+// compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     Error e = {};
     Engine *a = engine_filled(w, 0xff, recompute), *b = engine_filled(w, 0, recompute);
@@ -190,7 +189,7 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     outcome_free(&parts);
 }
 
-// 8 rows at once, one at a time, and in pieces that differ; and so many that the head takes them in chunks.
+// 8 rows at once, one at a time, and in unequal pieces; and enough for the head to take them in chunks.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 9, 9};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
@@ -208,8 +207,8 @@ static void test_accumulation(void) {
     }
 }
 
-// What was tuned on one engine and taken over by another gives the same bits there; and what was tuned elsewhere is
-// refused, and leaves an engine as it was. Tuning itself trains nothing.
+// A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing. Tuning
+// itself trains nothing.
 static void test_tuning(void) {
     World w;
     Error e = {};
@@ -279,8 +278,8 @@ static void test_ranges(void) {
     world_close(&w);
 }
 
-// The hash that replicas compare, against a loop over the weights as they are stored: the working weights, and the fp32
-// masters behind them where they are not the same.
+// The hash that replicas compare, against a loop over the stored weights: the working weights, then the fp32 masters
+// where they are not the same.
 static uint64_t hash_of(const float *param, size_t all, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
@@ -324,7 +323,7 @@ static void test_hash(void) {
     world_close(&w);
 }
 
-// Keeps the engine's stream from going on for a while.
+// Delays the engine's stream for a while.
 typedef struct {
     double seconds;
     std::atomic<bool> ended;
@@ -342,7 +341,7 @@ static void hold_engine(Engine *engine, Hold *hold) {
     CHECK(cudaLaunchHostFunc((cudaStream_t)engine_stream(engine), hold_stream, hold) == cudaSuccess, "not held");
 }
 
-// got: (flat_count), pinned, as a checkpoint's copy is.
+// got: (flat_count), pinned like a checkpoint's copy.
 static void check_stored(Engine *engine, const World *w, StateKind kind, float *got, const float *want) {
     Error e = {};
     size_t bytes = w->model.flat_count * sizeof(float);
@@ -351,8 +350,8 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
     CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
-// Weights and moments are copied when the update that made them is over, whatever is queued behind it, so that a
-// snapshot is taken while the next step is under way; gradients are what all that is queued makes of them.
+// A store of weights and moments waits for the last update, not for work queued later, so that a snapshot is taken during
+// the next step; a store of gradients waits for all queued work.
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
     World w;
@@ -392,7 +391,7 @@ static void test_store_beside_step(void) {
     world_close(&w);
 }
 
-// A gradient that is not a number moves nothing.
+// A gradient that is not a number changes nothing.
 static void test_nonfinite(void) {
     World w;
     Error e = {};

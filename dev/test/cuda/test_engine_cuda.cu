@@ -1,5 +1,5 @@
 // The CUDA engine against the CPU engine, through engine.h, on the same weights and tokens: up to rounding in fp32; in
-// bf16 the CPU computes in fp32 on the same bf16-rounded weights. dev/test/cuda/engine_test.cuh says how it is called.
+// bf16 the CPU computes in fp32 on the same bf16-rounded weights. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #ifdef GNS_FP32
@@ -8,7 +8,7 @@ static const double LOSS = 1e-5, GRADIENT = 1e-4, NORM = 1e-4, COSINE = 0.999999
 static const double LOSS = 5e-3, GRADIENT = 2e-2, NORM = 4e-2, COSINE = 0.999, TRAINED = 2e-2, LOGIT = 3e-2;
 #endif
 
-static double worst_seen[3]; // gradient error, norm error, 1 - cosine: of the test under way
+static double worst_seen[3]; // gradient error, norm error, 1 - cosine: of this test
 
 static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
     for (int k = 0; k < w->model.tensor_count; k++) {
@@ -28,7 +28,7 @@ static void check_gradients(const World *w, const Outcome *got, const Outcome *w
         worst_seen[2] = fmax(worst_seen[2], 1 - cosine);
         size_t end = k + 1 < w->model.tensor_count ? w->model.tensors[k + 1].offset : w->model.flat_count;
         for (size_t i = t->offset + t->count; i < end; i++)
-            CHECK(got->grad[i] == 0, "%s: gradient %g in the padding behind %s", w->c->name, got->grad[i], t->name);
+            CHECK(got->grad[i] == 0, "%s: gradient %g in the padding after %s", w->c->name, got->grad[i], t->name);
     }
 }
 

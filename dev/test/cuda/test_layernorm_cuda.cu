@@ -1,4 +1,4 @@
-// LayerNorm, forward and backward, with the per-example norms that fall out of it (kernel_test.cuh).
+// LayerNorm, forward and backward, with per-example norms (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/layernorm.cuh"

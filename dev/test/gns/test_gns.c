@@ -20,7 +20,7 @@ typedef struct {
     double n, q;
 } Norms;
 
-// The same stream goes on with another |G|^2 and tr(Sigma).
+// The same stream continues with another |G|^2 and tr(Sigma).
 static void source_scale(Source *s, double g2, double trace, bool spiked) {
     for (int d = 0; d < D; d++) {
         s->mean[d] = sqrt(g2 / D);
@@ -517,13 +517,13 @@ static void test_ranks_limits(void) {
     }
     GnsTracker before = noise.ranks;
     noise_observe_ranks(&noise, all_on_one, 2, 3, 3, 1);
-    CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "learnt from a step that one rank did alone");
+    CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "a step of one rank changed the estimate");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A model's groups
 
-// S / G2 of averages that forget by half over so many tokens, from their definition.
+// S / G2 of averages of this half-life in tokens, from their definition.
 typedef struct {
     double g2, s, half_life;
 } Average;
@@ -603,7 +603,7 @@ static void test_groups(void) {
     }
     Noise before = noise;
     noise_observe(&noise, &model, &result, 8, 64, GNS_OFF);
-    CHECK(memcmp(&before.ln, &noise.ln, sizeof before.ln) == 0, "learnt from a step that measured nothing");
+    CHECK(memcmp(&before.ln, &noise.ln, sizeof before.ln) == 0, "a step that measured nothing changed the estimate");
     noise_destroy(&noise);
     model_destroy(&model);
 }

@@ -31,7 +31,7 @@ static Ramp ramp_make(const RampConfig *c) {
 // scripted bounds
 
 typedef struct {
-    int steps;    // so many steps
+    int steps;
     double lower; // with this lower bound of the target
     int64_t rows; // and this many rows in each of them
 } Phase;
@@ -264,7 +264,7 @@ static void test_falling(void) {
     for (int i = 1; i < run.steps; i++) CHECK(run.rows[i] >= run.rows[i - 1], "shrank at step %d", i);
 }
 
-// The state taken out after any step and put into a new ramp goes on as if nothing had happened.
+// A new ramp with the state of any step continues as the old one does.
 static void test_resume(void) {
     enum { STEPS = 300 };
     RampConfig c = config_make(RAMP_GNS);
@@ -489,11 +489,11 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     CHECK_OK(ramp_create(r, &c, file, &e), &e);
 }
 
-// A run goes on where the file's steps come to the tokens that it has done, but for what one of its own steps may lack,
-// which an earlier horizon cut; or where nothing is left to do. 100 tokens a row.
+// A resumed replay must have the file's tokens, less what an earlier horizon cut from one step, or be complete. 100 tokens
+// a row.
 static void test_replay_resumed(void) {
     static const int64_t rows[] = {5, 3, 4, 8, 1, 1};
-    enum { REST = 8 }; // behind the file's end: what is left, as the most rows that a step has
+    enum { REST = 8 }; // after the file's end: the largest batch, or what is left
     static const struct {
         int64_t step, tokens;
         double horizon;
@@ -512,7 +512,7 @@ static void test_replay_resumed(void) {
         int code = ramp_settle(&r, cases[i].step, cases[i].tokens, &e);
         CHECK(code == (cases[i].next ? 0 : ERR_INPUT), "case %d: exit code %d", (int)i, code);
         if (code) CHECK(strstr(e.what, file) && e.hint[0], "'%s' (%s)", e.what, e.hint);
-        else // and the sequence goes on from there
+        else // and the sequence continues from there
             CHECK(ramp_batch(&r, cases[i].step, (double)cases[i].tokens) == cases[i].next, "case %d", (int)i);
         ramp_destroy(&r);
     }
@@ -524,8 +524,8 @@ static void test_replay_resumed(void) {
     ramp_destroy(&r);
 }
 
-// Wherever an earlier horizon cut a step, the run goes on to its end, is let go on after each of its steps, and takes
-// what it lacks in one step behind the file's last.
+// Wherever an earlier horizon cut a step, the run reaches its end, resumes after any of its steps, and takes the missing
+// tokens in one step after the file's last.
 static void test_replay_cut(void) {
     static const int64_t rows[] = {5, 3, 4, 8, 1, 2};
     for (int64_t cut = 1; cut < 23; cut++) {

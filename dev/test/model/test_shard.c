@@ -45,7 +45,7 @@ static void *take(size_t bytes) {
     void *p;
     Error e;
     if (memory_alloc(&p, bytes, "test", &e)) abort();
-    memset(p, 0xff, bytes); // NaN, for whoever does not write it
+    memset(p, 0xff, bytes); // NaN where nothing is written
     return p;
 }
 
@@ -115,7 +115,7 @@ static int begins(void *context, Range range, Error *e) {
     int i = model_bucket_at(model, range.begin), last = model_bucket_count(model) - 1;
     Range bucket = model_bucket(model, i);
     CHECK(range.begin == bucket.begin && range.end == bucket.end, "a bucket, not %zu to %zu", range.begin, range.end);
-    CHECK(i == last || i == 0 || rank->begun[i + 1] == 1, "bucket %d begins before the one behind it", i);
+    CHECK(i == last || i == 0 || rank->begun[i + 1] == 1, "bucket %d begins before the next one", i);
     CHECK(i == 0 || i + 2 > last || rank->finished[i + 2] == 1, "bucket %d begins before %d is final", i, i + 2);
     rank->begun[i]++;
     TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // 0: those of the micro-step before
@@ -128,7 +128,7 @@ static int final(void *context, Range range, Error *e) {
     int i = model_bucket_at(rank->config.model, range.begin), last = model_bucket_count(rank->config.model) - 1;
     CHECK(rank->begun[i] == 1 && rank->finished[i] == 0, "bucket %d: begun %d times, final %d times before", i,
           rank->begun[i], rank->finished[i]);
-    CHECK(i == last || rank->finished[i + 1] == 1, "bucket %d is final before the one behind it", i);
+    CHECK(i == last || rank->finished[i + 1] == 1, "bucket %d is final before the next one", i);
     rank->finished[i]++;
     return engine_rank_norms(rank->engine, range, e);
 }
@@ -329,7 +329,7 @@ static void test_collected_micro_steps(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Weights on their way
+// Weights in transfer
 
 typedef struct {
     World *w;

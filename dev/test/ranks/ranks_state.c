@@ -102,7 +102,7 @@ static int setup(State *s, Error *e) {
     return share(s, e);
 }
 
-// room: floats that `got` has, of which those behind the range are left alone.
+// room: floats that `got` has, of which those after the range stay.
 static int compare(State *s, StateKind kind, Range range, float *got, size_t room, Error *e) {
     size_t n = range_length(range);
     for (size_t i = 0; i < room; i++) got[i] = NAN;
@@ -121,7 +121,7 @@ static int compare_both(State *s, StateKind kind, Range range, size_t place, Err
     return s->shared ? compare(s, kind, range, s->shared + (count - room), room, e) : 0;
 }
 
-// A store that fails on rank 0 leaves nothing behind for the next.
+// A store that fails on rank 0 leaves nothing for the next to receive.
 static int compare_after_failure(State *s, StateKind kind, float *got, Error *e) {
     const Range all = {0, s->model.flat_count};
     for (int i = 1; i <= s->parallel.buckets; i++) {
