@@ -48,7 +48,7 @@ int run_dry(Run *r, Error *e) {
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
-    bool copies = saves_while_training(setup, &r->position);
+    bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,

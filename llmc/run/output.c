@@ -53,8 +53,7 @@ static int setup_directory(Run *r, Error *e) {
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
 
-// Is the run long enough for a checkpoint before its end?
-bool saves_while_training(const Setup *setup, const Position *position) {
+bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
@@ -63,9 +62,9 @@ bool saves_while_training(const Setup *setup, const Position *position) {
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool copies = saves_while_training(&r->setup, &r->position);
+    const bool in_background = saves_in_background(&r->setup, &r->position);
     float *copy = NULL;
-    if (copies)
+    if (in_background)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
@@ -75,8 +74,8 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (copies) TRY(saver_prepare(r->saving.saver, copy, e));
-    TRY(progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens, e));
+    if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
+    progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;
     if (r->position.at.step > 0) TRY(metrics_losses(r->output.metrics, progress_past, &r->output.progress, e));
     if (r->setup.comm->ranks > 1) r->output.progress.terminal = false; // mpirun's pseudo-terminal, often logged

@@ -353,7 +353,6 @@ int setup_buffers(Run *r, Error *e) {
 }
 
 void run_destroy(Run *r) {
-    progress_destroy(&r->output.progress);
     saver_destroy(r->saving.saver);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
