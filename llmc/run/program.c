@@ -56,7 +56,7 @@ static int setup_training(Run *r, Error *e) {
 
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
-    TRY(setup_same_data(&r->setup, &r->data, e));
+    TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (is_complete(r)) {
         if (is_first(&r->setup)) print_complete(r);

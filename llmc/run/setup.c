@@ -251,39 +251,6 @@ int setup_tuning(Run *r, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Data and schedule
 
-static uint64_t hash_shards(const ShardList *list) {
-    uint64_t hash = HASH_START;
-    for (int i = 0; i < list->count; i++) {
-        const FileDigest *digest = &list->shard[i].digest;
-        hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
-        hash = hash_bytes(hash, &digest->bytes, sizeof digest->bytes);
-        hash = hash_bytes(hash, digest->hash, sizeof digest->hash);
-    }
-    return hash;
-}
-
-// Hashes contents, since machines may hold copies of their own. The shape is hashed too: the vocabulary may come from the
-// tokenizer.
-static int hash_data(const Setup *setup, const Ramp *ramp, RunData *data, Error *e) {
-    ShardList val;
-    FileDigest questions;
-    uint64_t weights = 0;
-    if (setup->source[0]) TRY(checkpoint_hash_model(setup->source, &weights, e));
-    data->hash.model = hash_bytes(HASH_START, &weights, sizeof weights);
-    data->hash.model = hash_bytes(data->hash.model, &setup->model.config, sizeof setup->model.config);
-    if (data->train) data->hash.train = hash_shards(&data->shards);
-    data->hash.replay = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
-    if (data->val) {
-        TRY(shard_list_create(&val, data->val, e));
-        data->hash.val = hash_shards(&val);
-        shard_list_destroy(&val);
-    }
-    if (!data->hellaswag) return 0;
-    TRY(file_digest(setup->options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
-    data->hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
-    return 0;
-}
-
 int setup_data(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     RunData *data = &r->data;
@@ -292,23 +259,51 @@ int setup_data(Run *r, Error *e) {
     if (!o->eval_only) TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
     if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
-    if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
-    return r->setup.comm->ranks > 1 ? hash_data(&r->setup, &r->position.ramp, data, e) : 0;
+    return data->train ? shard_list_create(&data->shards, data->train, e) : 0;
 }
 
-int setup_same_data(const Setup *setup, const RunData *data, Error *e) {
-    const struct {
-        uint64_t hash;
-        const char *what;
-    } found[] = {
-        {data->hash.model, "another model (--model, --tokenizer)"},
-        {data->hash.train, "other training data (--train)"},
-        {data->hash.val, "other validation data (--val)"},
-        {data->hash.questions, "other questions (--hellaswag)"},
-        {data->hash.replay, "another run to replay (--ramp)"},
-    };
-    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
-        TRY(comm_same(setup->comm, found[i].hash, ERR_INPUT, found[i].what, SAME_FILES_HINT, e));
+// What must be the same on all ranks. Contents are hashed: machines may hold copies of their own.
+enum { SAME_MODEL, SAME_TRAIN, SAME_VAL, SAME_QUESTIONS, SAME_REPLAY, SAME_COUNT };
+
+static uint64_t hash_shards(const ShardList *list) {
+    uint64_t hash = HASH_START;
+    for (int i = 0; i < list->count; i++) {
+        hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
+        hash = hash_bytes(hash, list->shard[i].digest.hash, HASH_TEXT); // which covers the size
+    }
+    return hash;
+}
+
+static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
+    const RunData *data = &r->data;
+    const Ramp *ramp = &r->position.ramp;
+    ShardList val;
+    FileDigest questions;
+    if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
+    // the vocabulary may come from the tokenizer
+    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
+    hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
+    if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
+    if (data->val) {
+        TRY(shard_list_create(&val, data->val, e));
+        hash[SAME_VAL] = hash_shards(&val);
+        shard_list_destroy(&val);
+    }
+    if (!data->hellaswag) return 0;
+    TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
+    hash[SAME_QUESTIONS] = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
+    return 0;
+}
+
+int setup_same_data(const Run *r, Error *e) {
+    static const char *const other[SAME_COUNT] = {"another model (--model, --tokenizer)",
+                                                  "other training data (--train)", "other validation data (--val)",
+                                                  "other questions (--hellaswag)", "another run to replay (--ramp)"};
+    uint64_t hash[SAME_COUNT] = {0};
+    if (r->setup.comm->ranks == 1) return 0;
+    TRY(comm_agree(r->setup.comm, hash_data(r, hash, e), e));
+    for (int i = 0; i < SAME_COUNT; i++)
+        TRY(comm_same(r->setup.comm, hash[i], ERR_INPUT, other[i], SAME_FILES_HINT, e));
     return 0;
 }
 
