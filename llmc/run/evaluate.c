@@ -130,11 +130,11 @@ static int setup_evaluation(Run *r, Error *e) {
 int evaluate_model(Run *r, Error *e) {
     TRY(setup_device(&r->setup, e));
     TRY(comm_agree(r->setup.comm, setup_evaluation(r, e), e));
-    TRY(setup_same_data(&r->setup, &r->data, e));
+    TRY(setup_same_data(r, e));
     comm_phase(r->setup.comm, PHASE_STEP, 0);
     if (is_first(&r->setup)) {
         printf("--model %s\n", r->setup.options.model);
-        say_setup(r);
+        print_setup(r);
     }
     if (r->data.val) TRY(print_loss(&r->setup, &r->data, e));
     return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, e) : 0;

@@ -56,9 +56,6 @@ typedef struct {
     Loader *loader;       // of `train`
     uint16_t *rows;       // (micro_batch, T + 1), for evaluation
     float *losses;        // (micro_batch, T)
-    struct {
-        uint64_t model, train, val, questions, replay; // 0: none
-    } hash;                                            // the same on every rank
 } RunData;
 
 // Where the run stands, and what the next step depends on.
@@ -92,7 +89,7 @@ typedef struct {
     Progress progress;
 } Output;
 
-typedef struct {
+typedef struct Run {
     Setup setup;
     RunData data;
     Position position;
@@ -103,50 +100,40 @@ typedef struct {
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c, resume.c, output.c), in this order: a function may use what those before it have made. What does not
-// train leaves some out. All is undone by run_destroy, however far it came.
+// Set-up (setup.c, resume.c, output.c), in this order. Each function uses what those before it made; a run that does not
+// train leaves some out. run_destroy undoes all of it, wherever set-up stopped. (all): all ranks must call it.
 
-int setup_source(Run *r, Error *e);         // a part of the next: r->source. All ranks must call this
-int setup_model(Run *r, Error *e);          // shape, tokenizer. All ranks must call this
-int setup_sampling(Setup *setup, Error *e); // where samples are wanted: the prompt; ERR_USAGE without a tokenizer
-int setup_schedule(const Setup *setup, Position *position,
-                   Error *e);     // learning rate, ramp and noise scale, as a new run has them
-int setup_data(Run *r, Error *e); // what there is to train and to evaluate on
+int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
+int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
+int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
+int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
+int setup_data(Run *r, Error *e);                                     // training data, validation data, questions
 
-// Have all ranks found the same model and data? All of them must call this.
-int setup_same_data(const Setup *setup, const RunData *data, Error *e);
+// (all) ERR_INPUT if the ranks have different models or data.
+int setup_same_data(const Run *r, Error *e);
 #define SAME_FILES_HINT                                                                                                \
     "every machine must hold the same files: copy those of rank 0, or use a file system that all share"
 
-// Where an earlier part of this run stopped, if there is one: into r->at, the ramp and the noise scale. The shards of
-// `train` must be those of then. Rank 0 finds it; all must call this.
+// (all) Where the run's newest checkpoint stands, if it has one: into r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
-int setup_rows(const Setup *setup, const RunData *data, Error *e); // for evaluation
-int setup_buffers(Run *r, Error *e); // these, and what training needs: the loader of `train`
+int setup_rows(const Setup *setup, const RunData *data, Error *e); // buffers of an evaluation
+int setup_buffers(Run *r, Error *e);                               // setup_rows, and the loader and buffers of training
 
-// What rank comm->rank of comm->ranks keeps, as far as the ramp's largest batch allows: into r->shape.
+// What rank comm->rank of comm->ranks keeps, given the ramp's largest batch: into setup->parallel and setup->shape.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
-int setup_device(const Setup *setup, Error *e); // chooses this rank's device. All ranks must call this
-
-// This, then the engine, on that device, with the weights of r->saved if there is one.
-int setup_engine(Run *r, Error *e);
-
-int setup_tuning(Run *r, Error *e); // which algorithms its matrix products take: r->at.tuning. All ranks must call this
-int setup_output(Run *r, Error *e); // the run directory, on rank 0: nothing was written before
+int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
+int setup_engine(Run *r, Error *e);             // setup_shards, then the engine with its weights
+int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the matrix products: r->position.at.tuning
+int setup_output(Run *r, Error *e);             // the run directory, on rank 0. Nothing is written before
 void run_destroy(Run *r);
 
-void say_setup(const Run *r); // all of that in some lines for the user (run_say.c)
-
+void print_setup(const Run *r);             // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c
 
 // True if the run is long enough for a checkpoint before its end, which needs the saver's copy.
-bool saves_while_training(const Setup *setup, const Position *position);
-
-// The program and the machine in one line, and what state.json says of this run, with that line in it.
-void describe_build(const Setup *setup, char *out, size_t bytes);
-RunState run_state(Run *r, const char *build);
+bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): prints what the run would take.
 int run_dry(Run *r, Error *e);

@@ -172,15 +172,12 @@ static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     RunPoint *at = &r->position.at;
     const BestPoint before = at->best;
     bool keeps = r->setup.options.keep_best;
-    char build[300];
     r->saving.best_before = before;
     if (r->saving.is_best) at->best = (BestPoint){at->step, at->val_loss};
     saver_protect(r->saving.saver, keeps && before.step ? before.step : -1,
                   keeps && at->best.step ? at->best.step : -1);
-    describe_build(&r->setup, build, sizeof build);
     at->metrics_bytes = metrics_bytes(r->output.metrics);
-    RunState state = run_state(r, build);
-    return run_state_write(&state, text, bytes, e);
+    return run_state_write(r, text, bytes, e);
 }
 
 static int start_save(Run *r, Error *e) {
@@ -284,7 +281,7 @@ static void end_save(Run *r) {
 int train_run(Run *r, Error *e) {
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
-    if (is_first(&r->setup)) say_setup(r);
+    if (is_first(&r->setup)) print_setup(r);
     int code = train_loop(r, e);
     if (code) end_save(r);
     return code;

@@ -147,7 +147,7 @@ static void test_no_room(void) {
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
     CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
-    CHECK(log_mentions("NOT ENOUGH. Not one can be saved: make room"), "no warning");
+    CHECK(log_mentions("NOT ENOUGH. None fits: free some space"), "no warning");
     CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
     check_resumes("no room");
 }
@@ -168,7 +168,7 @@ static void test_little_room(void) {
     CHECK(log_mentions("note: removed 1 checkpoint of part, up to step_00000003, to make room on the disk\n"), "%s",
           log_tail());
     CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
-              log_mentions("NOT ENOUGH. Older ones make room"),
+              log_mentions("NOT ENOUGH. Older ones are removed as needed"),
           "no warning");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
@@ -176,7 +176,8 @@ static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0); // none is removed where that would not be enough
     faults->free_kb = 1;
     code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
-    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones make room"), "exit code %d: %s", code, log_tail());
+    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones are removed as needed"), "exit code %d: %s", code,
+          log_tail());
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
     remove_part(); // and --keep 0 is a promise
@@ -220,7 +221,7 @@ static void test_little_room_under_attack(void) {
           log_tail());
     CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
           log_tail());
-    CHECK(log_mentions("NOT ENOUGH. One alone has room, and stays"), "no warning");
+    CHECK(log_mentions("NOT ENOUGH. One fits and is kept"), "no warning");
     check_resumes("room for one");
 }
 
@@ -356,7 +357,7 @@ static void test_falls_back(void) {
         CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
               "--check: %s", log_tail());
     }
-    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(": undamaged\n"), "--check: %s", log_tail());
     for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
     int code = trainer_run(COMMAND "--out part");
@@ -384,7 +385,7 @@ static void test_check_of_a_file(void) {
     check_says(ERR_INPUT, "part/step_00000001", "an incomplete checkpoint");
     rename("aside", "part/step_00000001/MANIFEST.json");
     for (int i = 0; i < 5; i++) {
-        const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
+        const char *right[] = {": undamaged\n", "6000 tokens", "header and size are right"};
         check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
         flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
         check_says(ERR_INPUT, files[i], "error: ");
@@ -515,7 +516,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         pid_t lock = lock_from_elsewhere(holder);
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start(COMMAND "--out part");
-        wait_for("log", "Waiting for it, up to 120 s");
+        wait_for("log", "Waiting up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
         CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
@@ -524,7 +525,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
     }
     pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
-    wait_for("log", "Waiting for it");
+    wait_for("log", "Waiting");
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
