@@ -193,12 +193,6 @@ static int start_save(Run *r, Error *e) {
     return 0;
 }
 
-static int save_in_background(Run *r, Error *e) {
-    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    TRY(compare_ranks(&r->setup, &r->position, e));
-    return on_rank_0(r, start_save, e);
-}
-
 static int save_here(Run *r, Error *e) {
     SaveReport report;
     char *text;
@@ -216,11 +210,15 @@ static int save_here(Run *r, Error *e) {
     return 0;
 }
 
-static int save_and_wait(Run *r, Error *e) {
+// No checkpoint is written of weights that differ between ranks.
+static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
-    return on_rank_0(r, save_here, e);
+    return on_rank_0(r, save_on_rank_0, e);
 }
+
+static int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
+static int save_and_wait(Run *r, Error *e) { return save(r, save_here, e); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The end
