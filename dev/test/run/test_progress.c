@@ -11,13 +11,17 @@
 static const StepMetrics metrics = {
     .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .tok_per_s = 25823.4, .mfu = 0.51249};
 
+// The CPU engine has the memory of its process, whatever its state.
+static const EngineApi *const state = &cpu_engine;
+static const Engine *const engine = (const Engine *)&state;
+
 // What a step prints into a file.
 static void show(const StepMetrics *s, char *out, size_t bytes) {
     Progress p;
     Noise noise = {0};
     FILE *f = tmpfile();
     CHECK(f != NULL, "no temporary file");
-    progress_create(&p, f, NULL, 0, 10000);
+    progress_create(&p, f, engine, 0, 10000);
     progress_step(&p, s, &noise, true);
     rewind(f);
     out[fread(out, 1, bytes - 1, f)] = 0;
@@ -82,7 +86,7 @@ static void draw(int columns, char *out, size_t bytes) {
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
     CHECK(slave >= 0 && ioctl(slave, TIOCSWINSZ, &size) == 0, "no pseudo-terminal");
     FILE *f = fdopen(slave, "w");
-    progress_create(&p, f, NULL, 0, 10000);
+    progress_create(&p, f, engine, 0, 10000);
     progress_step(&p, &metrics, &noise, true);
     ssize_t n = read(master, out, bytes - 1);
     out[n > 0 ? n : 0] = 0;
@@ -109,7 +113,7 @@ static void test_validation(void) {
         Progress p;
         Noise noise = {0};
         FILE *f = tmpfile();
-        progress_create(&p, f, NULL, 0, 10000);
+        progress_create(&p, f, engine, 0, 10000);
         p.terminal = terminal;
         progress_step(&p, &metrics, &noise, true);
         progress_val(&p, &metrics, 1.25);
