@@ -33,12 +33,9 @@ static void format_duration(char *out, size_t bytes, double seconds) {
 }
 
 static void format_gns(char *out, size_t bytes, const Noise *noise, GnsMode mode) {
-    if (mode == GNS_OFF) {
-        snprintf(out, bytes, "off");
-        return;
-    }
-    GnsEstimate g = gns_estimate(&noise->ln);
-    if (!g.valid || isnan(g.lower)) snprintf(out, bytes, "-");
+    const GnsEstimate g = gns_estimate(&noise->ln);
+    if (mode == GNS_OFF) snprintf(out, bytes, "off");
+    else if (!g.valid || isnan(g.lower)) snprintf(out, bytes, "-");
     else if (!g.significant) snprintf(out, bytes, "> %.3g", g.lower);
     else snprintf(out, bytes, "%.3g +- %.2g", g.scale, g.scale_se);
 }

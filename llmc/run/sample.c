@@ -53,7 +53,7 @@ int sample_token(float *logits, float *scratch, int V, double temperature, int t
 
 typedef struct {
     uint16_t *tokens; // the whole text
-    size_t count, capacity;
+    size_t count;
     float *logits; // (2, V): logits, and room to sort them
 } Draft;
 
@@ -80,7 +80,7 @@ static void print_text(const char *text, size_t bytes, FILE *out) {
 static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
+    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // another document begins
     print_text(text, bytes, out);
 }
 
@@ -113,8 +113,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
                 uint64_t stream, FILE *out, FILE *copy, Error *e) {
     int code = 0;
     Draft d = {0};
-    d.capacity = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
-    TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
+    size_t most = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
+    TRY_GOTO(memory_alloc((void **)&d.tokens, most * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config, e));
     if (has_prompt(config)) show_prompt(config, out, copy);

@@ -174,23 +174,6 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     return 0;
 }
 
-static StepMetrics step_metrics(const Setup *setup, const Position *position, double lr, double seconds) {
-    const RunPoint *at = &position->at;
-    double tok_per_s = (double)(at->batch * setup->shape.seq_len) / seconds;
-    double peak = setup->peak_flops * setup->comm->ranks;
-    return (StepMetrics){
-        .step = at->step,
-        .tokens = at->tokens,
-        .examples = at->examples,
-        .batch = at->batch,
-        .loss = position->result.loss_sum / (double)at->batch,
-        .lr = lr,
-        .grad_norm = grad_norm(setup, position, at->batch),
-        .tok_per_s = tok_per_s,
-        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
-    };
-}
-
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -200,6 +183,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     bool skipped;
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
+    const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(setup, position, B);
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
@@ -212,10 +196,21 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->step++;
     at->batch = B;
     at->examples += B;
-    at->tokens += B * setup->shape.seq_len;
-    *metrics = step_metrics(setup, position, update.lr, clock_seconds() - start);
-    metrics->mode = mode;
-    metrics->skipped = skipped;
-    metrics->ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1;
+    at->tokens += tokens;
+    const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
+    *metrics = (StepMetrics){
+        .step = at->step,
+        .tokens = at->tokens,
+        .examples = at->examples,
+        .batch = B,
+        .loss = position->result.loss_sum / (double)B,
+        .lr = update.lr,
+        .grad_norm = grad_norm(setup, position, B),
+        .tok_per_s = tok_per_s,
+        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
+        .mode = mode,
+        .skipped = skipped,
+        .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
+    };
     return is_first(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
 }

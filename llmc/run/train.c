@@ -20,10 +20,10 @@ static int train_loop(Run *r, Error *e) {
     const RunPoint *at = &r->position.at;
     StepMetrics m;
     while (at->tokens < o->run.horizon_tokens) {
-        if (r->setup.comm->ranks == 1) r->position.stop = signals_requested() != NULL; // several agree in train_step
+        if (r->setup.comm->ranks == 1) r->position.stop = signals_requested() != NULL; // more ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
-        const bool last = at->tokens >= o->run.horizon_tokens; // finish samples and saves
+        const bool last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool tests = r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every));
         const bool compares = is_due(at->step, o->compare_every);
@@ -167,7 +167,7 @@ static int await_save(Run *r, Error *e) {
     return 0;
 }
 
-// The text of state.json for a checkpoint of this step; and which checkpoints must outlive the save.
+// The text of state.json for a checkpoint of this step. Tells the saver which older checkpoints must survive.
 static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     RunPoint *at = &r->position.at;
     const BestPoint before = at->best;
@@ -193,12 +193,6 @@ static int start_save(Run *r, Error *e) {
     return 0;
 }
 
-static int save_in_background(Run *r, Error *e) {
-    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    TRY(compare_ranks(&r->setup, &r->position, e));
-    return on_rank_0(r, start_save, e);
-}
-
 static int save_here(Run *r, Error *e) {
     SaveReport report;
     char *text;
@@ -207,20 +201,24 @@ static int save_here(Run *r, Error *e) {
     if (r->saving.saved_step == r->position.at.step) return 0;
     if (prepare_save(r, &text, &bytes, e)) return report_unsaved(r, e);
     saver_run(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &report);
-    if (!report.error.code) {
-        report_save(r, &report);
-        return 0;
+    if (report.error.code) {
+        report_removed(r->setup.options.out, &report.removed);
+        *e = report.error;
+        return report_unsaved(r, e);
     }
-    report_removed(r->setup.options.out, &report.removed);
-    *e = report.error;
-    return report_unsaved(r, e);
+    report_save(r, &report);
+    return 0;
 }
 
-static int save_and_wait(Run *r, Error *e) {
+// No checkpoint is written of weights that differ between ranks.
+static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
-    return on_rank_0(r, save_here, e);
+    return on_rank_0(r, save_on_rank_0, e);
 }
+
+static int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
+static int save_and_wait(Run *r, Error *e) { return save(r, save_here, e); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The end
