@@ -114,23 +114,18 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
     return 0;
 }
 
-// Compares one file of a checkpoint with its manifest.
-static int inspect_listed(const char *directory, const char *name, FILE *out, Error *e) {
-    Manifest manifest;
-    char path[ARCHIVE_PATH];
-    TRY(manifest_read(&manifest, directory, e));
-    if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
-    TRY(path_join(path, sizeof path, directory, name, e));
-    if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
-    fprintf(out, "%s: undamaged\n", path);
-    return 0;
-}
-
 static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH];
     const char *name = path_name(path);
+    Manifest manifest;
     path_parent(path, directory, sizeof directory);
-    if (directory_holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
+    if (directory_holds(directory, MANIFEST_NAME)) { // a file of a checkpoint
+        TRY(manifest_read(&manifest, directory, e));
+        if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
+        if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
+        fprintf(out, "%s: undamaged\n", path);
+        return 0;
+    }
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     if (is_safetensors(name)) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);

@@ -36,11 +36,13 @@ static bool describe_process(long process, char out[HOLDER_BYTES]) {
     return true;
 }
 
-// The error that names the holder, if it has signed.
-static int locked_by(const char *path, const char *holder_path, bool *may_expire, Error *e) {
-    char *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
+int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e) {
+    char holder_path[PATH_MAX], *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
     size_t bytes;
     long process;
+    *may_expire = false;
+    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
     *may_expire = true;
     if (file_read(holder_path, HOLDER_BYTES, &text, &bytes, &(Error){0}) == 0) {
         if (sscanf(text, "%255s %ld", host, &process) == 2) {
@@ -51,14 +53,6 @@ static int locked_by(const char *path, const char *holder_path, bool *may_expire
     }
     return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it%s", path,
                 who);
-}
-
-int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e) {
-    char holder_path[PATH_MAX];
-    *may_expire = false;
-    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    return locked_by(path, holder_path, may_expire, e);
 }
 
 int run_lock_sign(const char *directory, Error *e) {

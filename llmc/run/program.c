@@ -13,10 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool is_complete(const Run *r) {
-    return r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens;
-}
-
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
@@ -58,7 +54,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (is_complete(r)) {
+    if (r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens) {
         if (is_first(&r->setup)) print_complete(r);
         return 0;
     }

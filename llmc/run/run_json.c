@@ -27,19 +27,18 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 
-// The parts in the existing run.json whose first step is kept. NULL if there are none, or the file is damaged.
-static cJSON *earlier_parts(const Position *position, const Saving *saving, const char *path) {
+// The parts in the existing run.json whose first step is kept. A damaged run.json has none.
+static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
     JsonText old;
-    if (!saving->saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return NULL;
-    cJSON *parts = cJSON_DetachItemFromObjectCaseSensitive(old.root, "parts"), *part = parts ? parts->child : NULL;
-    json_free(&old);
-    while (part) {
-        cJSON *next = part->next;
+    const cJSON *part;
+    if (!r->saving.saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return;
+    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(old.root, "parts")) {
         double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));
-        if (!(first_step <= (double)position->at.step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
-        part = next;
+        char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
+        if (text) fprintf(f, "    %s,\n", text);
+        cJSON_free(text);
     }
-    return parts;
+    json_free(&old);
 }
 
 static void put_text_field(FILE *f, const char *name, const char *text) {
@@ -73,23 +72,10 @@ static void put_this_part(FILE *f, const Run *r) {
     fputs("]}", f);
 }
 
-static void put_parts(FILE *f, const Run *r, const cJSON *earlier) {
-    const cJSON *part;
-    fputs("  \"parts\": [\n", f);
-    cJSON_ArrayForEach(part, earlier) {
-        char *text = cJSON_PrintUnformatted(part);
-        if (text) fprintf(f, "    %s,\n", text);
-        cJSON_free(text);
-    }
-    fputs("    ", f);
-    put_this_part(f, r);
-    fputs("\n  ],\n", f);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The file
 
-static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
+static void put_run_json(FILE *f, const Run *r, const char *path) {
     char engine[256];
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
@@ -104,8 +90,11 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
-    put_parts(f, r, parts);
-    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
+    fputs("  \"parts\": [\n", f);
+    put_earlier_parts(f, r, path);
+    fputs("    ", f);
+    put_this_part(f, r);
+    fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
     options_write_json(f, &r->setup.options, 2);
     fprintf(f, "\n}\n");
 }
@@ -115,9 +104,7 @@ int write_run_json(const Run *r, Error *e) {
     Text text;
     TRY(path_join(path, sizeof path, r->setup.options.out, "run.json", e));
     TRY(text_begin(&text, e));
-    cJSON *parts = earlier_parts(&r->position, &r->saving, path);
-    put_run_json(text.f, r, parts);
-    cJSON_Delete(parts);
+    put_run_json(text.f, r, path);
     TRY(text_end(&text, e));
     int code = file_replace(path, text.text, text.bytes, e);
     text_free(&text);
