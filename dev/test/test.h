@@ -5,7 +5,7 @@
 //
 // It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
 // dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
-// these alone; name those that they build on too.
+// only these tests; name the tests that they need too.
 #ifndef GNS_TEST_H
 #define GNS_TEST_H
 
@@ -15,11 +15,11 @@
 #include <string.h>
 
 static struct {
-    int checks, failures, skipped; // of the test under way
+    int checks, failures, skipped; // of the current test
     int total_failures;
 } test_state;
 
-// On failure says where and why, and goes on, so that one run shows everything that is wrong.
+// On failure prints where and why; the test continues, so that one run shows every fault.
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         test_state.checks++;                                                                                           \
@@ -53,7 +53,7 @@ static struct {
         return;                                                                                                        \
     } while (0)
 
-// Does a message say where in a file: "byte 12", "bytes 0 to 8"?
+// Whether a message names a place in a file: "byte 12", "bytes 0 to 8".
 static inline bool test_says_byte(const char *message) {
     for (const char *at = message; (at = strstr(at, "byte")) != NULL; at++) {
         const char *number = at + strlen("byte") + (at[4] == 's');
@@ -62,7 +62,7 @@ static inline bool test_says_byte(const char *message) {
     return false;
 }
 
-// As a whole word of GNS_ONLY, or everything is.
+// Whether GNS_ONLY has the name as a whole word, or is not set.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");
     size_t n = strlen(name);

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
+
 // x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), of which the first T of a row are read.
 void embedding_forward(float *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const float *wte /* (V, C) */,
                        const float *wpe /* (P, C) */, int B, int T, int C);

@@ -56,7 +56,7 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
         }                                                                                                              \
     } while (0)
 
-// t += a row of TILE_COLUMNS, in two halves, to each of its rows.
+// Adds a row of TILE_COLUMNS, in two halves, to each row of t.
 VECTOR_INLINE void tile_add_row(const int rows, Tile *t, Vec row0, Vec row1) {
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) t->v[i][0] += row0, t->v[i][1] += row1;

@@ -38,6 +38,13 @@ static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *
     return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
 }
 
+// The unit's own 2^x, without denormals.
+__device__ static inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 #define UNROLL_FOR _Pragma("unroll") for // a loop that is unrolled, so that the arrays that it indexes are registers
 
 __device__ static inline float real_to_float(float x) { return x; }

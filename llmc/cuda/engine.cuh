@@ -76,15 +76,10 @@ struct Engine {
     bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
-// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor.
+// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of
+// this rank's own gradients, and scratch for the last.
 enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
-typedef enum {
-    STATS_GRAD_SQ,    // |g|^2
-    STATS_EXAMPLE_SQ, // sum_b |g_b|^2
-    STATS_RANK_SQ,    // |g|^2 of this rank's own gradients
-    STATS_RANK_ROOM,  // scratch for that
-    STATS_ROWS
-} StatsRow;
+typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }

@@ -35,9 +35,9 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
                   cudaStream_t stream, Error *e);
 
 // A tensor's place in a flat buffer, in elements. Tables are sorted by offset and do not overlap; gaps are skipped.
-typedef struct {
+struct ReduceSegment {
     size_t offset, count;
-} ReduceSegment;
+};
 
 // squares[s] = sum of x^2 over segment s. x (n) fp32, segments (S) in device memory, squares (S) in device memory.
 // A NaN or infinity in a segment makes its sum one.

@@ -13,7 +13,6 @@ template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
 template <int W> __device__ inline Pack<W> pack_load(const real *p) { return *reinterpret_cast<const Pack<W> *>(p); }
 template <int W> __device__ inline void pack_store(real *p, const Pack<W> &v) { *reinterpret_cast<Pack<W> *>(p) = v; }
-template <int W> __device__ inline Pack<W> pack_zero() { return Pack<W>{}; }
 
 template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
     if constexpr (W == 1) f[0] = real_to_float(v.x);

@@ -4,11 +4,11 @@
 
 #include "cuda/cuda_common.cuh"
 
-typedef struct {
+struct Hold {
     cudaStream_t stream;
     int *begun; // blocks, in pinned memory
     int shared_bytes;
-} Hold;
+};
 
 __device__ static long long hold_nanoseconds() {
     long long t;
