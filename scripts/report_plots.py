@@ -20,6 +20,7 @@ POINTS = 600  # of a curve at most: keeps the page of a long run small
 # Okabe and Ito's colours for colour-blind readers, without the yellow, which vanishes on white; then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
+DASHED = {"lw": 0.8, "ls": (0, (4, 3))}
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 10,
          "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK, "ytick.color": INK,
          "xtick.major.size": 3, "ytick.major.size": 3, "ytick.minor.size": 0, "axes.linewidth": 0.8,
@@ -88,7 +89,7 @@ def draw_loss(runs, target=None):
                           ms=3.2, lw=0.8, markerfacecolor="white", markeredgewidth=0.9,
                           markevery=max(1, len(run.val_rows) // 25))
         if target is not None:
-            axes.axhline(target, color=INK, lw=0.8, ls=(0, (4, 3)))
+            axes.axhline(target, color=INK, **DASHED)
         if name == "seconds":
             axes.set(title="against time", xlabel=unit)
         else:
@@ -98,7 +99,7 @@ def draw_loss(runs, target=None):
     if any(run.val_rows for run in runs):
         marks.append(kind_of_line("validation", lw=0.8, marker="o", ms=4, markerfacecolor="white"))
     if target is not None:
-        marks.append(kind_of_line("loss of the comparison below", lw=0.8, ls=(0, (4, 3))))
+        marks.append(kind_of_line("loss of the comparison below", **DASHED))
     run_key(figure, runs, *marks)
     return figure
 
@@ -134,10 +135,10 @@ def draw_tests(runs):
         for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
             axes.plot(column(run.test_rows, "tokens"), [100 * x for x in column(run.test_rows, name)], how, color=colour,
                       ms=3.5, lw=1.4)
-    axes.axhline(25, color=FAINT, lw=0.8, ls=(0, (4, 3)))
+    axes.axhline(25, color=FAINT, **DASHED)
     token_axis(axes, title="HellaSwag", ylabel="right answers (%)")
     run_key(figure, runs, kind_of_line("length-normalised"), kind_of_line("plain", ls=":"),
-            kind_of_line("chance", color=FAINT, lw=0.8, ls=(0, (4, 3))))
+            kind_of_line("chance", color=FAINT, **DASHED))
     return figure
 
 
