@@ -155,10 +155,6 @@ def parse_lines(path, data, first=1):
             yield f"{path} line {i}", parse(f"{path} line {i}", line)
 
 
-def read_lines(path):
-    return parse_lines(path, read_bytes(path))
-
-
 class Cut(Exception):
     """What was read of a log is no longer there: a resume has cut it back, or another run has begun."""
 
@@ -266,7 +262,7 @@ class Run:
         metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
         self.rows, self.val_rows, self.test_rows = [], [], []
         clock, seconds = Clock(begin), {}
-        for row in checked_rows(read_lines(metrics)):
+        for row in checked_rows(parse_lines(metrics, read_bytes(metrics))):
             if "val_loss" in row or "hellaswag" in row:
                 row["seconds"] = seconds.get(row["step"], math.nan)
                 (self.val_rows if "val_loss" in row else self.test_rows).append(row)
@@ -275,7 +271,7 @@ class Run:
                 self.rows.append(row)
         if not self.rows:
             raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
-        self.samples = list(checked_samples(read_lines(samples))) if has_log(samples) else []
+        self.samples = list(checked_samples(parse_lines(samples, read_bytes(samples)))) if has_log(samples) else []
 
     def column(self, name):
         return column(self.rows, name)

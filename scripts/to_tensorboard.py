@@ -70,9 +70,6 @@ class EventFile:
         self.info, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
                                                            ("run.json", "metrics.jsonl", "samples.jsonl"))
 
-    def is_ready(self):
-        return has_log(self.info) and has_log(self.metrics_path)
-
     def begin(self):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop what it has."""
         if self.writer:
@@ -134,7 +131,7 @@ def main():
     try:
         while True:
             for file in files:
-                if not args.follow or file.is_ready():
+                if not args.follow or (has_log(file.info) and has_log(file.metrics_path)):
                     file.update()
             if not args.follow:
                 break

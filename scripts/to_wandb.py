@@ -39,11 +39,6 @@ def history_of(run):
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
 
-def describe(run, config, history):
-    print(f"{run.path}: {len(history)} steps to {history[-1][0]}, {len(config)} options, {len(run.samples)} samples")
-    print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
-
-
 def upload(wandb, run, args, config, history):
     place = args.dir or run.path
     target = wandb.init(project=args.project, entity=args.entity, name=args.name or run.name, id=args.id,
@@ -79,7 +74,9 @@ def main():
     run = Run(args.run)
     config, history = config_of(run), history_of(run)
     if args.dry_run:
-        return describe(run, config, history)
+        print(f"{run.path}: {len(history)} steps to {history[-1][0]}, {len(config)} options, {len(run.samples)} samples")
+        print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
+        return
     import wandb
 
     try:
