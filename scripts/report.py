@@ -76,7 +76,8 @@ def savings_section(runs, kind, target):
         if at is None:
             rows.append([run.label, "not reached"] + ["-"] * 5)
             continue
-        saved = [show_saved(first[x], at[x]) if first and run is not runs[0] else "" for x in ("tokens", "step", "seconds")]
+        saved = [show_saved(first[x], at[x]) if first and run is not runs[0] else ""
+                 for x in ("tokens", "step", "seconds")]
         rows.append([run.label, f"{at['tokens']:,.0f}", saved[0], f"{at['step']:,.0f}", saved[1],
                      show_time(at["seconds"]), saved[2]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
@@ -196,7 +197,8 @@ def page(runs, target, plots):
     figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
-        figure("Saved to equal loss", "Against the first run, at every loss that both reach; below 0 where a run took more.",
+        figure("Saved to equal loss",
+               "Against the first run, at every loss that both reach; below 0 where a run took more.",
                plots.draw_savings(runs, kind), savings_section(runs, kind, target))
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
