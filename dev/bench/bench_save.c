@@ -11,7 +11,6 @@
 // verified and the one before it removed. "stall" is how long training stands still for another save, beside a step of
 // one micro-step of the size given: the host, that is, before the update, until the snapshot is taken. A device may have
 // work left meanwhile, so it is also said by how much that step is longer than steps alone.
-#define _DEFAULT_SOURCE // mkdtemp
 #include "run/saver.h"
 #include "../test/tree.h"
 

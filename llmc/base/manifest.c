@@ -4,7 +4,6 @@
 // 2. A digest is that of the bytes handed to the writer, never of what a disk returned: VERIFY_DISK finds every wrong bit.
 // 3. Its last line hashes all bytes above: a manifest with a wrong bit lists nothing.
 // 4. A manifest of another format (`foreign`) is for another build to judge: it is not called damaged.
-#define _POSIX_C_SOURCE 200809L
 #include "base/manifest.h"
 
 #include "base/json.h"

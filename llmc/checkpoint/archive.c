@@ -9,7 +9,6 @@
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
 // 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/archive.h"
 
 #include <errno.h>

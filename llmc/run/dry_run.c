@@ -1,5 +1,4 @@
 // --dry-run: makes the plan of the run that the options ask for.
-#define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "plan/plan.h"
 #include "run/run.h"

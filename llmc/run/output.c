@@ -1,5 +1,4 @@
 // The run directory: what lies there already, and what this run writes to it.
-#define _XOPEN_SOURCE 700 // realpath
 #include "run/run.h"
 
 #include "base/files.h"

@@ -1,5 +1,4 @@
 // From the command line to the exit code.
-#define _POSIX_C_SOURCE 200809L
 #include "run/program.h"
 
 #include "base/hash.h"

@@ -1,5 +1,4 @@
 // Which checkpoint a run starts from: that of the run that --model names, or its own newest, from which it goes on.
-#define _POSIX_C_SOURCE 200809L
 #include "run/run.h"
 
 #include "checkpoint/checkpoint.h"

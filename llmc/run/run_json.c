@@ -3,7 +3,6 @@
 // A run may have several parts: each stop and each start makes one. "parts" has them all in order, but those of which
 // nothing is left, since a later one went on from a checkpoint before their first step was saved. "options" of a part are
 // those that the first one was given, and then what was changed; those of the whole file are the last part's.
-#define _DEFAULT_SOURCE // gethostname
 #include "run/run.h"
 
 #include "base/files.h"

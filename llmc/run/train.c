@@ -1,5 +1,4 @@
 // THE training loop. One for every engine: a program is this loop, linked with one implementation of engine.h.
-#define _POSIX_C_SOURCE 200809L
 #include "run/run.h"
 
 #include "run/sample.h"

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "base/hash.h"

@@ -9,7 +9,6 @@
 //
 // In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
 // others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
-#define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"

@@ -1,5 +1,4 @@
 // Places of values in random JSON texts; the test knows them because it wrote the texts.
-#define _POSIX_C_SOURCE 200809L
 #include "base/json.h"
 #include "math/rng.h"
 #include "../test.h"

@@ -2,7 +2,6 @@
 // of an accepted one. Build it with ASan and UBSan. Beyond what these find, every rejection must be ERR_INPUT with a
 // message that names the file, the byte and a remedy, and an accepted file must hold what it declares. The mutations
 // depend on seed and iteration alone, so that failures can be reproduced.
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/safetensors.h"
 #include "../test.h"
 #include "mutate.h"

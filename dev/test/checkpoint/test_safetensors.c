@@ -1,7 +1,6 @@
 // safetensors: all values of the 16-bit conversions, files written and read back, malformed files, and write errors. For
 // the exchange with Python's safetensors package (dev/oracle/check_safetensors.py), --write FILE writes the sample file
 // and --read FILE checks one.
-#define _POSIX_C_SOURCE 200809L
 #include "base/float16.h"
 #include "checkpoint/safetensors.h"
 #include "half.h"

@@ -8,7 +8,6 @@
 // loss change by about 1e-2 (at that size rounding and curvature matter least), and the four-point formula
 //     f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h + O(h^4)
 // (Abramowitz and Stegun 1964, 25.3.6) takes the curvature out.
-#define _POSIX_C_SOURCE 200809L
 #include "../small_model.h"
 #include "../test.h"
 

@@ -1,6 +1,5 @@
 // engine_logits goes on from what it has seen: whatever came between, it gives the bits that an engine gives which sees
 // all tokens for the first time; and where each block has keys and values of its own, it computes the new tokens only.
-#define _POSIX_C_SOURCE 200809L
 #include "cpu/engine.h"
 #include "../small_model.h"
 #include "../test.h"

@@ -1,6 +1,5 @@
 // --keep-best: the checkpoint with the lowest validation loss stays, whatever the rhythm of validation and checkpoints,
 // across stops and failures, and whatever --keep and the disk say; against what metrics.jsonl says of every validation.
-#define _DEFAULT_SOURCE
 #include "run/state.h"
 #include "faults.h"
 #include "../trainer.h"

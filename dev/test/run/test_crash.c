@@ -1,7 +1,6 @@
 // Checkpoints under attack: processes killed at any call, disks that are full or fail, bits that flip, signals. The
 // previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
 // nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
-#define _DEFAULT_SOURCE
 #define COMMAND  "--train-tokens 900 --checkpoint-every 3 "
 #define FOR_LONG "--train-tokens 3000000 --checkpoint-every 3 " // longer than any test waits
 #include "model/engine.h"

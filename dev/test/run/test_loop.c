@@ -1,7 +1,6 @@
 // The training loop against one written down here, step by step: which rows a step takes and how many, its learning
 // rate, what it divides by, the step that AdamW is told of, and what the log says. Same engine, same bits. And what
 // becomes of a gradient that is not finite, and of the noise scale in the batch ramp.
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "../trainer.h"

@@ -1,5 +1,4 @@
 // Every number of a step stands under its own name in metrics.jsonl.
-#define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "text/hellaswag.h"
 #include "run/metrics.h"

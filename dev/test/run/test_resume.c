@@ -1,6 +1,5 @@
 // Resumption: a run that was interrupted and taken up again is, to the bit, the run that was not; and what may and may
 // not change in between. GNS_LONG=1: from every step rather than from some.
-#define _POSIX_C_SOURCE 200809L
 #include "math/outliers.h"
 #include "base/manifest.h"
 #include "../trainer.h"

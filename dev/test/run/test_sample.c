@@ -1,6 +1,5 @@
 // Sampling: each token has its share of the unit interval, in its place, and a text is made of the draws and the context
 // that it is said to be made of.
-#define _POSIX_C_SOURCE 200809L
 #include "run/sample.h"
 #include "../small_model.h"
 #include "../test.h"

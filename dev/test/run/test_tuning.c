@@ -1,7 +1,6 @@
 // --tune: what is tuned is written down and taken up again, by every rank, and a choice that does not fit is said. The
 // engine's part is played by the CPU engine with three functions of its own: a
 // machine, and a tuning that holds on it alone. What tuning does to matrix products is for a GPU to show.
-#define _POSIX_C_SOURCE 200809L
 #include "model/engine.h"
 #include "../trainer.h"
 

@@ -2,7 +2,6 @@
 // The sanitizers catch the rest.
 //
 //     fuzz_shard [SECONDS [SEED]]      default 5 seconds, seed 1: the same files every time
-#define _DEFAULT_SOURCE // mkdtemp
 #include "text/shards.h"
 #include "../test.h"
 

@@ -1,5 +1,4 @@
 // The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
-#define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 #include "ranks/parallel.h"
 #include "math/rng.h"

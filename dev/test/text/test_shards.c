@@ -1,6 +1,5 @@
 // Token shards: tokens are read as they were written, in the order that shards.h defines; malformed shards are refused
 // by name.
-#define _DEFAULT_SOURCE // mkdtemp, mkfifo
 #include "text/shards.h"
 #include "base/files.h"
 #include "shard_file.h"
