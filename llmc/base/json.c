@@ -2,14 +2,14 @@
 
 #include "base/files.h"
 
-#include <cjson/cJSON.h>
 #include <string.h>
 
-int json_parse_text(JsonText *json, char *text, size_t bytes, const char *path, const char *hint, Error *e) {
+int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
+                    Error *e) {
     const char *end = text;
-    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true)};
+    *json = (JsonText){text, bytes, cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true), offset};
     if (json->root) return 0;
-    FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, end ? (size_t)(end - text) : 0);
+    FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
     json_free(json);
     return e->code;
 }
@@ -18,7 +18,7 @@ int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hi
     char *text;
     size_t bytes;
     TRY(file_read(path, max_bytes, &text, &bytes, e));
-    return json_parse_text(json, text, bytes, path, hint, e);
+    return json_parse_text(json, text, bytes, 0, path, hint, e);
 }
 
 void json_free(JsonText *json) {
@@ -81,5 +81,12 @@ size_t json_place(const JsonText *json, const cJSON *item) {
     skip_blanks(&w);
     if (item == json->root) w.found = w.at;
     else if (item && json->root) walk_value(&w, json->root);
-    return w.found ? (size_t)(w.found - json->text) : 0;
+    return json->offset + (w.found ? (size_t)(w.found - json->text) : 0);
+}
+
+bool json_whole(const cJSON *item, double low, double high) {
+    const double exact = 9007199254740992; // 2^53
+    if (!cJSON_IsNumber(item)) return false;
+    double x = item->valuedouble;
+    return x >= low && x <= high && x >= -exact && x <= exact && x == (double)(int64_t)x;
 }

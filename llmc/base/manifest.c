@@ -10,7 +10,6 @@
 #include "base/text.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
@@ -33,10 +32,18 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     pulse_beat(manifest->pulse);
 }
 
-int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
+int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
+                  Error *e) {
     char path[PATH_MAX];
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(file_save(path, data, bytes, &digest, e));
+    manifest_add(manifest, name, digest);
+    return 0;
+}
+
+int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     Text text;
-    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(text_begin(&text, e));
     fputs("{\n  \"format\": 1,\n  \"files\": [", text.f);
     for (int i = 0; i < manifest->count; i++)
@@ -46,7 +53,7 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = file_save(path, text.text, text.bytes, NULL, e);
+    int code = manifest_save(NULL, directory, MANIFEST_NAME, text.text, text.bytes, e);
     text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
@@ -57,12 +64,10 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
 // Reading
 
 static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(item, "bytes");
-    const cJSON *hash = cJSON_GetObjectItemCaseSensitive(item, "xxh3_128");
-    bool good = cJSON_IsString(name) && cJSON_IsNumber(bytes) && cJSON_IsString(hash) &&
+    const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *hash = json_get(item, "xxh3_128");
+    bool good = cJSON_IsString(name) && json_whole(bytes, 0, 9e15) && cJSON_IsString(hash) &&
                 strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
-                strlen(hash->valuestring) == HASH_TEXT - 1 && bytes->valuedouble >= 0 && bytes->valuedouble < 9e15;
+                strlen(hash->valuestring) == HASH_TEXT - 1;
     if (!good || manifest->count == MANIFEST_FILES)
         return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
                     json_place(json, item));
@@ -73,9 +78,8 @@ static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *ite
 }
 
 static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(json->root, "format"), *item;
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json->root, "files");
-    manifest->foreign = !cJSON_IsNumber(format) || format->valuedouble != 1;
+    const cJSON *format = json_get(json->root, "format"), *files = json_get(json->root, "files"), *item;
+    manifest->foreign = !json_whole(format, 1, 1);
     if (manifest->foreign)
         return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
                     "%s: \"format\" at byte %zu is not 1", path, json_place(json, format));
@@ -105,7 +109,7 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
         return FAIL(e, ERR_INPUT, damaged,
                     "%s: damaged: its last line is not the hash of the lines above, in bytes 0 to %zu", path, bytes);
     }
-    TRY(json_parse_text(&json, text, bytes, path, damaged, e));
+    TRY(json_parse_text(&json, text, bytes, 0, path, damaged, e));
     int code = parse_manifest(manifest, &json, path, e);
     json_free(&json);
     return code;

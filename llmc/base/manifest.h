@@ -32,6 +32,10 @@ typedef struct {
 // Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
 
+// Writes DIRECTORY/NAME (file_save) and adds it.
+int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
+                  Error *e);
+
 // Writes DIRECTORY/MANIFEST.json, and syncs file and directory.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 

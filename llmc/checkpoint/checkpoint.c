@@ -6,7 +6,6 @@
 #include "checkpoint/safetensors.h"
 #include "math/layernorm.h"
 
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <string.h>
 
@@ -27,12 +26,11 @@ static const char *const fetch_again = "fetch the file again";
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
+    const cJSON *item = json_get(json->root, name);
     if (!item)
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
                     json->bytes);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1 && item->valuedouble <= INT_MAX) ||
-        item->valuedouble != (int)item->valuedouble)
+    if (!json_whole(item, 1, INT_MAX))
         return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
                     name, json_place(json, item));
     *out = (int)item->valuedouble;
@@ -66,7 +64,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
                     json_place(json, root));
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, config_fixed[i].name);
+        const cJSON *item = json_get(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
             return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
                         "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
@@ -77,7 +75,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     TRY(config_int(json, path, "n_embd", &config->channels, e));
     TRY(config_int(json, path, "vocab_size", &config->vocab, e));
     TRY(config_int(json, path, "n_positions", &config->context, e));
-    const cJSON *inner = cJSON_GetObjectItemCaseSensitive(root, "n_inner");
+    const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
                     path, json_place(json, inner));
@@ -96,8 +94,7 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
 }
 
 static int token_or(const cJSON *item, int vocab, int otherwise) {
-    bool known = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < vocab;
-    return known && item->valuedouble == (int)item->valuedouble ? (int)item->valuedouble : otherwise;
+    return json_whole(item, 0, vocab - 1) ? (int)item->valuedouble : otherwise;
 }
 
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
@@ -109,8 +106,8 @@ TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     if (path_join(file, sizeof file, path, "config.json", &ignored) ||
         json_read(&json, file, 1 << 20, fetch_again, &ignored))
         return text;
-    text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
-    text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
+    text.bos = token_or(json_get(json.root, "bos_token_id"), vocab, eot);
+    text.eos = token_or(json_get(json.root, "eos_token_id"), vocab, eot);
     json_free(&json);
     return text;
 }
@@ -121,9 +118,7 @@ static void token_text(char *out, size_t bytes, int token) {
 }
 
 static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
-    char path[PATH_MAX], bos[16], eos[16], text[1024];
-    FileDigest digest;
-    TRY(path_join(path, sizeof path, directory, "config.json", e));
+    char bos[16], eos[16], text[1024];
     token_text(bos, sizeof bos, ends.bos);
     token_text(eos, sizeof eos, ends.eos);
     int bytes = snprintf(
@@ -134,9 +129,7 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
         "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
         "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
         c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
-    TRY(file_save(path, text, (size_t)bytes, &digest, e));
-    manifest_add(manifest, "config.json", digest);
-    return 0;
+    return manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,7 +165,7 @@ static bool files_have(const ModelFiles *files, const char *name) {
 // {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
 static int files_add_indexed(ModelFiles *files, const JsonText *index, const char *directory, const char *path,
                              Error *e) {
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index->root, "weight_map"), *item;
+    const cJSON *map = json_get(index->root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
         return FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
                     json_place(index, map));

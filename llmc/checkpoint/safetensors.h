@@ -10,6 +10,7 @@
 #define GNS_SAFETENSORS_H
 
 #include "base/files.h"
+#include "base/json.h"
 
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off
@@ -48,7 +49,7 @@ typedef struct {
     SafetensorsEntry *entries; // in the order of the data
     int count;
     const SafetensorsEntry **by_name; // names ascending
-    struct cJSON *header;             // owns the names and the metadata
+    JsonText header;                  // owns the names and the metadata
 } SafetensorsReader;
 
 // Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and what is wrong with it. Only an

@@ -2,9 +2,9 @@
 
 #include "text/shards.h"
 #include "base/files.h"
+#include "base/json.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,22 +101,20 @@ static int json_text(HellaSwag *h, void *source, size_t *count, Error *e) {
 
 // A whole number, or its digits in quotes, below `endings`; -1 otherwise.
 static int json_label(const cJSON *item, int endings) {
-    double label = -1;
-    if (cJSON_IsNumber(item)) label = item->valuedouble;
-    else if (cJSON_IsString(item) && *item->valuestring && !item->valuestring[strspn(item->valuestring, "0123456789")])
-        label = strtod(item->valuestring, NULL);
-    return label >= 0 && label < endings && label == (int)label ? (int)label : -1;
+    const char *text = cJSON_GetStringValue(item);
+    double label = text && *text && !text[strspn(text, "0123456789")] ? strtod(text, NULL) : -1;
+    if (json_whole(item, 0, endings - 1)) label = item->valuedouble;
+    return label < endings ? (int)label : -1;
 }
 
 static int json_question(HellaSwag *h, JsonSource *s, const cJSON *object, Error *e) {
-    const cJSON *context = cJSON_GetObjectItemCaseSensitive(object, "ctx");
-    const cJSON *endings = cJSON_GetObjectItemCaseSensitive(object, "endings");
+    const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings");
     int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
     if (!cJSON_IsObject(object)) return FAIL(e, ERR_INPUT, HINT_FILE, "not a JSON object");
     if (!cJSON_IsString(context) || !*context->valuestring) return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\"");
     if (count < 2 || count > ENDINGS_MAX)
         return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is no list of 2 to %d texts", ENDINGS_MAX);
-    int label = json_label(cJSON_GetObjectItemCaseSensitive(object, "label"), count);
+    int label = json_label(json_get(object, "label"), count);
     if (label < 0)
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
                     "\"label\" is not the number of an ending, 0 to %d", count - 1);

@@ -154,7 +154,7 @@ static int sample_write(const char *path, size_t piece, Error *e) {
 }
 
 static const char *metadata_of(const SafetensorsReader *reader, const char *key) {
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, "__metadata__");
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header.root, "__metadata__");
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
 }
 
@@ -375,7 +375,7 @@ static void test_bad_headers(void) {
         CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, path) && e.hint[0], "case %d names no file or remedy: %s", (int)i, e.what);
         CHECK(test_says_byte(e.what), "case %d names no byte: %s", (int)i, e.what);
-        CHECK(reader.fd == -1 && !reader.entries && !reader.header, "case %d left something open", (int)i);
+        CHECK(reader.fd == -1 && !reader.entries && !reader.header.root, "case %d left something open", (int)i);
     }
 }
 
