@@ -36,7 +36,7 @@ static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count
     char path[PATH_MAX];
     while (count > 0) {
         shard_path(w, split, s->shards, "", path);
-        if (!*shard) TRY(shard_writer_open(shard, path, e));
+        if (!*shard) TRY(shard_writer_open(shard, path, 0, e));
         size_t n = size_min(count, w->o->shard_tokens - shard_writer_count(*shard));
         TRY(shard_writer_put(*shard, tokens, n, e));
         s->tokens += n;
@@ -162,7 +162,7 @@ int writer_resume(Writer *w, Error *e) {
     for (int i = 0; i < SPLITS; i++) {
         const struct SplitState *s = &w->state.split[i];
         shard_path(w, i, s->shards, "", path);
-        if (s->in_shard) TRY(shard_writer_resume(&w->shard[i], path, s->in_shard, e));
+        if (s->in_shard) TRY(shard_writer_open(&w->shard[i], path, s->in_shard, e));
     }
     return 0;
 }

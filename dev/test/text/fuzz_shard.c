@@ -62,7 +62,7 @@ static void try_open(int T, int V) {
         return;
     }
     fuzz.accepted++;
-    uint64_t N = dataset_windows(data);
+    uint64_t N = dataset_describe(data).windows;
     uint16_t *rows = malloc(2 * 4 * ((size_t)T + 1));
     for (uint64_t k = 0; k < 2 * N && k < 40; k += 4) {
         code = dataset_rows(data, k, 4, rows, &e);
