@@ -16,14 +16,9 @@ static bool has_ending(const char *name, const char *ending) {
 static bool names_jsonl(const char *path) { return has_ending(path, ".jsonl") || has_ending(path, ".ndjson"); }
 
 static int inputs_push(Inputs *in, const char *path, const struct stat *st, Error *e) {
-    if (in->count == in->capacity) {
-        int capacity = in->capacity ? 2 * in->capacity : 64;
-        Input *all = realloc(in->all, (size_t)capacity * sizeof *all);
-        if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
-        in->all = all;
-        in->capacity = capacity;
-    }
-    Input *input = &in->all[in->count];
+    Input *all = realloc(in->all, ((size_t)in->count + 1) * sizeof *all);
+    if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
+    Input *input = &(in->all = all)[in->count];
     *input = (Input){.path = strdup(path), .jsonl = names_jsonl(path), .pipe = !st || !S_ISREG(st->st_mode)};
     if (!input->path) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
     if (!input->pipe) {

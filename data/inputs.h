@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     Input *all;
-    int count, capacity;
+    int count;
     int passed_over; // files of directories whose names end in something else
 } Inputs;
 
