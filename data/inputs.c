@@ -8,12 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool has_ending(const char *name, const char *ending) {
-    size_t n = strlen(name), m = strlen(ending);
-    return n > m && strcmp(name + n - m, ending) == 0;
-}
-
-static bool names_jsonl(const char *path) { return has_ending(path, ".jsonl") || has_ending(path, ".ndjson"); }
+static bool names_jsonl(const char *path) { return path_ends(path, ".jsonl") || path_ends(path, ".ndjson"); }
 
 static int inputs_push(Inputs *in, const char *path, const struct stat *st, Error *e) {
     Input *all = realloc(in->all, ((size_t)in->count + 1) * sizeof *all);
@@ -44,7 +39,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         return linked ? 0 : inputs_add_directory(in, path, e);
     }
     if (inside && !S_ISREG(st.st_mode)) return 0;
-    if (inside && !has_ending(path, ".txt") && !has_ending(path, ".md") && !names_jsonl(path)) {
+    if (inside && !path_ends(path, ".txt") && !path_ends(path, ".md") && !names_jsonl(path)) {
         in->passed_over++;
         return 0;
     }

@@ -92,6 +92,8 @@ int path_join(char *out, size_t out_bytes, const char *directory, const char *na
 // The part of a path after its last slash.
 const char *path_name(const char *path);
 
+bool path_ends(const char *path, const char *ending); // false for the ending alone
+
 // The directory that holds a path; "." if the path names none.
 void path_parent(const char *path, char *out, size_t bytes);
 void parent_sync(const char *path); // where the file system allows it

@@ -115,37 +115,33 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
     return code;
 }
 
-static int verify_file(const char *path, const FileDigest *want, Verify what, const Pulse *pulse, Error *e) {
+static int verify_file(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
+    const FileDigest *want = &manifest->file[i].digest;
+    char path[PATH_MAX];
     struct stat st;
-    FileDigest got;
+    FileDigest got = *want;
+    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
         return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
     if ((uint64_t)st.st_size != want->bytes)
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
-    if (what == VERIFY_SIZES) return 0;
-    TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, pulse, &got, e));
+    if (what != VERIFY_SIZES)
+        TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, manifest->pulse, &got, e));
+    pulse_beat(manifest->pulse);
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
                 want->hash);
 }
 
-static int verify_entry(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
-    char path[PATH_MAX];
-    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    TRY(verify_file(path, &manifest->file[i].digest, what, manifest->pulse, e));
-    pulse_beat(manifest->pulse);
-    return 0;
-}
-
 int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
-    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, what, e));
+    for (int i = 0; i < manifest->count; i++) TRY(verify_file(manifest, i, directory, what, e));
     return 0;
 }
 
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
     for (int i = 0; i < manifest->count; i++)
-        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, VERIFY_DISK, e);
+        if (strcmp(manifest->file[i].name, name) == 0) return verify_file(manifest, i, directory, VERIFY_DISK, e);
     return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
                 name);
 }

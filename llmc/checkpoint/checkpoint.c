@@ -163,28 +163,24 @@ static bool files_have(const ModelFiles *files, const char *name) {
 }
 
 // {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
-static int files_add_indexed(ModelFiles *files, const JsonText *index, const char *directory, const char *path,
-                             Error *e) {
-    const cJSON *map = json_get(index->root, "weight_map"), *item;
+static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
+    const size_t most_bytes = 1 << 26;
+    JsonText index;
+    int code = 0;
+    TRY(json_read(&index, path, most_bytes, fetch_again, e));
+    const cJSON *map = json_get(index.root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
-        return FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
-                    json_place(index, map));
+        TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
+                      json_place(&index, map)));
     size_t most = (size_t)cJSON_GetArraySize(map);
-    TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
+    TRY_GOTO(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            return FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
-                        item->string, json_place(index, item));
-        if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
+            TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
+                          item->string, json_place(&index, item)));
+        if (!files_have(files, item->valuestring)) TRY_GOTO(files_add(files, directory, item->valuestring, e));
     }
-    return 0;
-}
-
-static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
-    const size_t most = 1 << 26; // bytes
-    JsonText index;
-    TRY(json_read(&index, path, most, fetch_again, e));
-    int code = files_add_indexed(files, &index, directory, path, e);
+done:
     json_free(&index);
     return code;
 }
@@ -210,31 +206,23 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
     return files_add(files, directory, MODEL_FILE, e);
 }
 
-typedef struct {
-    const SafetensorsReader *reader;
-    const SafetensorsEntry *entry; // NULL: in none of the files
-} Found;
-
-// Hub files name tensors with and without "transformer." in front.
-static Found find_tensor(const ModelFiles *files, const Tensor *t) {
+// NULL where none of the files has the tensor. Hub files name tensors with and without "transformer." in front.
+static const SafetensorsEntry *find_tensor(const ModelFiles *files, const Tensor *t) {
     char long_name[64];
+    const SafetensorsEntry *entry = NULL;
     snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
-    for (int i = 0; i < files->count; i++) {
-        const SafetensorsEntry *entry = safetensors_find(&files->reader[i], long_name);
+    for (int i = 0; i < files->count && !entry; i++) {
+        entry = safetensors_find(&files->reader[i], long_name);
         if (!entry) entry = safetensors_find(&files->reader[i], t->name);
-        if (entry) return (Found){&files->reader[i], entry};
     }
-    return (Found){0};
+    return entry;
 }
 
 // Where in the file a tensor's data begins.
-static unsigned long long data_byte(const SafetensorsReader *reader, const SafetensorsEntry *entry) {
-    return reader->data_offset + entry->begin;
-}
+static unsigned long long data_byte(const SafetensorsEntry *entry) { return entry->reader->data_offset + entry->begin; }
 
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
-    Found found = find_tensor(files, t);
-    const SafetensorsEntry *entry = found.entry;
+    const SafetensorsEntry *entry = find_tensor(files, t);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
@@ -244,23 +232,18 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
         return 0;
     return FAIL(e, ERR_INPUT, hint,
                 "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
+                entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
 // Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
-static int load_range(Found found, size_t base, Range range, float *buffer, RangeWriter load, void *context, Error *e) {
+static int load_range(const SafetensorsEntry *entry, size_t base, Range range, float *buffer, RangeWriter load,
+                      void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {
         size_t n = size_min(CHUNK, range.end - first);
-        TRY(safetensors_read_f32(found.reader, found.entry, first - base, n, buffer, e));
+        TRY(safetensors_read_f32(entry, first - base, n, buffer, e));
         TRY(load(context, (Range){first, first + n}, buffer, e));
     }
     return 0;
-}
-
-// Is this a file of the model's weights?
-static bool is_weights_file(const char *name) {
-    size_t length = strlen(name), tail = strlen(".safetensors");
-    return length > tail && strcmp(name + length - tail, ".safetensors") == 0 && strcmp(name, OPTIMIZER_NAME) != 0;
 }
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
@@ -280,7 +263,7 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
     TRY(directory_list(path, &names, e));
     int code = 0;
     for (int i = 0; i < names.count && !code; i++) {
-        if (!is_weights_file(names.name[i])) continue;
+        if (!path_ends(names.name[i], ".safetensors") || strcmp(names.name[i], OPTIMIZER_NAME) == 0) continue;
         code = path_join(file, sizeof file, path, names.name[i], e);
         if (!code) code = hash_file(file, hash, e);
     }
@@ -399,17 +382,18 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
     return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
 }
 
-static int find_moment(Found *found, const SafetensorsReader *reader, int moment, const Model *model, Error *e) {
+static int find_moment(const SafetensorsEntry **entry, const SafetensorsReader *reader, int moment, const Model *model,
+                       Error *e) {
     const char *const hint = "use another checkpoint";
     char name[40];
     moment_name(name, sizeof name, moment, model);
-    *found = (Found){reader, safetensors_find(reader, name)};
-    if (!found->entry)
+    *entry = safetensors_find(reader, name);
+    if (!*entry)
         return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
                     (unsigned long long)reader->data_offset);
-    if (found->entry->type == SAFETENSORS_F32 && found->entry->count == model->flat_count) return 0;
+    if ((*entry)->type == SAFETENSORS_F32 && (*entry)->count == model->flat_count) return 0;
     return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", reader->path,
-                name, data_byte(reader, found->entry));
+                name, data_byte(*entry));
 }
 
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
@@ -417,7 +401,7 @@ int checkpoint_load_optimizer(const char *directory, const Model *model, const R
     const Range all = {0, model->flat_count};
     char path[PATH_MAX];
     SafetensorsReader reader;
-    Found moment[2];
+    const SafetensorsEntry *moment[2];
     float *buffer = NULL;
     int code = 0;
     if (!count) wanted = &all, count = 1;

@@ -35,7 +35,8 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_read.
+// The header, from text to entries. entries_parse and header_read put the tensor's name and the file's in front of
+// errors.
 
 static bool json_integer(const cJSON *item, uint64_t *out) {
     bool whole = json_whole(item, 0, INFINITY);
@@ -80,7 +81,7 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Js
 }
 
 // Exactly three fields, of which all three names are found: none is there twice.
-static int fields_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
+static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
@@ -91,11 +92,6 @@ static int fields_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTe
                     cJSON_IsString(type) ? type->valuestring : "(not a string)", json_place(h, type));
     TRY(shape_parse(entry, shape, h, e));
     return offsets_parse(entry, offsets, h, e);
-}
-
-static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
-    *entry = (SafetensorsEntry){.name = json->string};
-    return fields_parse(entry, json, h, e) ? error_prefix(e, "tensor %.200s", entry->name) : 0;
 }
 
 static int compare_entries(const void *pa, const void *pb) {
@@ -149,7 +145,9 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
                      "a list of tensors", e));
     cJSON_ArrayForEach(item, root) {
         if (strcmp(item->string, METADATA_NAME) == 0) continue;
-        TRY(entry_parse(&reader->entries[reader->count++], item, &reader->header, e));
+        SafetensorsEntry *entry = &reader->entries[reader->count++];
+        *entry = (SafetensorsEntry){.reader = reader, .name = item->string};
+        if (entry_parse(entry, item, &reader->header, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     TRY(names_sort(reader, e)); // before the offsets: a name that is there twice says more than the overlap
@@ -218,23 +216,22 @@ const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const 
     return found ? *(const SafetensorsEntry **)found : NULL;
 }
 
-int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                     void *out, Error *e) {
+int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, void *out, Error *e) {
+    const SafetensorsReader *reader = entry->reader;
     size_t size = types[entry->type].bytes;
     assert(first <= entry->count && n <= entry->count - first);
     uint64_t at = reader->data_offset + entry->begin + first * size;
     return file_read_range(reader->fd, reader->path, at, out, n * size, e);
 }
 
-int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                         float *out, Error *e) {
+int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e) {
     SafetensorsType type = entry->type;
-    if (type == SAFETENSORS_F32) return safetensors_read(reader, entry, first, n, out, e);
+    if (type == SAFETENSORS_F32) return safetensors_read(entry, first, n, out, e);
     if (type != SAFETENSORS_BF16 && type != SAFETENSORS_F16)
         return FAIL(e, ERR_INPUT, convert,
                     "%s: tensor %.200s, whose data begins at byte %" PRIu64 ", is %s, not F32, BF16 or F16",
-                    reader->path, entry->name, reader->data_offset + entry->begin, types[type].name);
-    TRY(safetensors_read(reader, entry, first, n, half_place(out, n), e));
+                    entry->reader->path, entry->name, entry->reader->data_offset + entry->begin, types[type].name);
+    TRY(safetensors_read(entry, first, n, half_place(out, n), e));
     half_widen(out, n, type == SAFETENSORS_BF16);
     return 0;
 }

@@ -136,8 +136,6 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 // Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only
 // it.
 static int shards_find(Dataset *data, const char *pattern, Error *e) {
@@ -145,7 +143,7 @@ static int shards_find(Dataset *data, const char *pattern, Error *e) {
     glob_t found = {0};
     int code = 0;
     bool literal = stat(pattern, &st) == 0;
-    int failure = literal ? 0 : glob(pattern, GLOB_NOSORT, NULL, &found);
+    int failure = literal ? 0 : glob(pattern, 0, NULL, &found);
     if (failure == GLOB_NOMATCH)
         code = FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
     else if (failure)
@@ -153,7 +151,6 @@ static int shards_find(Dataset *data, const char *pattern, Error *e) {
                     pattern);
     if (code) goto done;
     int count = literal ? 1 : (int)found.gl_pathc;
-    if (!literal) qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names); // whatever the locale
     TRY_GOTO(memory_alloc_zero((void **)&data->shards, (size_t)count * sizeof *data->shards, "shards", e));
     for (; data->info.shards < count; data->info.shards++) {
         const char *path = literal ? pattern : found.gl_pathv[data->info.shards];

@@ -57,11 +57,11 @@ static void read_all(const SafetensorsReader *reader, size_t file_bytes) {
     for (int i = 0; i < reader->count; i++) {
         const SafetensorsEntry *entry = &reader->entries[i];
         CHECK(safetensors_find(reader, entry->name) == entry, "%s is not found", entry->name);
-        CHECK_OK(safetensors_read(reader, entry, 0, entry->count, raw, &e), &e);
+        CHECK_OK(safetensors_read(entry, 0, entry->count, raw, &e), &e);
         bytes += entry->count * safetensors_type_bytes(entry->type);
         float *values;
         CHECK_OK(memory_alloc((void **)&values, entry->count * sizeof *values, "values", &e), &e);
-        int code = safetensors_read_f32(reader, entry, 0, entry->count, values, &e);
+        int code = safetensors_read_f32(entry, 0, entry->count, values, &e);
         CHECK(code == 0 || (code == ERR_INPUT && test_says_byte(e.what)), "code %d: %s", code, e.what);
         memory_free(values);
     }
