@@ -29,17 +29,6 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Life and state
 
-static int pinned_take(Engine *engine, Error *e) {
-    const EngineConfig *c = &engine->config;
-    size_t bytes = (size_t)c->micro_batch * (c->seq_len + 1) * sizeof(uint16_t);
-    for (int i = 0; i < TOKEN_SLOTS; i++) {
-        CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
-        CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
-    }
-    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
-    return CUDA_CALL(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
-}
-
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
@@ -62,16 +51,23 @@ static int cuda_check(const EngineConfig *config, Error *e) {
 }
 
 static int engine_open(Engine *engine, Error *e) {
-    TRY(cuda_check(&engine->config, e));
+    const EngineConfig *c = &engine->config;
+    TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
-    TRY(memory_alloc_zero((void **)&engine->block, engine->config.model->config.layers * sizeof(Block), "blocks", e));
+    TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
     TRY(engine_memory_take(engine, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
-    TRY(pinned_take(engine, e));
+    for (int i = 0; i < TOKEN_SLOTS; i++) {
+        size_t bytes = (size_t)c->micro_batch * (c->seq_len + 1) * sizeof(uint16_t);
+        CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
+        CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
+    }
+    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);

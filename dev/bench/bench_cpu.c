@@ -3,7 +3,7 @@
 //     bench_cpu [threads [rounds [name]]]        default: all threads, 5 rounds, cases whose name contains `name`
 //
 // Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
-// fall on one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
+// slow one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"
@@ -201,7 +201,7 @@ static void print_case(const Bench *bench, const Case *c) {
     printf("\n");
 }
 
-// The operands are made afresh for each case: dweight accumulates, and inf or NaN would be no fair load.
+// Fills the operands anew for each case: dweight accumulates, and inf or NaN is not a fair load.
 static void run_round(Bench *bench, Case *cases, int n, bool blas) {
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NANOSECONDS}, NULL);
     for (int i = 0; i < n; i++) {

@@ -30,9 +30,9 @@ typedef struct {
     double peak;      // of the device, FLOP/s; 0: unknown
     uint16_t *tokens; // (B, T + 1)
     StepResult result;
-    int rounds, steps; // wanted; done
+    int rounds, steps; // to do; done
     char tuning[TUNING_BYTES];
-    bool tuned; // the engine is, at present
+    bool tuned; // the engine's algorithms are timed ones
     Arm arm[ARMS_MAX];
     int arms;
 } Bench;
@@ -127,7 +127,7 @@ static int measure(Bench *b, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Telling
+// Printing
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -153,7 +153,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
 }
 
 // The standard error of a median is 1.2533 that of the mean of normal values, whose deviation is 1.4826 times the
-// median distance from the median: a step that something else delayed does not count for more than one.
+// median distance from the median: an outlier, such as a step that other work delayed, counts as one value.
 static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
     int n = b->rounds;

@@ -279,7 +279,7 @@ static double time_of(const std::function<void(int)> &call) {
         cuda_check(cudaEventSynchronize(stop));
         float ms = 0.0f;
         cuda_check(cudaEventElapsedTime(&ms, start, stop));
-        best = fmin(best, ms * 1e-3 / CALLS);
+        best = fmin(best, ms * 1e-3 / (int)CALLS);
     }
     cuda_check(cudaEventDestroy(start));
     cuda_check(cudaEventDestroy(stop));

@@ -1,16 +1,16 @@
-// bench_save: checkpoints of a whole training state through the saver, on whichever engine it is linked with, against
-// what the disk can do: dd conv=fsync of as many bytes, which is the measure; dd past the page cache (oflag=direct); and
-// the shortest C program, write and fsync of one buffer over and over. They take turns, forwards in one round and
-// backwards in the next, each round beginning with another one: what a page cache costs depends on how long ago its memory
-// was last used. What the others wrote is removed at once, a save by the next one. Figures are medians, with quartiles.
+// bench_save: saves of a whole training state, on the engine it is linked with, against the disk: dd conv=fsync of as many
+// bytes, which is the measure; dd past the page cache (oflag=direct); and the shortest C program, write and fsync of one
+// buffer again and again. They take turns, forwards in one round and backwards in the next, and each round begins with
+// another one, because the cost of the page cache depends on when its memory was last used. Other files are removed at
+// once, a save by the next save. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
-// "save" is from the snapshot to the rename of the finished, synced directory, with nothing else going on; where its time
-// goes is measured at the calls it makes (the linker sends them here: --wrap). Afterwards every save is read back and
-// verified and the one before it removed. "stall" is how long training stands still for another save, beside a step of
-// one micro-step of the size given: the host, that is, before the update, until the snapshot is taken. A device may have
-// work left meanwhile, so it is also said by how much that step is longer than steps alone.
+// "save" lasts from the snapshot to the rename of the synced directory, with no other work; its parts are measured at the
+// calls it makes (the linker sends them here: --wrap). Then every save is read back and verified, and the previous one
+// removed. "stall" is the time that the host stands still for another save, during a step of one micro-step: before the
+// update, until the snapshot is taken. A device may have work left meanwhile, so the extra length of that step against
+// steps alone is printed too.
 #include "run/saver.h"
 #include "../test/tree.h"
 
@@ -20,10 +20,10 @@
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Where the time goes: seconds within the calls of the save under way
+// The parts of the current save: seconds within its calls
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
-static double within[CALLS]; // of whichever thread saves
+static double within[CALLS]; // of the thread that saves
 
 static ssize_t timed(int call, double start, ssize_t result) {
     within[call] += clock_seconds() - start;
@@ -185,7 +185,7 @@ static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The contestants: each puts down how long it took
+// The contestants: each stores the seconds that it took
 
 static uint64_t bytes_of_save(const Bench *b) {
     return (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);
@@ -272,7 +272,7 @@ static int bench(Bench *b, int rounds, Error *e) {
     char line[256];
     engine_describe(b->engine, line, sizeof line);
     printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
-    // The first ones wait for fresh memory: the copy's, and the system's for as many files as are there at once.
+    // The first saves wait for fresh memory: for the copy, and for the page cache of the files that exist at once.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < count; i++) TRY(contestants[(r + (r % 2 ? count - i : i)) % count](b, r, e));

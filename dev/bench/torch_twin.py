@@ -162,7 +162,7 @@ def build_model(torch, a, device):
     class GPT2(nn.Module):
         def __init__(self):
             super().__init__()
-            padded = (a.vocab_size + 127) // 128 * 128  # whole tiles; the rows behind the vocabulary never count
+            padded = (a.vocab_size + 127) // 128 * 128  # whole tiles; the rows after the vocabulary never count
             self.wte = nn.Parameter(torch.zeros(padded, a.channels))
             self.wpe = nn.Parameter(torch.zeros(a.seq_len, a.channels))
             self.h = nn.ModuleList([Block() for _ in range(a.layers)])

@@ -133,7 +133,7 @@ def check_example_sq_sum(dump):
 
 
 def check_example_sq_ln(dump):
-    """The sums that come out of the LayerNorm backward alone; the other tensors are not measured then."""
+    """Sums of the LayerNorm backward alone: in this mode the other tensors are not measured."""
     errors = []
     for name, g in dump.gradients.items():
         got = dump.get(f"example_sq_ln/{name}")

@@ -101,7 +101,7 @@ class World:
 
 
 def random_params(rng, layers, C, V, T):
-    """Lively ones: at GPT-2's initial values all endings are alike."""
+    """Lively parameters: at GPT-2's initial values all endings score alike."""
     shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
     for i in range(layers):
         for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
@@ -178,7 +178,7 @@ def oracle_hellaswag(world, T):
 
 
 def score(losses, labels):
-    """The share of questions answered rightly, and that of those whose two best endings are too near to tell apart."""
+    """The share of questions answered right, and the share whose two best endings are too close to tell apart."""
     best = np.sort(losses, axis=1)
     return np.mean(losses.argmin(axis=1) == labels), np.mean(best[:, 1] < best[:, 0] * (1 + TOLERANCE))
 
@@ -278,7 +278,7 @@ def main():
     build = Path(sys.argv[1]).resolve()
     seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
     rng = np.random.default_rng(seed)
-    # Bytes: endings fit in 96, some contexts do not; in 40 some questions cannot be asked.
+    # Bytes: endings fit in 96, some contexts do not; with 40 some questions cannot be asked.
     check_world(build, "bytes", Bytes(), rng, [96, 40, 200], questions=48, layers=2, heads=2, channels=32, context=200)
     vocabulary = Path(os.environ.get("GNS_TEST_DATA", "/nonexistent")) / "gpt2"
     if (vocabulary / "encoder.json").exists():

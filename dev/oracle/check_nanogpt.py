@@ -23,7 +23,7 @@ import from_nanogpt
 
 TOLERANCE, LIVELY = 1e-4, 0.3  # of a logit, fp32; least standard deviation of logits: at 0 everything agrees
 ARGS = dict(n_layer=2, n_head=3, n_embd=24, block_size=11, vocab_size=64, dropout=0.0)
-REAL = 61  # tokens: the rows behind are padding
+REAL = 61  # tokens; the rows after them are padding
 seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
 rng = np.random.default_rng(seed)
 

@@ -58,7 +58,7 @@ class Programs:
         subprocess.run(command, cwd=self.work, capture_output=True, check=True)
 
     def logits(self, directory):
-        """Tokens (rows, T) and the logits behind each (rows, T, V) as our engine computes them from a directory."""
+        """Tokens (rows, T), and the logits after each (rows, T, V) that our engine computes from a directory."""
         path = self.work / "logits.safetensors"
         self.run("dev/test/scripts/print_logits", directory, path)
         with safe_open(path, "pt") as f:
@@ -92,7 +92,7 @@ def lively_model(shape, seed):
 
 
 def load_here(directory):
-    """What transformers makes of a directory, in fp32; every tensor must have come from it."""
+    """The model that transformers loads from a directory, in fp32; every tensor must come from there."""
     model, info = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
     faults = {what: found for what, found in info.items() if found}
     if faults:
@@ -101,13 +101,13 @@ def load_here(directory):
 
 
 def compare_logits(programs, directory):
-    """The largest difference between our logits and theirs, of one directory."""
+    """The largest difference between our logits and transformers' for one directory."""
     tokens, ours = programs.logits(directory)
     with torch.no_grad():
-        theirs = load_here(directory)(tokens).logits
-    if ours.shape != theirs.shape:
-        raise Mismatch(f"shape {tuple(ours.shape)}, want {tuple(theirs.shape)}")
-    spread, error = float(theirs.std()), float((ours.double() - theirs.double()).abs().max())
+        reference = load_here(directory)(tokens).logits
+    if ours.shape != reference.shape:
+        raise Mismatch(f"shape {tuple(ours.shape)}, want {tuple(reference.shape)}")
+    spread, error = float(reference.std()), float((ours.double() - reference.double()).abs().max())
     if not spread > LIVELY:
         raise Mismatch(f"logits spread by {spread:.2g} only: the check would not see a difference")
     if not error <= TOLERANCE:  # NaN is not
@@ -135,7 +135,7 @@ def check_import_sharded(programs):
 
 
 def check_import_base(programs):
-    """GPT2Model, without the head: no "transformer." in front of the names, as in OpenAI's own repositories."""
+    """GPT2Model, without the head: names without "transformer.", as in OpenAI's own repositories."""
     directory = programs.work / "saved_base"
     lively_model(SHAPES["l2_c32_v61_t13"], seed=3).transformer.save_pretrained(directory)
     with safe_open(directory / "model.safetensors", "pt") as f:
@@ -155,7 +155,7 @@ def byte_run(programs):
 
 
 def bpe_run(programs):
-    """Trains on from a model and with a tokenizer that lie in one directory, as somebody's own on the Hub would."""
+    """Trains a model further with the tokenizer in its directory, as a model from the Hub has one."""
     directory = programs.work / "bpe_start"
     programs.learn_vocabulary(301, directory)
     programs.run("data/tokenize", "--tokenizer", directory, "--out", "bpe", "corpus.txt")
@@ -199,10 +199,10 @@ def check_loss(_, run):
     row = torch.tensor([list(CORPUS.encode())[: BYTE_CONTEXT + 1]])
     with torch.no_grad():
         logits = load_here(run)(row[:, :-1]).logits
-    theirs = float(torch.nn.functional.cross_entropy(logits[0].double(), row[0, 1:]))
-    if not abs(ours - theirs) <= TOLERANCE:
-        raise Mismatch(f"a loss of {ours:.6f} in the run is {theirs:.6f} in transformers")
-    return f"{ours:.6f} and {theirs:.6f}"
+    reference = float(torch.nn.functional.cross_entropy(logits[0].double(), row[0, 1:]))
+    if not abs(ours - reference) <= TOLERANCE:
+        raise Mismatch(f"a loss of {ours:.6f} in the run is {reference:.6f} in transformers")
+    return f"{ours:.6f} and {reference:.6f}"
 
 
 def check_bytes_tokenizer(_, run):

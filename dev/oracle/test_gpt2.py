@@ -1,4 +1,4 @@
-"""The oracle against itself: second opinions on gpt2.py, and proof that check_engine.py sees what is wrong.
+"""The oracle against itself: second opinions on gpt2.py, and proof that check_engine.py finds faults.
 
 test_gpt2.py prints a line a test, as dev/test/test.h does, and exits with 1 where one failed.
 """
@@ -32,7 +32,7 @@ def random_model(rng):
         linears = {"attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "mlp.c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C)}
         for name, (rows, columns) in linears.items():
             shapes |= {f"h.{i}.{name}.weight": (rows, columns), f"h.{i}.{name}.bias": (columns,)}
-    # rounded to fp32, so that a dump of them loses nothing
+    # rounded to fp32, so that a dump is exact
     draw = lambda name, shape: np.float32(rng.normal(".ln" in f".{name}" and name.endswith("weight"), 0.3, shape))
     return {name: draw(name, shape).astype(np.float64) for name, shape in shapes.items()}
 
@@ -125,8 +125,8 @@ def test_gradient():
         assert np.linalg.norm(whole[name] - mean) <= 1e-13 * scale, f"{name}: mean of gradients"
         direction = rng.normal(size=p.shape) / np.sqrt(p.size) + mean / scale
         h = 1e-4
-        ahead, behind = (examples(params | {name: p + s * h * direction}, rows)[0].mean() for s in (1, -1))
-        error = abs((ahead - behind) / (2 * h) - np.sum(mean * direction)) / scale
+        plus, minus = (examples(params | {name: p + s * h * direction}, rows)[0].mean() for s in (1, -1))
+        error = abs((plus - minus) / (2 * h) - np.sum(mean * direction)) / scale
         assert error <= 1e-6, f"{name}: slope off by {error:.3g}"
     assert np.abs(np.asarray(gradients["h.0.attn.c_attn.bias"])[:, 8:16]).max() < 1e-15, "key bias"
     # the head's share reaches words that the row does not contain, the embedding's share does not
@@ -160,7 +160,7 @@ def test_schedule():
 
 
 def oracle_dump():
-    """What a perfect fp32 engine would write down."""
+    """The dump of a perfect fp32 engine."""
     rng = np.random.default_rng(3)
     params, rows = random_model(rng), random_rows(rng, SHAPE["steps"])
     losses, gradients, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows[0])
@@ -194,7 +194,7 @@ def failures(dump, directory, settings=None):
 
 
 def test_checker():
-    """check_engine.py passes the perfect dump, and fails every one that is wrong, in the right place."""
+    """check_engine.py passes the perfect dump, and fails every wrong one, in the right place."""
     good = oracle_dump()
     with tempfile.TemporaryDirectory() as directory:
         assert failures(good, directory) == [], failures(good, directory)

@@ -8,7 +8,7 @@
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
 #     MACHINES number of machines, all played by this one (1): each has all GPUs here, and NCCL goes through sockets
-#              between them. Slow, since ranks take turns on a GPU, but the numbers are those of so many machines.
+#              between them. Slow, since ranks take turns on a GPU, but the numbers are those of real machines.
 #     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
 #     OUT      logs and run directories (build/ranks_check)
 #     LIMIT    seconds for everything (665 x MACHINES)
@@ -76,8 +76,8 @@ rank_counts=1
 for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
 [ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
 
-# Half of the tokens follow from the one before, the others obey Zipf's law: something to learn, and a distribution that
-# is to the embedding's kernels what real text is.
+# Half of the tokens follow from the previous one, the other half obey Zipf's law: there is something to learn, and the
+# embedding's kernels meet the distribution of real text.
 make_text() { # FILE COUNT VOCABULARY
     python3 - "$@" << 'PYTHON'
 import array, random, sys
@@ -333,7 +333,7 @@ resume() {
 
 tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: without the first five
 
-# Runs so many steps and kills the run, which saves nothing. Files: NAME.speed, and NAME.memory in MiB.
+# Runs STEPS steps and kills the run, which saves nothing. Files: NAME.speed, and NAME.memory in MiB.
 speed_run() { # NAME RANKS STEPS OPTIONS...
     [ "$(seconds_left)" -gt 5 ] || { row SKIP "$1" "no time left"; return 1; }
     begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"

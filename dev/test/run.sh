@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs test programs and counts what they print: dev/test/run.sh BUILD_DIR TEST...
 # A TEST is a program or script that prints a line for each test, beginning with PASS, FAIL or SKIP. A crash, a non-zero
-# exit without a FAIL line, or no such line counts as one more failure; so does a TEST that runs for more than half an hour
-# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long), which is killed with all processes that it started. 77 is
-# the exit code of a TEST that is skipped as a whole.
+# exit without a FAIL line, or no such line counts as one more failure. So does a TEST that runs longer than half an hour
+# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
+# that is skipped as a whole exits with 77.
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1

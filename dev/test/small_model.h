@@ -1,11 +1,10 @@
 // small_model: a small GPT-2 with lively parameters, for tests of an engine through engine.h.
-#ifndef GNS_SMALL_MODEL_H
-#define GNS_SMALL_MODEL_H
+#pragma once
 
 #include "model/engine.h"
 #include "math/rng.h"
 
-// Streams of rng.h, apart from those of the program under test (and of no consequence: only the seed's use matters).
+// Streams of rng.h that the program under test does not use.
 enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };
 
 // Parameters at which every part of the model matters: GPT-2's own initial values are so small that softmax and GELU
@@ -21,8 +20,7 @@ static inline void small_params(const Model *model, uint64_t seed, float *flat) 
     }
 }
 
-// Uniform tokens. In short vocabularies they recur within a row, which is what makes the tied weight's cross term
-// large.
+// Uniform tokens. In a short vocabulary they recur within a row, which makes the tied weight's cross term large.
 static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *tokens) {
     for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
 }
@@ -37,5 +35,3 @@ static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, 
     }
     return 0;
 }
-
-#endif

@@ -5,9 +5,8 @@
 //
 // It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
 // dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
-// these alone; name those that they build on too.
-#ifndef GNS_TEST_H
-#define GNS_TEST_H
+// only these tests; name the tests that they need too.
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -15,11 +14,11 @@
 #include <string.h>
 
 static struct {
-    int checks, failures, skipped; // of the test under way
+    int checks, failures, skipped; // of the current test
     int total_failures;
 } test_state;
 
-// On failure says where and why, and goes on, so that one run shows everything that is wrong.
+// On failure prints where and why; the test continues, so that one run shows every fault.
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         test_state.checks++;                                                                                           \
@@ -53,7 +52,7 @@ static struct {
         return;                                                                                                        \
     } while (0)
 
-// Does a message say where in a file: "byte 12", "bytes 0 to 8"?
+// Whether a message names a place in a file: "byte 12", "bytes 0 to 8".
 static inline bool test_says_byte(const char *message) {
     for (const char *at = message; (at = strstr(at, "byte")) != NULL; at++) {
         const char *number = at + strlen("byte") + (at[4] == 's');
@@ -62,7 +61,7 @@ static inline bool test_says_byte(const char *message) {
     return false;
 }
 
-// As a whole word of GNS_ONLY, or everything is.
+// Whether GNS_ONLY has the name as a whole word, or is not set.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");
     size_t n = strlen(name);
@@ -88,5 +87,3 @@ static void test_run(const char *file, const char *name, void (*f)(void)) {
 #define RUN(f) (test_wanted(#f) ? test_run(__FILE__, #f, f) : (void)0)
 
 static inline int test_summary(void) { return test_state.total_failures ? 1 : 0; }
-
-#endif

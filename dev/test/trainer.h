@@ -1,7 +1,6 @@
 // trainer: the whole training program as a child process, on a model and data small enough for thousands of runs, and
-// comparisons of what runs leave behind. For tests of checkpoints and resumption.
-#ifndef GNS_TRAINER_H
-#define GNS_TRAINER_H
+// comparisons of the files that runs leave. For tests of checkpoints and resuming.
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "text/shards.h"
@@ -21,15 +20,15 @@
 enum { TRAINER_ARGUMENTS = 128 };
 
 static struct {
-    char scratch[PATH_MAX]; // the present directory while the tests run
+    char scratch[PATH_MAX]; // the working directory of the tests
     bool thorough;          // GNS_LONG=1: the long forms (make test-crash)
-    int batch_min;          // of trainer_command: no fewer than there are ranks
+    int batch_min;          // of trainer_command: at least the number of ranks
     int ranks;              // > 1: under mpirun, as `program rank train_gpt2 ...`
-    char program[PATH_MAX]; // this one
-    EngineApi engine;       // which it trains on: the CPU engine, where a test does not put functions of its own in
+    char program[PATH_MAX]; // this test program
+    EngineApi engine;       // default: the CPU engine; a test may replace functions
 } trainer;
 
-// Words with some order in them, so that there is something to learn.
+// Writes a shard of tokens with some order, so that there is something to learn.
 static inline void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
     Error e = {0};
     uint16_t *tokens = malloc(count * sizeof *tokens);
@@ -60,14 +59,14 @@ static int trainer_end(void) {
     return test_summary();
 }
 
-// A run of some 100 steps whose batch grows three times, with all that a checkpoint must hold: noise averages,
-// calibration, a ramp under way, outlier windows.
+// A run of about 100 steps whose batch grows three times. Its checkpoints hold every kind of state: noise averages,
+// calibration, a ramp that has not ended, outlier windows.
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
     "--gns-half-life 60 --ramp-kappa 1000 --lr 1e-2 --val-every 7 --val-tokens 128 --skip-loss-z 3 ";
 
-// Takes the place of this process. A run that hangs is killed.
+// Replaces this process by mpirun. A run that hangs is killed.
 static void trainer_exec_ranks(int argc, char **argv) {
     static char *all[TRAINER_ARGUMENTS + 20] = {
         "timeout",   "-s",   "KILL",          "120", "mpirun", "-np", NULL, "--oversubscribe", "--allow-run-as-root",
@@ -77,15 +76,15 @@ static void trainer_exec_ranks(int argc, char **argv) {
     snprintf(ranks, sizeof ranks, "%d", trainer.ranks);
     all[6] = ranks;
     for (int i = 0; i < argc; i++) all[n++] = argv[i];
-    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores, all on this machine
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores of one machine
     setenv("OMPI_MCA_btl", "self,vader", 1);
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // of Open MPI's own
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // Open MPI leaks
     execvp(all[0], all);
     _exit(127);
 }
 
-// Starts the program with more options behind those above (or other ones, where `format` begins with "train_gpt2").
-// What it prints goes to the file "log".
+// Starts the program with options added to trainer_command, or with `format` alone if that begins with "train_gpt2".
+// Its output goes to the file "log".
 static pid_t trainer_start(const char *format, va_list args) {
     char line[4096], *argv[TRAINER_ARGUMENTS + 1] = {0};
     int argc = 0;
@@ -107,7 +106,7 @@ static pid_t trainer_start(const char *format, va_list args) {
     _exit(code);
 }
 
-// The exit code, or 1000 + the signal that ended it.
+// Returns the exit code, or 1000 + the signal that ended the process.
 static int trainer_wait(pid_t child) {
     int status = 0;
     waitpid(child, &status, 0);
@@ -192,7 +191,7 @@ static inline bool same_file(const char *a, const char *b) {
     return same;
 }
 
-// metrics.jsonl without what a clock says, in place.
+// Removes from metrics.jsonl, in place, the fields that depend on a clock.
 static void drop_timing(char *text) {
     char *from;
     while ((from = strstr(text, ", \"tok_per_s\": "))) {
@@ -213,7 +212,7 @@ static inline bool same_metrics(const char *a, const char *b) {
     return same;
 }
 
-// The newest step_NNNNNNNN of a run directory, -1 for none.
+// The step of a run directory's newest checkpoint; -1: none.
 static inline long newest_step(const char *run) {
     Names names;
     Error e;
@@ -225,7 +224,7 @@ static inline long newest_step(const char *run) {
     return newest;
 }
 
-// Are the files of two checkpoints the same, but those that speak of the run and not of where it stands?
+// Checks that the files of two checkpoints are equal, except those that describe the run and not its position.
 static inline void check_same_files(const char *a, const char *b, const char *what) {
     Names names;
     Error e = {0};
@@ -238,12 +237,10 @@ static inline void check_same_files(const char *a, const char *b, const char *wh
     names_free(&names);
 }
 
-// Two runs that ended alike: the same weights, moments and numbers, to the bit.
+// Checks that two runs ended with the same step, weights, moments and metrics, to the bit.
 static inline void check_same_end(const char *a, const char *b, const char *what) {
     long step = newest_step(a);
     CHECK(step > 0 && newest_step(b) == step, "%s: ends at step %ld, not %ld", what, newest_step(b), step);
     check_same_files(path_of("%s/step_%08ld", a, step), path_of("%s/step_%08ld", b, step), what);
     CHECK(same_metrics(path_of("%s/metrics.jsonl", a), path_of("%s/metrics.jsonl", b)), "%s: metrics differ", what);
 }
-
-#endif

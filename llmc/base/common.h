@@ -3,8 +3,7 @@
 // A function that can fail returns int: 0, or the exit code, with the details in its last argument, an Error *. Callers
 // hand it up to program_main (program.h), which prints it and ends the program. Only the watchdog (watchdog.h) ends the
 // program from another thread, when the ranks make no progress.
-#ifndef GNS_COMMON_H
-#define GNS_COMMON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -100,6 +99,4 @@ static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple 
 #    define GNS_HD __host__ __device__
 #else
 #    define GNS_HD
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 // files: paths, directories, whole files, and durable writing. files.c states what these functions promise together.
-#ifndef GNS_FILES_H
-#define GNS_FILES_H
+#pragma once
 
 #include "base/common.h"
 
@@ -119,4 +118,3 @@ int directory_remove(const char *path, const char *const *names, int count, Erro
 
 // Bytes that may still be written below the directory.
 int disk_free(const char *directory, uint64_t *bytes, Error *e);
-#endif

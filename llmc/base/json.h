@@ -1,6 +1,5 @@
 // json: a parsed JSON file, and where in its text a value begins, so that errors can name the byte.
-#ifndef GNS_JSON_H
-#define GNS_JSON_H
+#pragma once
 
 #include "base/common.h"
 #include <cjson/cJSON.h>
@@ -30,5 +29,3 @@ static inline cJSON *json_get(const cJSON *object, const char *name) {
 
 // Is the item a whole number from `low` to `high`, and exact as a double (up to 2^53)?
 bool json_whole(const cJSON *item, double low, double high);
-
-#endif

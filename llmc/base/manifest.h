@@ -10,8 +10,7 @@
 //     }
 //
 // manifest.c states what a manifest promises.
-#ifndef GNS_MANIFEST_H
-#define GNS_MANIFEST_H
+#pragma once
 
 #include "base/files.h"
 
@@ -53,4 +52,3 @@ int manifest_verify(const Manifest *manifest, const char *directory, Verify what
 
 // The same for one file, with VERIFY_DISK. ERR_INPUT also where the manifest does not list it.
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
-#endif

@@ -1,6 +1,5 @@
 // text: text written through a stream into memory, and as JSON strings of valid UTF-8.
-#ifndef GNS_TEXT_H
-#define GNS_TEXT_H
+#pragma once
 
 #include "base/common.h"
 
@@ -36,4 +35,3 @@ size_t utf8_boundary(const char *text, size_t bytes);
 
 // Writes a text as a JSON string (RFC 8259), in quotes; every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);
-#endif

@@ -6,8 +6,7 @@
 //     N bytes   header, JSON in UTF-8, may end in spaces: {"__metadata__": {"key": "string", ...},
 //                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 //     the rest  data: the tensors, row-major and little-endian; offsets count from here, and leave no holes
-#ifndef GNS_SAFETENSORS_H
-#define GNS_SAFETENSORS_H
+#pragma once
 
 #include "base/files.h"
 #include "base/json.h"
@@ -94,4 +93,3 @@ int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.
 void safetensors_abandon(SafetensorsWriter *writer);
-#endif

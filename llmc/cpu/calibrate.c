@@ -18,7 +18,7 @@ float calibrate_chains(size_t steps) {
     return sum[0];
 }
 
-// One thread's share of the work: multiply-adds, or with memory (2, copy_bytes) a copy from its first half to its second.
+// One thread's share of a round: multiply-adds, or, with memory (2, copy_bytes), a copy of its first half to its second.
 static float work(char *memory, size_t thread, size_t threads) {
     size_t part = copy_bytes / threads;
     if (!memory) return calibrate_chains(STEPS);

@@ -10,8 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread
-
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
     return arrays[kind];

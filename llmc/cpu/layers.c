@@ -8,9 +8,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Shorter loops run on one thread: a parallel region costs a few microseconds.
-enum { PARALLEL_FLOATS = 1 << 13 };
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding
 
@@ -54,7 +51,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
         const float *d = dx + (size_t)t * C;
         norms.position_sq += dot(d, d, C);
         norms.cross += dot(d, head_rows + (size_t)t * C, C);
-        // the first occurrence of v adds |E[v]|^2, over all its occurrences
+        // where a token v first occurs, add |E[v]|^2, E[v] over all its occurrences
         bool seen = false;
         for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
         if (seen) continue;

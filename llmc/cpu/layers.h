@@ -1,10 +1,11 @@
 // layers: the CPU kernels beside matmul and attention. fp32, OpenMP. The order of every sum depends on the shapes alone,
 // never on the number of threads, and so do the bits of results.
-#ifndef GNS_CPU_LAYERS_H
-#define GNS_CPU_LAYERS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+
+enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
 // x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), of which the first T of a row are read.
 void embedding_forward(float *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const float *wte /* (V, C) */,
@@ -52,5 +53,3 @@ double sum_squares(const float *x, size_t n);
 
 // y += x; returns |x|^2.
 double add_and_sum_squares(float *y, const float *x, size_t n);
-
-#endif

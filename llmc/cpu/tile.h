@@ -3,8 +3,7 @@
 // A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs: each step loads one row of B (as
 // TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The shape
 // is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), 12 of 16.
-#ifndef GNS_CPU_TILE_H
-#define GNS_CPU_TILE_H
+#pragma once
 
 #include "cpu/vector_math.h"
 
@@ -56,7 +55,7 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
         }                                                                                                              \
     } while (0)
 
-// t += a row of TILE_COLUMNS, in two halves, to each of its rows.
+// Adds a row of TILE_COLUMNS, in two halves, to each row of t.
 VECTOR_INLINE void tile_add_row(const int rows, Tile *t, Vec row0, Vec row1) {
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) t->v[i][0] += row0, t->v[i][1] += row1;
@@ -118,5 +117,3 @@ VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *
         }
     }
 }
-
-#endif

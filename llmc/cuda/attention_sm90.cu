@@ -30,7 +30,6 @@ template <int D_> struct ForwardLayout {
     struct Shared {
         Team team[TEAMS];
     };
-    static constexpr int SHARED_BYTES = sizeof(Shared);
 };
 
 namespace {
@@ -238,22 +237,22 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
 #    endif
 }
 
-template <class F>
-int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+} // namespace
+
+int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+    typedef ForwardLayout<64> Narrow;
+    typedef ForwardLayout<128> Wide;
+    const auto kernel = s.D == 64 ? forward_kernel<Narrow> : forward_kernel<Wide>;
+    const int threads = s.D == 64 ? Narrow::THREADS : Wide::THREADS;
+    const size_t bytes = s.D == 64 ? sizeof(Narrow::Shared) : sizeof(Wide::Shared);
     CUtensorMap qkv_map, out_map;
     int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(forward_kernel<F>, F::SHARED_BYTES, e));
-    forward_kernel<F><<<blocks, F::THREADS, F::SHARED_BYTES, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
+    TRY(shared_memory_allow(kernel, bytes, e));
+    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
-}
-
-} // namespace
-
-int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? forward<ForwardLayout<64>> : forward<ForwardLayout<128>>)(out, lse, qkv, s, stream, e);
 }
 
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {

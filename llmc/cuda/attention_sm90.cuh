@@ -3,8 +3,7 @@
 //
 // A tile in shared memory is cut into panels of 64 columns = 128 bytes a row. A panel has the 128-byte swizzle: the
 // 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
-#ifndef GNS_ATTENTION_SM90_CUH
-#define GNS_ATTENTION_SM90_CUH
+#pragma once
 
 #include "cuda/attention_paths.cuh"
 #ifndef GNS_FP32
@@ -140,13 +139,11 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 }
 
 #    define SM90_LIST_32                                                                                               \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "    \
-        "%23, "                                                                                                        \
-        "%24, %25, %26, %27, %28, %29, %30, %31"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #    define SM90_LIST_64                                                                                               \
-        SM90_LIST_32                                                                                                   \
-        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "            \
-        "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "              \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #    define SM90_INOUT_8(d, i)                                                                                         \
         "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
             "+f"(d[i + 7])
@@ -263,12 +260,6 @@ __device__ static inline char *shared_memory() {
     return shared_of_block;
 }
 
-__device__ static inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1, to rows row.. of one head, through
 // `stage`, (16, D) of shared memory of its own. Rows beyond T are not written. The copy may be in flight on return.
 template <int D>
@@ -320,5 +311,4 @@ template <int KEYS> __device__ static inline int key_tiles(int last, int T) { re
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e);
 
-#endif
 #endif

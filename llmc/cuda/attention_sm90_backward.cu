@@ -62,19 +62,6 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     __syncthreads();
 }
 
-// Draws the feeder's next work and hands it to the workers with its stage of own rows, into which the caller must copy
-// `bytes`.
-template <class F>
-__device__ Work work_next(typename F::Shared &shared, Ring<F::OWN_STAGES> own, unsigned *tickets, int bytes,
-                          AttentionShape s) {
-    Work work = work_draw(tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
-    barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
-    shared.work[own.stage] = work;
-    if (work.tile < 0) barrier_arrive(&shared.own_full[own.stage]);
-    else barrier_expect(&shared.own_full[own.stage], bytes);
-    return work;
-}
-
 // This thread is done with a stage. (One arrival a warp, after __syncwarp, would always do, but racecheck follows only
 // the thread that arrives.)
 template <class F> __device__ void stage_release(uint64_t *empty) {
@@ -114,10 +101,16 @@ __device__ void feed(typename F::Shared &shared, const CUtensorMap *qkv, const C
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_next<F>(shared, own, F::DQ ? &dq_tickets : &dkdv_tickets, own_bytes, s);
-        if (work.tile < 0) return;
-        int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // the most tiles of the other side first
+        Work work = work_draw(F::DQ ? &dq_tickets : &dkdv_tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
         uint64_t *own_full = &shared.own_full[own.stage];
+        barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
+        shared.work[own.stage] = work;
+        if (work.tile < 0) {
+            barrier_arrive(own_full);
+            return;
+        }
+        barrier_expect(own_full, own_bytes);
+        int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // the most tiles of the other side first
 #        pragma unroll 1
         for (int g = 0; g < GROUPS; g++)
             pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], qkv, dout, own_full,
@@ -323,34 +316,30 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 #    endif
 }
 
-template <int D>
-int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, cudaStream_t stream,
-             Error *e) {
-    CUtensorMap dqkv_map, qkv_map, dout_map;
-    int blocks;
-    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
-    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    struct {
-        void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, AttentionRows, AttentionShape, float);
-        size_t bytes;
-    } const launches[] = {
-        {backward_kernel<BackwardLayout<D, false>>, sizeof(typename BackwardLayout<D, false>::Shared)},
-        {backward_kernel<BackwardLayout<D, true>>, sizeof(typename BackwardLayout<D, true>::Shared)}};
-    for (auto l : launches) {
-        TRY(shared_memory_allow(l.kernel, l.bytes, e));
-        l.kernel<<<blocks, THREADS, l.bytes, stream>>>(dqkv_map, qkv_map, dout_map, rows, s, attention_scale(s));
-        TRY(CUDA_LAUNCHED(e));
-    }
-    return 0;
-}
-
 } // namespace
+
+template <bool DQ>
+static int launch(AttentionShape s, const CUtensorMap &dqkv, const CUtensorMap &qkv, const CUtensorMap &dout,
+                  AttentionRows rows, cudaStream_t stream, Error *e) {
+    typedef BackwardLayout<64, DQ> Narrow;
+    typedef BackwardLayout<128, DQ> Wide;
+    const auto kernel = s.D == 64 ? backward_kernel<Narrow> : backward_kernel<Wide>;
+    const size_t bytes = s.D == 64 ? sizeof(typename Narrow::Shared) : sizeof(typename Wide::Shared);
+    int blocks;
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(shared_memory_allow(kernel, bytes, e));
+    kernel<<<blocks, THREADS, bytes, stream>>>(dqkv, qkv, dout, rows, s, attention_scale(s));
+    return CUDA_LAUNCHED(e);
+}
 
 int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
                             cudaStream_t stream, Error *e) {
-    return (s.D == 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, rows, s, stream, e);
+    CUtensorMap dqkv_map, qkv_map, dout_map;
+    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
+    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
+    TRY(launch<false>(s, dqkv_map, qkv_map, dout_map, rows, stream, e));
+    return launch<true>(s, dqkv_map, qkv_map, dout_map, rows, stream, e);
 }
 
 #endif

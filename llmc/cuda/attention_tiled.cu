@@ -355,31 +355,22 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, 1.0f, 1.0f, at.row, s);
 }
 
-template <int DP>
-static int forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    const size_t bytes = 3 * ROWS * STRIDE<DP> * sizeof(real);
-    TRY(shared_memory_allow(forward_kernel<DP>, bytes, e));
-    forward_kernel<DP><<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
+int attention_tiled_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+    const auto kernel = s.D <= 64 ? forward_kernel<64> : forward_kernel<128>;
+    const size_t bytes = 3 * ROWS * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+    TRY(shared_memory_allow(kernel, bytes, e));
+    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
 }
 
-template <int DP>
-static int backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                    cudaStream_t stream, Error *e) {
-    const size_t bytes = 2 * (ROWS + OTHER_BACKWARD<DP>)*STRIDE<DP> * sizeof(real);
-    for (auto kernel : {dkdv_kernel<DP>, dq_kernel<DP>}) {
+int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
+                             cudaStream_t stream, Error *e) {
+    const int own = 2 * ROWS, other = 2 * (s.D <= 64 ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
+    const size_t bytes = (own + other) * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+    for (auto kernel : {s.D <= 64 ? dkdv_kernel<64> : dkdv_kernel<128>, s.D <= 64 ? dq_kernel<64> : dq_kernel<128>}) {
         TRY(shared_memory_allow(kernel, bytes, e));
         kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s));
         TRY(CUDA_LAUNCHED(e));
     }
     return 0;
-}
-
-int attention_tiled_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
-    return (s.D <= 64 ? forward<64> : forward<128>)(out, lse, qkv, s, stream, e);
-}
-
-int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                             cudaStream_t stream, Error *e) {
-    return (s.D <= 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, rows, s, stream, e);
 }

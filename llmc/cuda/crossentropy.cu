@@ -19,10 +19,8 @@ __device__ static inline float exp_minus(float x, float shift) {
 #ifdef GNS_FP32
     return expf(x - shift);
 #else
-    const float log2e = 1.4426950408889634f; // one multiply-add, and the unit's own 2^x without denormals
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, log2e, -shift * log2e)));
-    return y;
+    const float log2e = 1.4426950408889634f;
+    return exp2_fast(fmaf(x, log2e, -shift * log2e));
 #endif
 }
 
@@ -146,21 +144,16 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     }
 }
 
-template <bool GRADIENT, bool CACHED> static int rows_launch(Rows rows, int R, cudaStream_t stream, Error *e) {
-    assert(rows.Vp % VEC == 0); // as the model pads it
-    const int bytes = CACHED ? (int)(rows.Vp * sizeof(real)) : 0;
-    if (CACHED) TRY(shared_memory_allow(row_kernel<GRADIENT, CACHED>, bytes, e));
-    row_kernel<GRADIENT, CACHED><<<R, ROW_THREADS, bytes, stream>>>(rows);
-    return CUDA_LAUNCHED(e);
-}
-
 int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
                  int Vp, cudaStream_t stream, Error *e) {
-    const Rows rows = {losses, logits, tokens, row0, T, V, Vp};
-    const size_t bytes = Vp * sizeof(real);
+    const size_t row_bytes = Vp * sizeof(real);
     int most;
-    if (!gradient) return rows_launch<false, false>(rows, R, stream, e);
+    assert(Vp % VEC == 0); // as the model pads it
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
-    const bool fits = bytes <= CACHE_BYTES_MAX && bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
-    return (fits ? rows_launch<true, true> : rows_launch<true, false>)(rows, R, stream, e);
+    const bool fits = row_bytes <= CACHE_BYTES_MAX && row_bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
+    const size_t cache_bytes = gradient && fits ? row_bytes : 0;
+    const auto kernel = !gradient ? row_kernel<false, false> : fits ? row_kernel<true, true> : row_kernel<true, false>;
+    TRY(shared_memory_allow(kernel, cache_bytes, e));
+    kernel<<<R, ROW_THREADS, cache_bytes, stream>>>({losses, logits, tokens, row0, T, V, Vp});
+    return CUDA_LAUNCHED(e);
 }

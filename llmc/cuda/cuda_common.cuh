@@ -1,6 +1,5 @@
 // cuda_common: the element type of the build, and checked CUDA calls.
-#ifndef GNS_CUDA_COMMON_CUH
-#define GNS_CUDA_COMMON_CUH
+#pragma once
 
 #include "base/common.h"
 
@@ -38,9 +37,14 @@ static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *
     return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
 }
 
+// The unit's own 2^x, without denormals.
+__device__ static inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 #define UNROLL_FOR _Pragma("unroll") for // a loop that is unrolled, so that the arrays that it indexes are registers
 
 __device__ static inline float real_to_float(float x) { return x; }
 __device__ static inline float real_to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-#endif

@@ -31,9 +31,8 @@ __global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wt
 int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
                       cudaStream_t stream, Error *e) {
     const size_t packs = (size_t)B * T * (C % VEC ? C : C / VEC);
-    const unsigned blocks = blocks_for(packs);
-    if (C % VEC) forward_kernel<1><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
-    else forward_kernel<VEC><<<blocks, THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
+    const auto kernel = C % VEC ? forward_kernel<1> : forward_kernel<VEC>;
+    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
     return CUDA_LAUNCHED(e);
 }
 
@@ -76,13 +75,14 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_exampl
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
     size_t bytes = 0;
-    CUDA_TRY(cub::DeviceRadixSort::SortPairs(NULL, bytes, keys, order->key, rows, order->row, N, 0, bits, stream), e);
+    const auto sort = [&](void *scratch) {
+        return cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, order->key, rows, order->row, N, 0, bits, stream);
+    };
+    CUDA_TRY(sort(NULL), e);
     if (bytes > radix_bytes(N))
         return FAIL(e, ERR_INTERNAL, NULL, "the sort of %d tokens takes %zu bytes of scratch, not %zu", N, bytes,
                     radix_bytes(N));
-    return CUDA_CALL(
-        cub::DeviceRadixSort::SortPairs(at + 4 * step, bytes, keys, order->key, rows, order->row, N, 0, bits, stream),
-        e);
+    return CUDA_CALL(sort(at + 4 * step), e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -275,10 +275,8 @@ __global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens,
 
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
                      Error *e) {
-    const int W = C % 4 ? 1 : 4;
-    const size_t packs = (size_t)E * T * (C / W);
-    const unsigned blocks = blocks_for(packs);
-    if (W == 1) gather_kernel<1><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
-    else gather_kernel<4><<<blocks, THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
+    const size_t packs = (size_t)E * T * (C % 4 ? C : C / 4);
+    const auto kernel = C % 4 ? gather_kernel<1> : gather_kernel<4>;
+    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     return CUDA_LAUNCHED(e);
 }

@@ -1,8 +1,7 @@
 // The CUDA engine's private state, shared by train_gpt2.cu, engine_memory.cu and engine_state.cu.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
-#ifndef GNS_CUDA_ENGINE_CUH
-#define GNS_CUDA_ENGINE_CUH
+#pragma once
 
 #include "model/engine.h"
 #include "cuda/device.cuh"
@@ -76,15 +75,10 @@ struct Engine {
     bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
-// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor.
+// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of
+// this rank's own gradients, and scratch for the last.
 enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
-typedef enum {
-    STATS_GRAD_SQ,    // |g|^2
-    STATS_EXAMPLE_SQ, // sum_b |g_b|^2
-    STATS_RANK_SQ,    // |g|^2 of this rank's own gradients
-    STATS_RANK_ROOM,  // scratch for that
-    STATS_ROWS
-} StatsRow;
+typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
@@ -127,5 +121,3 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);
 size_t cuda_weight_bytes(const Engine *engine);
 void *cuda_stream(Engine *engine);
-
-#endif

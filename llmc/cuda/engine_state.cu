@@ -110,13 +110,12 @@ void cuda_pin(Engine *engine, void *memory, size_t bytes) {
         (void)cudaGetLastError(); // copies are then slower
 }
 
-void cuda_unpin(Engine *engine, void *memory) {
-    (void)engine;
+void cuda_unpin(Engine *, void *memory) {
     if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Gradients
+// Gradients and the update
 
 int cuda_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
@@ -180,9 +179,6 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e) {
     return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The update
-
 int engine_send_stats(Engine *engine, Error *e) {
     if (engine->stats_sent) return 0;
     TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double), e));
@@ -202,11 +198,14 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
         size_t begin = p.range.begin;
         assert(begin % DECAY_GRANULE == 0);
-        OptimizerArrays arrays = {engine->param + (weights_rounded() ? p.place : begin),
-                                  weights_rounded() ? engine->weight + begin : NULL,
+        float *param = engine->param + (weights_rounded() ? p.place : begin);
+        real *weight = weights_rounded() ? engine->weight + begin : NULL;
+        const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
+        OptimizerArrays arrays = {param,
+                                  weight,
                                   engine->moment1 + p.place,
                                   engine->moment2 + p.place,
-                                  engine->grad_sum + shard_grad_sum_place(&engine->config, p.range),
+                                  grad,
                                   engine->decay + begin / DECAY_GRANULE};
         TRY(optimizer_update(&arrays, range_length(p.range), step, engine->grad_scale, engine->stream, e));
     }
@@ -217,15 +216,10 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 // Between ranks
 
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
-    switch (buffer) {
-    case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return engine->weight + element;
-    case BUFFER_NORMS:
-        engine->stats_sent = engine->scaled = false; // the caller changes them
-        return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
-    }
-    assert(0);
-    return NULL;
+    if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
+    if (buffer == BUFFER_WEIGHT) return engine->weight + element;
+    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes them
+    return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
 }
 
 size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }

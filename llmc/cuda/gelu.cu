@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
             Pack<W> d[ROWS], v[ROWS];
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 const size_t i = (size_t)(row + r) * C + c;
-                d[r] = row + r < stop ? pack_load<W>(dy + i) : pack_zero<W>();
-                if (GELU) v[r] = row + r < stop ? pack_load<W>(x + i) : pack_zero<W>();
+                d[r] = row + r < stop ? pack_load<W>(dy + i) : Pack<W>{};
+                if (GELU) v[r] = row + r < stop ? pack_load<W>(x + i) : Pack<W>{};
             }
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W], u[W];
@@ -104,12 +104,10 @@ typedef struct {
 
 static ColumnLaunch column_launch(int B, int T, int C) {
     const int packs = ceil_div(C, C % VEC ? 1 : VEC);
-    ColumnLaunch l;
-    l.columns = ceil_div(packs, COLUMN_THREADS_MAX);
-    l.threads = (int)round_up((size_t)ceil_div(packs, l.columns), WARP);
-    const int places = 132 * (1024 / l.threads) / l.columns; // 64 registers a thread, 132 multiprocessors
-    l.split = column_split(B, T, places > 132 ? places : 132);
-    return l;
+    const int columns = ceil_div(packs, COLUMN_THREADS_MAX);
+    const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
+    const int places = 132 * (1024 / threads) / columns; // 64 registers a thread, 132 multiprocessors
+    return {threads, columns, column_split(B, T, places > 132 ? places : 132)};
 }
 
 size_t bias_backward_workspace_bytes(int B, int T, int C) {
@@ -119,10 +117,10 @@ size_t bias_backward_workspace_bytes(int B, int T, int C) {
 int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
                   cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
-    const auto kernel_1 = x ? columns_kernel<1, true> : columns_kernel<1, false>;
-    const auto kernel_vec = x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>;
-    (C % VEC ? kernel_1 : kernel_vec)<<<dim3(l.split.blocks, l.columns), l.threads, 0, stream>>>(dx, (float *)workspace,
-                                                                                                 dy, x, l.split, C);
+    const dim3 blocks(l.split.blocks, l.columns);
+    const auto kernel = C % VEC ? (x ? columns_kernel<1, true> : columns_kernel<1, false>)
+                                : (x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>);
+    kernel<<<blocks, l.threads, 0, stream>>>(dx, (float *)workspace, dy, x, l.split, C);
     TRY(CUDA_LAUNCHED(e));
     return column_finish(&dbias, 1, l.split, C, workspace, stream, e);
 }

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     Pack<VEC> packs[PACKS];
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : pack_zero<VEC>();
+        packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : Pack<VEC>{};
     }
     float x[PACKS][VEC], sum = 0.0f;
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <bool RESIDUAL>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                    const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    typedef decltype(forward_warp_kernel<RESIDUAL, 1>) WarpKernel;
-    static WarpKernel *const of_packs[ROW_PACKS_MAX] = {
+    static constexpr decltype(&forward_warp_kernel<RESIDUAL, 1>) of_packs[ROW_PACKS_MAX] = {
         forward_warp_kernel<RESIDUAL, 1>, forward_warp_kernel<RESIDUAL, 2>, forward_warp_kernel<RESIDUAL, 3>,
         forward_warp_kernel<RESIDUAL, 4>, forward_warp_kernel<RESIDUAL, 5>, forward_warp_kernel<RESIDUAL, 6>,
         forward_warp_kernel<RESIDUAL, 7>, forward_warp_kernel<RESIDUAL, 8>};
@@ -141,9 +140,9 @@ template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backw
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
         const size_t i = start + r * k.C;
-        t.dy[r] = there ? pack_load<VEC>(k.dy + i) : pack_zero<VEC>();
-        t.x[r] = there ? pack_load<VEC>(k.x + i) : pack_zero<VEC>();
-        if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : pack_zero<VEC>();
+        t.dy[r] = there ? pack_load<VEC>(k.dy + i) : Pack<VEC>{};
+        t.x[r] = there ? pack_load<VEC>(k.x + i) : Pack<VEC>{};
+        if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : Pack<VEC>{};
         t.mean[r] = there ? k.mean[row + r] : 0.0f;
         t.rstd[r] = there ? k.rstd[row + r] : 0.0f;
     }
@@ -217,7 +216,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     const int c = threadIdx.x * VEC;
     const float per_column = 1.0f / k.C;
     after_allow();
-    Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : pack_zero<VEC>();
+    Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
 
     int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
     const int end = min(row + k.split.rows_per_block, k.split.rows);
@@ -291,20 +290,17 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
-template <bool ACCUMULATE, bool DBIAS> static int backward(Backward k, cudaStream_t stream, Error *e) {
-    const int threads = backward_threads(k.C);
-    if (backward_is_fast(k.C)) backward_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
-    else backward_any_kernel<ACCUMULATE, DBIAS><<<k.split.blocks, threads, 0, stream>>>(k);
-    return CUDA_LAUNCHED(e);
-}
-
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
                        const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
     const Backward k = {dresidual, dy, x, mean, rstd, gamma, (float *)workspace, backward_split(B, T, C), C};
     const bool bias = dbias.sum != NULL;
-    if (accumulate) TRY((bias ? backward<true, true>(k, stream, e) : backward<true, false>(k, stream, e)));
-    else TRY((bias ? backward<false, true>(k, stream, e) : backward<false, false>(k, stream, e)));
+    const auto fast = accumulate ? (bias ? backward_kernel<true, true> : backward_kernel<true, false>)
+                                 : (bias ? backward_kernel<false, true> : backward_kernel<false, false>);
+    const auto any = accumulate ? (bias ? backward_any_kernel<true, true> : backward_any_kernel<true, false>)
+                                : (bias ? backward_any_kernel<false, true> : backward_any_kernel<false, false>);
+    (backward_is_fast(C) ? fast : any)<<<k.split.blocks, backward_threads(C), 0, stream>>>(k);
+    TRY(CUDA_LAUNCHED(e));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
     return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
 }

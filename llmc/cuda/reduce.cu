@@ -61,16 +61,14 @@ typedef struct {
 } Finish;
 
 static Finish finish_plan(ColumnSplit split, int sets, int C) {
-    Finish f = {split, sets, C, split.rows / split.T, ceil_div(C, WARP), 1};
-    const int slots_per_example = split.blocks / f.B + 2; // at most
-    while (f.warps_per_example < FINISH_WARPS && f.warps_per_example * SLOTS_IN_FLIGHT < slots_per_example)
-        f.warps_per_example *= 2;
-    f.batch = FINISH_WARPS / f.warps_per_example;
-    f.batches = ceil_div(f.B, f.batch);
-    f.batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
-    f.squares_at = f.batch_sums_at + round_up((size_t)f.batches * sets * C * sizeof(float), 16);
-    f.bytes = f.squares_at + (size_t)sets * f.B * f.column_groups * sizeof(double);
-    return f;
+    const int B = split.rows / split.T, groups = ceil_div(C, WARP), slots_per_example = split.blocks / B + 2; // at most
+    int warps = 1;
+    while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
+    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
+    const size_t batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
+    const size_t squares_at = batch_sums_at + round_up((size_t)batches * sets * C * sizeof(float), 16);
+    const size_t bytes = squares_at + (size_t)sets * B * groups * sizeof(double);
+    return {split, sets, C, B, groups, warps, batch, batches, batch_sums_at, squares_at, bytes};
 }
 
 size_t column_workspace_bytes(ColumnSplit split, int sets, int C) { return finish_plan(split, sets, C).bytes; }
@@ -263,10 +261,9 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
     double *partials = (double *)workspace;
     for (int b = 0; b < E; b += EXAMPLES_AT_ONCE) {
         const int some = E - b < EXAMPLES_AT_ONCE ? E - b : EXAMPLES_AT_ONCE;
-        const float *from = x + b * n;
-        double *to = partials + (size_t)b * FLAT_BLOCKS;
-        if (n % 4 == 0) examples_kernel<4><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
-        else examples_kernel<1><<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, to, from, some, n);
+        const auto kernel = n % 4 ? examples_kernel<1> : examples_kernel<4>;
+        kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, partials + (size_t)b * FLAT_BLOCKS, x + b * n, some,
+                                                         n);
         TRY(CUDA_LAUNCHED(e));
     }
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);

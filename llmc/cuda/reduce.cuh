@@ -5,8 +5,7 @@
 // k + b (along the rows k, b or both grow, so slots never collide). Stage two adds an example's slots, squares, and
 // adds the examples. So per-example norms need no second pass over the tensor, and the gradient has the same bits with
 // and without them.
-#ifndef GNS_REDUCE_CUH
-#define GNS_REDUCE_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -35,9 +34,9 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
                   cudaStream_t stream, Error *e);
 
 // A tensor's place in a flat buffer, in elements. Tables are sorted by offset and do not overlap; gaps are skipped.
-typedef struct {
+struct ReduceSegment {
     size_t offset, count;
-} ReduceSegment;
+};
 
 // squares[s] = sum of x^2 over segment s. x (n) fp32, segments (S) in device memory, squares (S) in device memory.
 // A NaN or infinity in a segment makes its sum one.
@@ -70,5 +69,3 @@ typedef struct {
 } ExampleSums;
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e);
-
-#endif

@@ -1,7 +1,6 @@
 // vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of bf16) where the row length
 // allows, else 1. Sums over a warp and a block are fixed trees.
-#ifndef GNS_VEC_CUH
-#define GNS_VEC_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -13,7 +12,6 @@ template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
 template <int W> __device__ inline Pack<W> pack_load(const real *p) { return *reinterpret_cast<const Pack<W> *>(p); }
 template <int W> __device__ inline void pack_store(real *p, const Pack<W> &v) { *reinterpret_cast<Pack<W> *>(p) = v; }
-template <int W> __device__ inline Pack<W> pack_zero() { return Pack<W>{}; }
 
 template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
     if constexpr (W == 1) f[0] = real_to_float(v.x);
@@ -128,5 +126,3 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-#endif

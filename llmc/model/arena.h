@@ -1,7 +1,6 @@
 // arena: one allocation for all buffers of a step. Each buffer states the phases of the step in which it is live; buffers
 // that are never live together share memory. The same code plans the bytes and places the buffers, so the plan is exact.
-#ifndef GNS_ARENA_H
-#define GNS_ARENA_H
+#pragma once
 
 #include "base/common.h"
 
@@ -35,5 +34,4 @@ void arena_place(const Arena *arena, void *base);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

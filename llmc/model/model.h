@@ -1,8 +1,7 @@
 // model: GPT-2's shape, its presets, and THE TENSOR TABLE, which says all there is to say about a parameter tensor:
 // name, shape, initialisation, weight decay, layer and group. Allocation, initialisation, the update, checkpoints, GNS
 // groups and tests walk this table; nothing else in the program lists the tensors.
-#ifndef GNS_MODEL_H
-#define GNS_MODEL_H
+#pragma once
 
 #include "base/common.h"
 
@@ -144,5 +143,4 @@ double model_flops_per_token(const Model *model, int seq_len);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 // shard: which parts of the flat arrays a rank keeps, and where, alike for both engines.
-#ifndef GNS_SHARD_H
-#define GNS_SHARD_H
+#pragma once
 
 #include "model/engine.h"
 
@@ -35,5 +34,4 @@ size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -4,8 +4,7 @@
 //
 // All ranks call the collective functions below in the same order. They return an error of MPI as ERR_RANK. Sums are
 // taken in the order of the ranks, in double: every rank has the same bits.
-#ifndef GNS_COMM_H
-#define GNS_COMM_H
+#pragma once
 
 #include "ranks/watchdog.h"
 
@@ -103,5 +102,4 @@ void comm_settle(Comm *comm);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

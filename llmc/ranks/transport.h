@@ -7,8 +7,7 @@
 //   2. wait_for makes the engine's later work wait for the first transfers.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums are taken in a fixed order: same bits, run after run.
-#ifndef GNS_TRANSPORT_H
-#define GNS_TRANSPORT_H
+#pragma once
 
 #include "model/model.h"
 #include "model/modes.h"
@@ -76,5 +75,4 @@ extern const TransportApi mpi_transport, nccl_transport;
 
 #ifdef __cplusplus
 }
-#endif
 #endif

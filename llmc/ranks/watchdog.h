@@ -9,8 +9,7 @@
 //   3. All watchdogs of a machine judge by the same board. One claims the report; the others stay silent.
 //   4. A board shows one machine. If all its ranks run and there are other machines, one of those may be to blame: the
 //      report names what the board shows, accuses nobody, and waits for machines that know more to end the job.
-#ifndef GNS_WATCHDOG_H
-#define GNS_WATCHDOG_H
+#pragma once
 
 #include "base/common.h"
 
@@ -56,6 +55,4 @@ void watchdog_device(Watchdog *w, const WatchdogDevice *device); // NULL: none f
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 // inspect: --check. Verifies a file or directory and says what it holds.
-#ifndef GNS_INSPECT_H
-#define GNS_INSPECT_H
+#pragma once
 
 #include "base/common.h"
 
@@ -8,4 +7,3 @@
 // .safetensors), or token shards (a file or a pattern).
 // ERR_INPUT where something is not as it was written.
 int inspect(const char *path, FILE *out, Error *e);
-#endif

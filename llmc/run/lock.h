@@ -4,8 +4,7 @@
 //
 // On NFS the lock is the server's, and outlives a machine that crashed until its lease has run out (NFSv4: 90 s or so). A
 // lock whose holder is seen to live on this machine does not go by itself; any other may.
-#ifndef GNS_RUN_LOCK_H
-#define GNS_RUN_LOCK_H
+#pragma once
 
 #include "base/common.h"
 
@@ -17,4 +16,3 @@ int run_lock_take(int fd, const char *path, const char *directory, bool *may_go,
 
 // Writes who this is. The lock is taken before anything may be written, so it is without for a while.
 int run_lock_sign(const char *directory, Error *e);
-#endif

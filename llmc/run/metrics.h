@@ -10,8 +10,7 @@
 // measured so far, in those lines, or --gns-ratio, in every line (the measured one is then gns_total / gns_type_ln).
 //
 // A resume cuts both back to its checkpoint, so that every step is there once.
-#ifndef GNS_METRICS_H
-#define GNS_METRICS_H
+#pragma once
 
 #include "base/common.h"
 #include "model/modes.h"
@@ -56,4 +55,3 @@ int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt,
 
 // NULL is fine.
 int metrics_close(Metrics *m, Error *e);
-#endif

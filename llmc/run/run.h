@@ -1,7 +1,6 @@
 // run: one run of the program. The program (program.c) makes it, the training loop (train.c) and the step (step.c) work on
 // it. It has five parts; a function takes the one or two parts that it needs, or the run where it needs more.
-#ifndef GNS_RUN_H
-#define GNS_RUN_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "gns/ramp.h"
@@ -182,5 +181,3 @@ int print_samples(Run *r, Error *e);
 
 // Takes the next step and writes its line of metrics.jsonl. *mode: what it measured.
 int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e);
-
-#endif

@@ -6,8 +6,7 @@
 //                     the tokenizer's files, where one is known               (tokenizer)
 //                     state.json                                              (run_state)
 //                     MANIFEST.json                                           (manifest)
-#ifndef GNS_SAVER_H
-#define GNS_SAVER_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -76,4 +75,3 @@ bool saver_wait(const Saver *saver, double seconds, Parallel *served);
 
 // Has a save ended, since it was asked last? `wait`: waits for one that is under way.
 bool saver_collect(Saver *saver, bool wait, SaveReport *report);
-#endif

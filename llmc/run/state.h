@@ -1,6 +1,5 @@
 // run_state: state.json, all that a run is besides its flat arrays, and what it must find again to go on from there.
-#ifndef GNS_RUN_STATE_H
-#define GNS_RUN_STATE_H
+#pragma once
 
 #include "gns/ramp.h"
 #include "text/shards.h"
@@ -77,4 +76,3 @@ typedef struct {
     char start[256], model[OPTION_TEXT]; // RunState's, and --model; "": not said
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
-#endif

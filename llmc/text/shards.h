@@ -13,8 +13,7 @@
 // Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
 // permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. A run's place in its data is therefore one
 // counter, and any batch size, micro-batch, number of ranks or restart sees the same sequence.
-#ifndef GNS_DATA_H
-#define GNS_DATA_H
+#pragma once
 
 #include "base/common.h"
 
@@ -73,5 +72,3 @@ uint64_t shard_writer_count(const ShardWriter *w);  // tokens put
 int shard_writer_sync(ShardWriter *w, Error *e);    // every token put is on disk, and the header counts it
 int shard_writer_suspend(ShardWriter *w, Error *e); // syncs, closes and keeps PATH.partial. Frees w in any case
 int shard_publish(const char *path, Error *e);      // PATH.partial becomes PATH
-
-#endif

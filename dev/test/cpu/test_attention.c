@@ -154,7 +154,7 @@ static void test_finite_differences(void) {
     free(at.scratch);
 }
 
-static void test_the_future_is_not_seen(void) { // changing token t changes no output before t
+static void test_causality(void) { // changing token t changes no output before t
     const Shape s = {1, 70, 1, 24};
     enum { N = 70 * 24 };
     Attention at = attention_create(1, s.T, s.D);
@@ -175,6 +175,6 @@ int main(void) {
     RUN(test_long_sequences);
     RUN(test_large_scores);
     RUN(test_finite_differences);
-    RUN(test_the_future_is_not_seen);
+    RUN(test_causality);
     return test_summary();
 }

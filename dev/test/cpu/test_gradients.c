@@ -1,18 +1,17 @@
-// The engine's gradient against central differences of its own loss: needs no Python, and no formula of a gradient.
+// The engine's gradient against central differences of its own loss: needs no Python and no formula of a gradient.
 //
 // For a tensor's gradient g and a direction d in that tensor, the slope of the loss along d must be <g, d>. The engine
-// is fp32: a loss near 4 is known to about 1e-7 (the mean over all positions is taken in double), so the slope must be
-// large for the difference to say anything. A random direction is almost orthogonal to g. So d has two halves: g itself
-// on a random half of its elements, which gives a slope near |g| / 2 whatever the tensor's size, and shows what is
-// wrong in that half; and noise on all elements, which shows gradients where the engine has none. The step makes the
-// loss change by about 1e-2 (at that size rounding and curvature matter least), and the four-point formula
+// is fp32: a loss near 4 is known to about 1e-7 (its mean over all positions is taken in double), so only a large slope
+// can be measured, and a random direction is almost orthogonal to g. So d is the sum of two parts: g itself on a random
+// half of its elements, which gives a slope near |g| / 2 and shows errors in that half; and noise on all elements, which
+// shows gradients that the engine lacks. The step changes the loss by about 1e-2, where rounding and curvature matter
+// least, and the four-point formula removes the curvature (Abramowitz and Stegun 1964, 25.3.6):
 //     f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h + O(h^4)
-// (Abramowitz and Stegun 1964, 25.3.6) takes the curvature out.
 #include "../small_model.h"
 #include "../test.h"
 
 enum { DIRECTIONS = 4, MAX_ROWS = 8 };
-static const double loss_change = 1e-2;  // nats, what a step aims at
+static const double loss_change = 1e-2;  // nats, of a step
 static const double longest_step = 5e-2; // |h d| at most, where the slope is small
 static const double tolerance = 2e-4;    // of |g| |d|; 4e-5 is the worst seen
 

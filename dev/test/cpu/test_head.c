@@ -33,7 +33,7 @@ static void setup_destroy(Setup *s) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// With so many words a chunk is 256 rows. One micro-step of 450 has two of them, three micro-steps of 150 one each.
+// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows takes two chunks, three micro-steps of 150 one each.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
@@ -81,8 +81,8 @@ static double loss_of(const float *x, int n, int target) {
     return log(sum) + top - x[target];
 }
 
-// What a sample is drawn from is what the loss is taken of: the distribution behind all of the tokens given.
-static void test_logits_behind_a_prefix(void) {
+// Samples are drawn from the distribution that the loss is taken of, after any number of tokens.
+static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     Setup s;
     Error e = {0};
@@ -125,7 +125,7 @@ static void test_large_logits(void) {
     }
 }
 
-// The largest logit is the last, <|endoftext|>'s, which no lane of a vector has.
+// The largest logit is the last, <|endoftext|>'s, beyond the last whole vector.
 static void test_large_last_logit(void) {
     enum { V = 49 };
     float logits[V] = {0}, loss;
@@ -135,7 +135,7 @@ static void test_large_last_logit(void) {
     CHECK(fabsf(loss) < 1e-6f, "%g", loss);
 }
 
-// Of more elements than the sum is taken of at a time.
+// Of more elements than one block of sums.
 static void test_sums_of_large_arrays(void) {
     const size_t n = ((size_t)2 << 21) + 5000;
     float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);
@@ -156,7 +156,7 @@ static void test_sums_of_large_arrays(void) {
 
 int main(void) {
     RUN(test_several_chunks);
-    RUN(test_logits_behind_a_prefix);
+    RUN(test_logits_after_a_prefix);
     RUN(test_large_logits);
     RUN(test_large_last_logit);
     RUN(test_sums_of_large_arrays);

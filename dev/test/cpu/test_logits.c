@@ -1,5 +1,5 @@
-// engine_logits goes on from what it has seen: whatever came between, it gives the bits that an engine gives which sees
-// all tokens for the first time; and where each block has keys and values of its own, it computes the new tokens only.
+// engine_logits reuses keys and values of earlier calls: whatever happened in between, its bits are those of a new
+// engine; and where each block has its own keys and values, it computes the new tokens only.
 #include "cpu/engine.h"
 #include "../small_model.h"
 #include "../test.h"
@@ -12,7 +12,7 @@ static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = C, .vocab
 static const struct {
     const char *name;
     EngineConfig config;
-    bool goes_on;
+    bool reuses;
 } kinds[] = {
     {"training", {.micro_batch = 2, .gns = GNS_LN}, true},
     {"training, recompute gelu", {.micro_batch = 1, .gns = GNS_OFF, .recompute = RECOMPUTE_GELU}, true},
@@ -21,7 +21,7 @@ static const struct {
     {"inference, several rows", {.micro_batch = 2, .inference = true}, false},
 };
 
-static uint64_t seed; // another one in every run
+static uint64_t seed; // differs from run to run
 static uint64_t draws;
 static int draw(int n) { return (int)(rng_u32(seed, 0, draws++) % (uint32_t)n); }
 
@@ -29,8 +29,8 @@ typedef struct {
     Model model;
     EngineConfig config;
     Engine *engine;
-    float *params;                  // what the engine has
-    uint16_t tokens[T], row[T + 1]; // the text so far; what something else is about
+    float *params;                  // the engine's
+    uint16_t tokens[T], row[T + 1]; // the text so far; of an evaluation or a step
     int n;
 } World;
 
@@ -59,7 +59,7 @@ static void world_close(World *w) {
     model_destroy(&w->model);
 }
 
-// The same as from an engine that has seen nothing.
+// The same bits as from a new engine.
 static void check_logits(World *w, const char *kind, const char *after) {
     float got[V], want[V];
     Error e = {0};
@@ -76,13 +76,13 @@ static void train_a_step(World *w) {
     Range all = {0, w->model.flat_count};
     CHECK_OK(small_batch(w->engine, w->row, 1, T, 1, GNS_OFF, &e), &e);
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
-    float ignored[V]; // even where the last that the engine has seen is behind its gradients
+    float ignored[V]; // engine_logits may come between gradients and update
     if (draw(2)) CHECK_OK(engine_logits(w->engine, w->tokens, w->n, ignored, &e), &e);
     CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
     CHECK_OK(engine_store(w->engine, STATE_PARAM, all, w->params, &e), &e);
 }
 
-// One of the things that may happen between two tokens.
+// One of the events that may come between two tokens.
 static const char *something(World *w) {
     Error e = {0};
     float losses[T];
@@ -129,7 +129,7 @@ static void test_computes_what_is_new(void) {
         for (int i = 0; i < T * C; i++) w.engine->lnf[i] = NAN;
         CHECK_OK(engine_logits(w.engine, w.tokens, 13, logits, &e), &e);
         for (int t = 0; t < T; t++) {
-            bool computed = t < 13 && (t >= 10 || !kinds[kind].goes_on);
+            bool computed = t < 13 && (t >= 10 || !kinds[kind].reuses);
             CHECK(isnan(w.engine->lnf[t * C]) == !computed, "%s: token %d is %scomputed", kinds[kind].name, t,
                   computed ? "not " : "");
         }

@@ -9,7 +9,7 @@
 
 static size_t random_below(size_t n) { return random_next() % n; }
 
-// Random numbers, for what is added to, between guards.
+// Random numbers between guards, as the operand of +=.
 static float *guarded_random(size_t n) {
     float *x = guarded_array(n);
     for (size_t i = 0; i < n; i++) x[i] = random_float();
@@ -116,7 +116,7 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
-static void test_bits_do_not_depend_on_m_or_n(void) { // one row alone gives the bits that it has among others
+static void test_bits_do_not_depend_on_m_or_n(void) { // a row gives the same bits alone as among others
     Matmul mm = matmul_create(2);
     enum { M = 29, K = 801, N = 83 };
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1), *y = malloc(M * N * 4), *row = malloc(N * 4);
@@ -162,7 +162,7 @@ static void test_exp(void) {
         {0, 1},        {-0.0f, 1},           {-INFINITY, 0}, {-1000, 0},        {-1e13f, 0},
         {-FLT_MAX, 0}, {INFINITY, INFINITY}, {89, INFINITY}, {1e13f, INFINITY}, {FLT_MAX, INFINITY}};
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
-        volatile float x = exact[i][0]; // not worked out by the compiler, where no sanitizer looks
+        volatile float x = exact[i][0]; // computed at run time, where sanitizers see it
         float got = vec_exp(vec_set(x))[0];
         CHECK(got == exact[i][1], "exp(%g) = %g", exact[i][0], got);
     }

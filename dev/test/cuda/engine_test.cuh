@@ -3,8 +3,7 @@
 //
 // Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
 // steps, which still run every kernel, for tools that slow everything down.
-#ifndef GNS_ENGINE_TEST_CUH
-#define GNS_ENGINE_TEST_CUH
+#pragma once
 
 #include "../test.h"
 
@@ -31,11 +30,11 @@ enum { STEPS = 20 };
 static uint64_t seed;
 static int steps = STEPS; // that are trained
 
-typedef struct {
+struct Case {
     const char *name;
     ModelConfig config; // layers, heads, channels, vocab, context
     int seq_len, batch, micro_batch;
-} Case;
+};
 
 static const Case cases[] = {
     {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"no multiple of anything", {2, 3, 27, 31, 35}, 33, 4, 3},
@@ -52,12 +51,12 @@ static int case_count = CASES;
 // Of a step: one micro-step is enough for the tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
-typedef struct {
+struct World {
     const Case *c;
     Model model;
     float *param;     // flat
     uint16_t *tokens; // (steps, batch, T + 1)
-} World;
+};
 
 static Range all_of(const Model *model) { return Range{0, model->flat_count}; }
 
@@ -116,11 +115,11 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
 }
 
 // The results of one step over a batch.
-typedef struct {
+struct Outcome {
     double loss;
     float *grad; // flat
     double *grad_sq, *example_sq;
-} Outcome;
+};
 
 static inline void outcome_free(Outcome *o) {
     free(o->grad);
@@ -199,5 +198,3 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     model_destroy(&w.model);
     return 0;
 }
-
-#endif

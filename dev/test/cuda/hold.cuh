@@ -1,14 +1,13 @@
 // hold: occupies some of a GPU's multiprocessors for a while, as NCCL does beside the engine.
-#ifndef GNS_TEST_HOLD_CUH
-#define GNS_TEST_HOLD_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
-typedef struct {
+struct Hold {
     cudaStream_t stream;
     int *begun; // blocks, in pinned memory
     int shared_bytes;
-} Hold;
+};
 
 __device__ static long long hold_nanoseconds() {
     long long t;
@@ -50,5 +49,3 @@ static inline void hold_destroy(Hold *h) {
     if (h->stream) cudaStreamDestroy(h->stream);
     *h = {};
 }
-
-#endif

@@ -79,7 +79,7 @@ static int take(int rank, const char *bus, Error *e) {
     comm.rank = comm.local_rank = rank;
     comm.ranks = comm.local_ranks = RANKS;
     gpu.bus = bus;
-    return transport_device(&comm, e);
+    return nccl_transport.device(&comm, e);
 }
 
 static void test_every_rank_has_its_own(void) {
@@ -106,7 +106,7 @@ static void test_more_ranks_than_gpus(void) {
     gpus_are(3);
     Comm comm = {};
     comm.rank = 3, comm.ranks = 4, comm.local_rank = 3, comm.local_ranks = 4;
-    CHECK_ERROR(transport_device(&comm, &e), &e, ERR_NO_GPU, "4 ranks on this machine, and 3 GPUs");
+    CHECK_ERROR(nccl_transport.device(&comm, &e), &e, ERR_NO_GPU, "4 ranks on this machine, and 3 GPUs");
     CHECK(talk.settled, "the other ranks do not know");
 }
 

@@ -6,7 +6,7 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
-typedef struct {
+struct Case {
     int B, T, C, V;
     std::vector<uint16_t> tokens; // (B, T + 1)
     std::vector<real> dx;         // (B, T, C)
@@ -17,7 +17,7 @@ typedef struct {
     int rows() const { return B * T; }
     size_t count() const { return (size_t)rows() * C; } // of x
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
-} Case;
+};
 
 static void check_forward(const Case &k) {
     Error e = {};

@@ -324,10 +324,10 @@ static void test_hash(void) {
 }
 
 // Delays the engine's stream for a while.
-typedef struct {
+struct Hold {
     double seconds;
     std::atomic<bool> ended;
-} Hold;
+};
 
 static void hold_stream(void *context) {
     Hold *hold = (Hold *)context;

@@ -6,9 +6,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-typedef struct {
+struct Normalised {
     std::vector<double> out, mean, rstd;
-} Normalised;
+};
 
 static Normalised layernorm_reference(const std::vector<real> &x, const std::vector<real> &gamma,
                                       const std::vector<real> &beta, int N, int C) {
@@ -71,12 +71,12 @@ static void test_layernorm_forward(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-typedef struct {
+struct BackwardInputs {
     int N, C;
     std::vector<real> x, dy, gamma;
     std::vector<float> mean, rstd;
     std::vector<real> before; // what dresidual held, where it is added to; else empty
-} BackwardInputs;
+};
 
 static BackwardInputs backward_inputs(int N, int C, bool accumulate) {
     const size_t n = (size_t)N * C;
@@ -89,10 +89,10 @@ static BackwardInputs backward_inputs(int N, int C, bool accumulate) {
     return in;
 }
 
-typedef struct {
+struct BackwardReference {
     std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); the rows are what the columns sum over
     double cancellation; // root mean square of dx's terms, which cancel where C is small, over that of dresidual
-} BackwardReference;
+};
 
 // Row i: dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma.
 static void backward_reference_row(BackwardReference *r, const BackwardInputs &in, int i, double *terms) {

@@ -23,7 +23,7 @@ static void test_philox_known_answers(void) {
         RngBlock got = rng_philox((RngBlock){{k[0], k[1], k[2], k[3]}}, k[4], k[5]);
         for (int w = 0; w < 4; w++)
             CHECK(got.word[w] == k[6 + w], "vector %d word %d: %08x, want %08x", i, w, got.word[w], k[6 + w]);
-        // The same through (seed, stream, index): where each bit of the three goes.
+        // The same through (seed, stream, index): each bit of the three has its place.
         uint64_t block = (uint64_t)k[1] << 32 | k[0], stream = (uint64_t)k[3] << 32 | k[2];
         uint64_t seed = (uint64_t)k[5] << 32 | k[4];
         RngBlock b = rng_block(seed, stream, block);
@@ -34,8 +34,8 @@ static void test_philox_known_answers(void) {
     }
 }
 
-// What is made of the words, by a program in Python that was written from rng.h's text: the words in integers, log and
-// cos to 60 digits. Other draws would be as random, and not those of the run that a checkpoint is of.
+// Draws by a Python program written from the text of rng.h: the words in integers, log and cos to 60 digits. Other draws
+// would be as random, but a resumed run would no longer draw those of its checkpoint.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -132,7 +132,7 @@ static void test_adamw(void) {
         float p = (float)rng_normal(6, stream, 0), m = 0, v = 0;
         AdamWStep s = {0};
         PaperAdamW paper = {p, 0, 0, 1, 1}, start = paper;
-        double path = 0; // how far it went altogether
+        double path = 0; // its length
         for (int t = 1; t <= STEPS; t++) {
             float g = (float)(size * (rng_normal(7, stream, (uint64_t)t) + 0.3));
             double scale = 1.0 / (1 + t % 7), before = paper.theta;
@@ -145,13 +145,13 @@ static void test_adamw(void) {
         double tolerance = STEPS * 6e-8 * fmax(fabs(start.theta), fabs(paper.theta)) + 3e-6 * path;
         CHECK(fabs(p - paper.theta) <= tolerance, "trial %d: %.9g, want %.9g +- %.2g", trial, p, paper.theta,
               tolerance);
-        // The moments hold what float betas decay them by: it is their corrected values that must agree.
+        // The moments decay by float betas: only their corrected values must agree.
         CHECK_CLOSE(m / s.bias1, paper.m / (1 - paper.beta1_t), 3e-6, size);
         CHECK_CLOSE(v / s.bias2, paper.v / (1 - paper.beta2_t), 3e-6, size * size);
     }
 }
 
-// The first step has the size of the rate whatever the gradient's; without a gradient only decay moves.
+// The first step is as long as the learning rate, whatever the gradient's size; without a gradient only decay acts.
 static void test_adamw_landmarks(void) {
     for (int i = 0; i < 12; i++) {
         AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-20, 0, 1, 0.25);
@@ -159,7 +159,7 @@ static void test_adamw_landmarks(void) {
         CHECK_CLOSE(adamw_update(1, g, &m, &v, &s, true), 0.99, 1e-6, 1);
     }
     AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-8, 0.5, 1, 1);
-    CHECK(s.bias1 == 1 - s.beta1 && s.bias2 == 1 - s.beta2, "corrections of other betas than the moments decay by");
+    CHECK(s.bias1 == 1 - s.beta1 && s.bias2 == 1 - s.beta2, "the corrections do not use the moments' betas");
     float m = 0, v = 0;
     CHECK_CLOSE(adamw_update(2, 0, &m, &v, &s, true), 2 * (1 - 0.01 * 0.5), 1e-7, 1);
     CHECK(adamw_update(2, 0, &m, &v, &s, false) == 2, "moved without gradient or decay");
@@ -210,7 +210,7 @@ static void test_schedules(void) {
             }
 }
 
-// Written down by hand, so that the two forms above cannot share a mistake.
+// By hand, in case the two forms above share a mistake.
 static void test_schedule_landmarks(void) {
     Schedule s = {SCHEDULE_COSINE, 1.0, 100, 1100, 0.2};
     CHECK(schedule_lr(&s, 0) == 0 && schedule_lr(&s, 50) == 0.5 && schedule_lr(&s, 100) == 1, "warm-up");
@@ -221,13 +221,13 @@ static void test_schedule_landmarks(void) {
     CHECK_CLOSE(schedule_lr(&s, 350), 0.8, 1e-15, 1);
     s.kind = SCHEDULE_INVERSE_SQRT;
     CHECK_CLOSE(schedule_lr(&s, 400), 0.5, 1e-15, 1);
-    s.kind = SCHEDULE_WSD; // decays from 880 to 1100, by the root of the way done
+    s.kind = SCHEDULE_WSD; // decays from 880 to 1100, by the root of the progress
     CHECK(schedule_lr(&s, 879) == 1 && schedule_lr(&s, 880) == 1, "stable");
     CHECK_CLOSE(schedule_lr(&s, 935), 0.6, 1e-15, 1);     // a quarter of the way: half of the way down
     CHECK_CLOSE(schedule_lr(&s, 1003.75), 0.4, 1e-15, 1); // 9 sixteenths: three quarters
     CHECK_CLOSE(schedule_lr(&s, 1100), 0.2, 1e-15, 1);
     CHECK_CLOSE(schedule_lr(&s, 5000), 0.2, 1e-15, 1);
-    // A warm-up as long as the run, or longer, never divides by nothing.
+    // A warm-up as long as the run, or longer, never divides by 0.
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int over = 0; over < 2; over++) {
             Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0};

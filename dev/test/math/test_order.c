@@ -1,10 +1,10 @@
-// The order of the data: the one that it has always been, a bijection of every size, well mixed, another for every key.
+// The order of the data: fixed by known values, a bijection of every size, well mixed, different for every key.
 #include "../test.h"
 
 #include "math/permutation.h"
 
-// The order that checkpoints count on: another one would pass all that is said of orders below, and a run that goes on
-// would read other text. As permutation_example of dev/bench/torch_twin.py has it, which is written from the definition.
+// Checkpoints rely on this order: another would pass the other tests, but a resumed run would read other text. The values
+// are from permutation_example of dev/bench/torch_twin.py, which is written from the definition.
 static void test_known_order(void) {
     static const struct {
         uint64_t n, seed, epoch, x[3]; // of k = 0, 1 and n - 1
@@ -51,7 +51,7 @@ static void test_bijection(void) {
     free(seen);
 }
 
-// Too large to try every point: the network is undone step by step instead, walking back as it walked on.
+// Too large to try every point: instead the network is inverted, cycle walking included.
 static uint64_t feistel_inverse(uint64_t x, int low_bits, int high_bits, uint64_t key) {
     uint64_t low = x & (((uint64_t)1 << low_bits) - 1), high = x >> low_bits;
     for (int round = PERMUTATION_ROUNDS - 1; round >= 0; round--) {
@@ -116,7 +116,7 @@ static void test_mixing(void) {
         for (uint64_t key = 0; key < 20; key++) check_mixing(sizes[i], permutation_key(3, key));
 }
 
-// Small sets: each of the 4! orders of 4 windows should come up, and equally often.
+// Small sets: each of the 4! orders of 4 windows occurs, and equally often.
 static void test_small_orders(void) {
     enum { KEYS = 24000 };
     int count[256] = {0}, orders = 0;
@@ -135,7 +135,7 @@ static void test_small_orders(void) {
     CHECK(chi2 < 23 + 5 * sqrt(2.0 * 23), "chi-square %g", chi2);
 }
 
-// Another epoch or seed: as many windows in the same place as chance puts there, which is 1 on average.
+// Another epoch or seed leaves as many windows in place as chance does: 1 on average.
 static void test_keys(void) {
     enum { N = 997, PAIRS = 200 };
     double same_epoch = 0, same_seed = 0;

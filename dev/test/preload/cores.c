@@ -1,6 +1,5 @@
-// cores: a library to preload (LD_PRELOAD) that shows ranks another machine: one of CORES cores, of which their launcher
-// may use the first CORES_HERE, and local rank i the i-th range of CORES_OF, or the last one: "0-3,4-7". For
-// test_machines.sh.
+// cores: a library to preload (LD_PRELOAD) that shows ranks a machine of CORES cores. Their launcher may use the first
+// CORES_HERE cores, local rank i the i-th range of CORES_OF ("0-3,4-7"), or its last range. For test_machines.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>

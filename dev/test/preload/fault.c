@@ -1,10 +1,14 @@
-// fault: a library to preload (LD_PRELOAD) into one rank of a run, which then comes to harm: FAULT_RANK, FAULT_ACTION
-// (kill, stop, exit:CODE, or hang, in its next computation) and FAULT_AFTER, in seconds from its start (0: before main),
-// or, as +SECONDS, from when it has joined the others, however long a busy machine needs for that.
-// FAULT_ACTION=ask sends it SIGUSR1 just before it joins the others. In every rank FAULT_FSYNC is what an fsync takes,
-// in seconds, with no disk to wait for besides; FAULT_FLUSH what a line takes longer that a rank says; and FAULT_SAVING
-// what happens when a checkpoint is first being written: "ask", "hang", or a file to empty. FAULT_READ is what each look
-// into a checkpoint's JSON files takes. FAULT_HOST is what its machine is called. For test_faults.sh.
+// fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh.
+//
+// One rank, FAULT_RANK:
+//   FAULT_ACTION  kill, stop, exit:CODE, hang (in its next computation), or ask: SIGUSR1 just before it joins MPI
+//   FAULT_AFTER   seconds from its start (0: before main); +SECONDS: from the moment it has joined MPI
+// Every rank:
+//   FAULT_FSYNC   seconds that an fsync takes, without the disk
+//   FAULT_FLUSH   seconds that a line of output takes in addition
+//   FAULT_READ    seconds that each read of a checkpoint's JSON files takes in addition
+//   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1), "hang", or a file to empty
+//   FAULT_HOST    the machine's name
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,8 +1,7 @@
 // crash: what the tests of checkpoints under attack share: test_crash.c (one process) and test_crash_ranks.c. Each says
 // first what it runs, with COMMAND. The run "whole" is the one that nobody disturbs; "part" comes to harm, and must end
 // like it in the end.
-#ifndef GNS_CRASH_H
-#define GNS_CRASH_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "faults.h"
@@ -73,5 +72,3 @@ static inline void remove_part(void) {
         remove_tree(path);
     }
 }
-
-#endif

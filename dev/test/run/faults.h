@@ -1,8 +1,7 @@
 // faults: system calls that fail, fall short or end the program when told to. The linker sends the library's calls here
 // (-Wl,--wrap=write and so on, see the Makefile), so this works without touching the code under test. For programs that
 // run the trainer in child processes: plan and counts lie in memory that all share, a file of the present directory.
-#ifndef GNS_FAULTS_H
-#define GNS_FAULTS_H
+#pragma once
 
 #include <dirent.h>
 #include <errno.h>
@@ -322,5 +321,3 @@ int __wrap_statvfs(const char *path, struct statvfs *st) {
     st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
     return result;
 }
-
-#endif

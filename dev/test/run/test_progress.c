@@ -11,6 +11,10 @@
 static const StepMetrics metrics = {
     .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .tok_per_s = 25823.4, .mfu = 0.51249};
 
+// The CPU engine has the memory of its process, whatever its state.
+static const EngineApi *const state = &cpu_engine;
+static const Engine *const engine = (const Engine *)&state;
+
 // What a step prints into a file.
 static void show(const StepMetrics *s, char *out, size_t bytes) {
     Error e = {0};
@@ -18,7 +22,7 @@ static void show(const StepMetrics *s, char *out, size_t bytes) {
     Noise noise = {0};
     FILE *f = tmpfile();
     CHECK(f != NULL, "no temporary file");
-    CHECK_OK(progress_create(&p, f, NULL, 0, 10000, &e), &e);
+    CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
     progress_step(&p, s, &noise, GNS_OFF, true);
     rewind(f);
     out[fread(out, 1, bytes - 1, f)] = 0;
@@ -85,7 +89,7 @@ static void draw(int columns, char *out, size_t bytes) {
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
     CHECK(slave >= 0 && ioctl(slave, TIOCSWINSZ, &size) == 0, "no pseudo-terminal");
     FILE *f = fdopen(slave, "w");
-    CHECK_OK(progress_create(&p, f, NULL, 0, 10000, &e), &e);
+    CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
     progress_step(&p, &metrics, &noise, GNS_OFF, true);
     ssize_t n = read(master, out, bytes - 1);
     out[n > 0 ? n : 0] = 0;
@@ -114,7 +118,7 @@ static void test_validation(void) {
         Progress p;
         Noise noise = {0};
         FILE *f = tmpfile();
-        CHECK_OK(progress_create(&p, f, NULL, 0, 10000, &e), &e);
+        CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
         p.terminal = terminal;
         progress_step(&p, &metrics, &noise, GNS_OFF, true);
         progress_val(&p, &metrics, 1.25);

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What the pages in dev/docs and the README say of options, files and figures, against what is there.
+# Options, files and functions that the README and the pages in dev/docs name exist.
 # GNS_BUILD names the build directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help
+pages=(README.md data/README.md dev/RESULTS.md dev/docs/*.md)
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
 
 # What --help says of each option, a line each: its name, and its name in llm.c where it has one.
@@ -46,10 +47,10 @@ aliases() {
     done
 }
 
-# The flags of llm.c that the page says are passed over are.
+# The flags of llm.c that the page calls skipped are skipped.
 passed_over() {
     local flag flags said
-    flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*say so in one line: `\([^`]*\)`.*/\1/p')
+    flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*says so in one line: `\([^`]*\)`.*/\1/p')
     [ -n "$flags" ] || echo "the page names none"
     for flag in $flags; do
         said=$("$train" "$flag" 1 --check dev/docs/none 2>&1)
@@ -60,7 +61,7 @@ passed_over() {
 # Options of the trainer in code: those of its commands in every ```sh block.
 options() {
     local page option
-    for page in README.md dev/docs/*.md; do
+    for page in "${pages[@]}"; do
         awk '/^```/ { code = $0 == "```sh"; next }
             code { if (!more) ours = /train_gpt2(cu)? |run_gpt2_/; more = /\\$/; if (ours) { sub(/ # .*/, ""); print } }' "$page" |
             grep -oE -- '--[a-z][a-z0-9-]*' | sort -u | while read -r option; do
@@ -70,16 +71,43 @@ options() {
     done
 }
 
-# Links to files, and the programs that a page has one run, exist.
+# Links to files, and the files that a page names, exist.
 files() {
     local page link file
-    for page in README.md dev/docs/*.md; do
+    for page in "${pages[@]}"; do
         grep -oE '\]\([^)#]+' "$page" | cut -c 3- | grep -v '^http' | while read -r link; do
             [ -e "$(dirname "$page")/$link" ] || echo "$page: no $link"
         done
-        grep -oE '(^|[ `])(scripts|data|dev)/[a-z0-9_/]+\.(sh|py|c|md|sbatch)' "$page" | tr -d ' `' | sort -u |
-            while read -r file; do [ -e "$file" ] || echo "$page: no $file"; done
+        grep -oE '(^|[ `(])((scripts|data|dev|llmc)/[A-Za-z0-9_./-]+|train_gpt2)\.(sh|py|c|h|cu|cuh|def|md|mk|sbatch)\b' "$page" |
+            tr -d ' `(' | sort -u | while read -r file; do [ -e "$file" ] || echo "$page: no $file"; done
     done
+}
+
+# The README's tree is llmc/floors.
+tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" README.md || echo "no line '$line'"; done; }
+
+# The README's evening is as long as it says, within a tenth, and every function that it names is in the file of its row.
+evening() {
+    local row file name lines=0 said
+    said=$(sed -nE 's/^### One evening: about ([0-9]+),([0-9]+) lines.*/\1\2/p' README.md)
+    while read -r row; do
+        mapfile -t named < <(cut -d '|' -f 2 <<< "$row" | grep -oE '`[^`]+`' | tr -d '`')
+        lines=$((lines + $(cat "${named[@]}" | wc -l)))
+        for name in $(cut -d '|' -f 3 <<< "$row" | grep -oE '`[a-z0-9_]+`' | tr -d '`'); do
+            grep -qw "$name" "${named[@]}" || echo "no $name in ${named[*]}"
+        done
+    done < <(sed -n '/^### One evening/,/^### Where/p' README.md | grep '^| `')
+    [ $((10 * lines)) -gt $((9 * said)) ] && [ $((10 * lines)) -lt $((11 * said)) ] || echo "$lines lines, not $said"
+}
+
+# "`function` in `file`" holds wherever the README says it.
+decided() {
+    local function file count=0
+    while read -r function file; do
+        count=$((count + 1))
+        grep -qw -- "$function" "$file" || echo "no $function in $file"
+    done < <(grep -oE '`[a-z0-9_]+` in `llmc/[^`]+`' README.md | sed 's/ in / /' | tr -d '`')
+    [ $count -ge 7 ] || echo "$count places"
 }
 
 size() {
@@ -88,7 +116,7 @@ size() {
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for test in tables aliases passed_over options files size; do
+for test in tables aliases passed_over options files tree evening decided size; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]

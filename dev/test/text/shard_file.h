@@ -1,6 +1,5 @@
 // shard_file: writes a token shard in one call.
-#ifndef GNS_SHARD_FILE_H
-#define GNS_SHARD_FILE_H
+#pragma once
 
 #include "text/shards.h"
 
@@ -12,5 +11,3 @@ static inline int shard_write(const char *path, const uint16_t *tokens, size_t c
     int end = shard_writer_suspend(w, code ? &second : e);
     return code ? code : end ? end : shard_publish(path, e);
 }
-
-#endif
