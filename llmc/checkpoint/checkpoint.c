@@ -335,23 +335,19 @@ static int values_end(ValueWriter *s, int code, const char *name, Manifest *mani
     return code;
 }
 
-static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
-    safetensors_add_metadata(writer, "format", "pt"); // transformers refuses a file without it
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        char name[64];
-        snprintf(name, sizeof name, "transformer.%s", t->name);
-        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
-        safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
-    }
-}
-
 int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e) {
     ValueWriter s;
     int code = 0;
     TRY(values_begin(&s, directory, MODEL_FILE, e));
-    declare_tensors(s.writer, model);
+    safetensors_add_metadata(s.writer, "format", "pt"); // transformers refuses a file without it
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
+        char name[64];
+        snprintf(name, sizeof name, "transformer.%s", t->name);
+        safetensors_add(s.writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
+    }
     for (int i = 0; i < model->tensor_count && !code; i++)
         code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
     TRY(values_end(&s, code, MODEL_FILE, manifest, e));
