@@ -15,6 +15,7 @@
 #include "../test/tree.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -148,7 +149,7 @@ static int train_step(Bench *b, double *seconds, Error *e) {
     TRY(parallel_begin_step(&b->parallel, false, e));
     TRY(parallel_micro_step(&b->parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
     TRY(parallel_norms(&b->parallel, e));
-    saver_settle(b->saver);
+    saver_await_snapshot(b->saver);
     TRY(parallel_update(&b->parallel, &update, e));
     TRY(engine_result(b->engine, &b->result, e));
     *seconds = clock_seconds() - start;
@@ -161,7 +162,7 @@ static int start_save(Bench *b, Error *e) {
 }
 
 static int end_save(Bench *b, SaveReport *report, Error *e) {
-    saver_collect(b->saver, true, report);
+    saver_collect(b->saver, INFINITY, NULL, report);
     return report->error.code ? (*e = report->error, e->code) : 0;
 }
 

@@ -1,9 +1,7 @@
-// --dry-run: makes the plan of the run that the options ask for.
+// --dry-run: plans the run of these options.
 #include "base/files.h"
 #include "plan/plan.h"
 #include "run/run.h"
-
-#include <stdlib.h>
 
 // Cuts the path to the part that exists, where the run directory will be made.
 static void existing_part(char *path) {
@@ -19,7 +17,7 @@ static void existing_part(char *path) {
 static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
     TRY(setup_shards(setup, position, &comm, e));
-    setup->parallel.comm = NULL; // which ends here
+    setup->parallel.comm = NULL; // which is local
     return 0;
 }
 
@@ -44,13 +42,13 @@ int run_dry(Run *r, Error *e) {
     if (ramp) TRY(setup_schedule(setup, &r->position, e));
     setup->engine_api->device(&setup->shape, true, &here);
     bool cpu = here.flops > 0;
-    if (o->tune && !o->device[0] && cpu) // the run would be refused
+    if (o->tune && !o->device[0] && cpu) // a run refuses it
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
-                    "--tune is for GPUs, and this is a plan for %s", here.name);
+                    "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
-    bool copies = may_save_aside(setup, &r->position);
+    bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,

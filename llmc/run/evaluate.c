@@ -1,4 +1,4 @@
-// Evaluation: the loss on validation rows and HellaSwag's questions, in training and alone (--eval-only).
+// Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
 #include "run/run.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -15,7 +15,7 @@ static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, 
     return 0;
 }
 
-// Bytes of the text that a row's targets stand for; <|endoftext|> stands between texts and for none.
+// Bytes of the text of a row's targets; <|endoftext|> has none.
 static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
     double sum = 0;
     for (int t = 1; t <= T; t++) {
@@ -50,7 +50,7 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
 // ---------------------------------------------------------------------------------------------------------------------
 // HellaSwag
 
-// sum: (share.count), of the rows that are this rank's.
+// The sums of losses of this rank's rows, at their places in sum (rows).
 static int sum_endings(const Setup *setup, const RunData *data, Share share, double *sum, Error *e) {
     int width = hellaswag_describe(data->hellaswag).width;
     int first = (int)share.first, end = (int)(share.first + share.count);
@@ -58,40 +58,27 @@ static int sum_endings(const Setup *setup, const RunData *data, Share share, dou
         n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
         hellaswag_rows(data->hellaswag, first, n, data->rows);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
-        hellaswag_sums(data->hellaswag, first, n, data->losses, sum + (first - share.first));
+        hellaswag_sums(data->hellaswag, first, n, data->losses, sum + first);
         comm_progress(setup->comm);
     }
     return 0;
 }
 
-// sum: (rows), on every rank. Each comes from one rank, so that the score does not depend on who did what.
-static int share_endings(const Setup *setup, const RunData *data, int rows, double *sum, Error *e) {
-    int ranks = setup->comm->ranks;
-    size_t most = (size_t)parallel_share(rows, 0, ranks).count; // the others have as many, or one less
-    double *shares;                                             // (1 + ranks, most): this rank's, then everybody's
-    TRY(memory_alloc_zero((void **)&shares, (1 + (size_t)ranks) * most * sizeof *shares, "HellaSwag's scores", e));
-    int code = sum_endings(setup, data, parallel_share(rows, setup->comm->rank, ranks), shares, e);
-    if (!code) code = comm_gather(setup->comm, shares, shares + most, most * sizeof *shares, e);
-    for (int k = 0; !code && k < ranks; k++) {
-        Share share = parallel_share(rows, k, ranks);
-        memcpy(sum + share.first, shares + (1 + (size_t)k) * most, (size_t)share.count * sizeof *sum);
-    }
-    memory_free(shares);
-    return code;
-}
-
 int evaluate_hellaswag(const Setup *setup, const RunData *data, HellaSwagScore *score, Error *e) {
-    int rows = hellaswag_describe(data->hellaswag).rows;
+    Comm *comm = setup->comm;
+    int rows = hellaswag_describe(data->hellaswag).rows, code = 0;
     double *sum;
-    TRY(memory_alloc((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
-    int code = share_endings(setup, data, rows, sum, e);
+    TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
+    TRY_GOTO(sum_endings(setup, data, parallel_share(rows, comm->rank, comm->ranks), sum, e));
+    TRY_GOTO(comm_sum(comm, sum, rows, e)); // exact: all ranks but one add 0
     for (int i = 0; i < rows && !code; i++) {
         if (isfinite(sum[i])) continue;
-        comm_settle(setup->comm); // all ranks have the same sums
-        code = FAIL(e, ERR_NONFINITE, "see whether --check finds fault with the model",
-                    "the loss on the questions of %s is not finite", setup->options.hellaswag);
+        comm_settle(comm); // all ranks have the same sums
+        code = FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss on the questions of %s is not finite",
+                    setup->options.hellaswag);
     }
     if (!code) *score = hellaswag_score(data->hellaswag, sum);
+done:
     memory_free(sum);
     return code;
 }
@@ -106,8 +93,8 @@ static int print_loss(const Setup *setup, const RunData *data, Error *e) {
     TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum
-        return FAIL(e, ERR_NONFINITE, "see whether --check finds fault with it",
-                    "the loss of --model %s on %s is not finite", o->model, o->val);
+        return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
+                    o->model, o->val);
     }
     if (!is_first(setup)) return 0;
     printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
@@ -143,11 +130,11 @@ static int setup_evaluation(Run *r, Error *e) {
 int evaluate_model(Run *r, Error *e) {
     TRY(setup_device(&r->setup, e));
     TRY(comm_agree(r->setup.comm, setup_evaluation(r, e), e));
-    TRY(setup_same_data(&r->setup, &r->data, e));
+    TRY(setup_same_data(r, e));
     comm_phase(r->setup.comm, PHASE_STEP, 0);
     if (is_first(&r->setup)) {
         printf("--model %s\n", r->setup.options.model);
-        say_setup(r);
+        print_setup(r);
     }
     if (r->data.val) TRY(print_loss(&r->setup, &r->data, e));
     return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, e) : 0;

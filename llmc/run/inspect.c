@@ -2,30 +2,31 @@
 
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
-#include "text/shards.h"
-#include "run/state.h"
 #include "checkpoint/safetensors.h"
+#include "run/state.h"
+#include "text/shards.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
-static int look_at_values(void *worst, Range range, const float *values, Error *e) {
+static int count_not_finite(void *count, Range range, const float *values, Error *e) {
     (void)e;
     for (size_t i = 0; i < range_length(range); i++)
-        if (!(values[i] - values[i] == 0)) ++*(size_t *)worst; // not finite
+        if (!isfinite(values[i])) ++*(size_t *)count;
     return 0;
 }
 
-// Reads all of the weights, and of the optimizer's memory where it is there.
+// Reads all weights, and all moments if the directory has them.
 static int inspect_model(const char *directory, FILE *out, Error *e) {
     ModelConfig c;
     Model model;
     size_t bad = 0;
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
-    int code = checkpoint_load_model(directory, &model, look_at_values, &bad, e);
+    int code = checkpoint_load_model(directory, &model, count_not_finite, &bad, e);
     if (!code && directory_holds(directory, OPTIMIZER_NAME))
-        code = checkpoint_load_optimizer(directory, &model, NULL, 0, look_at_values, look_at_values, &bad, e);
+        code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, count_not_finite, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
                 directory, model.parameters, c.layers, c.heads, c.channels, c.vocab, c.context);
@@ -34,34 +35,34 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
-// Of what --keep-best kept, if it did, and where it is not: this one may have been taken from its run.
-static int inspect_best(const char *directory, const BestPoint *best, FILE *out, Error *e) {
+// Where the run stood, and whether the checkpoint of --keep-best lies beside this one.
+static int inspect_state(const char *directory, FILE *out, Error *e) {
+    RunSummary s;
     char run[ARCHIVE_PATH];
-    if (!best->step) return 0;
+    TRY(run_state_summary(&s, directory, e));
+    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
+            directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
+    if (!s.at.best.step) return 0;
     TRY(path_join(run, sizeof run, directory, "..", e));
-    fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, best->loss, best->step,
-            archive_has(run, best->step) ? "" : ", whose checkpoint is not beside this one");
+    fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, s.at.best.loss,
+            s.at.best.step, archive_has(run, s.at.best.step) ? "" : ", whose checkpoint is not beside this one");
     return 0;
 }
 
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
-    RunSummary summary;
     TRY(manifest_read(&manifest, directory, e));
     TRY(manifest_verify(&manifest, directory, VERIFY_DISK, e));
     for (int i = 0; i < manifest.count; i++)
         fprintf(out, "  %-24s %12" PRIu64 " bytes  %s\n", manifest.file[i].name, manifest.file[i].digest.bytes,
                 manifest.file[i].digest.hash);
     TRY(inspect_model(directory, out, e));
-    TRY(run_state_summary(&summary, directory, e));
-    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
-            directory, summary.step, summary.tokens, summary.examples, summary.batch, summary.build);
-    TRY(inspect_best(directory, &summary.best, out, e));
-    fprintf(out, "%s: as it was written\n", directory);
+    TRY(inspect_state(directory, out, e));
+    fprintf(out, "%s: undamaged\n", directory);
     return 0;
 }
 
-// All checkpoints, the good ones and the bad; an error where one is bad.
+// Inspects all checkpoints, and returns the first error.
 static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
     Names names;
     Error first = {0};
@@ -112,23 +113,18 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
     return 0;
 }
 
-// One file of a checkpoint, against what the manifest beside it says.
-static int inspect_listed(const char *directory, const char *name, FILE *out, Error *e) {
-    Manifest manifest;
-    char path[ARCHIVE_PATH];
-    TRY(manifest_read(&manifest, directory, e));
-    if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
-    TRY(path_join(path, sizeof path, directory, name, e));
-    if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
-    fprintf(out, "%s: as it was written\n", path);
-    return 0;
-}
-
 static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH];
     const char *name = path_name(path);
+    Manifest manifest;
     path_parent(path, directory, sizeof directory);
-    if (directory_holds(directory, MANIFEST_NAME)) return inspect_listed(directory, name, out, e);
+    if (directory_holds(directory, MANIFEST_NAME)) { // a file of a checkpoint
+        TRY(manifest_read(&manifest, directory, e));
+        if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
+        if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
+        fprintf(out, "%s: undamaged\n", path);
+        return 0;
+    }
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     if (is_safetensors(name)) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);

@@ -10,7 +10,7 @@
 
 enum { HOST_BYTES = 256, HOLDER_BYTES = 512 };
 
-// When a process of this machine started: the 22nd word of its stat (proc(5)), of which the second may hold anything.
+// Start of a process of this machine: word 22 of its stat (proc(5)). Word 2, the name, ends at the last ')'.
 static bool start_of_process(long process, unsigned long long *ticks) {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
@@ -22,7 +22,7 @@ static bool start_of_process(long process, unsigned long long *ticks) {
     return at && sscanf(at, "%llu", ticks) == 1;
 }
 
-// What tells a process from all others, as written_by has it. False where there is no such process here.
+// The line of written_by, which no other process has. False if this machine has no such process.
 static bool describe_process(long process, char out[HOLDER_BYTES]) {
     char host[HOST_BYTES] = "", boot[64] = "";
     unsigned long long start;
@@ -35,16 +35,18 @@ static bool describe_process(long process, char out[HOLDER_BYTES]) {
     return true;
 }
 
-// Who holds the lock, as far as can be told: it may not have come so far as to write that.
-static int locked_by(const char *path, const char *holder_path, bool *may_go, Error *e) {
-    char *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
+int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e) {
+    char holder_path[PATH_MAX], *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
     size_t bytes;
     long process;
-    *may_go = true;
+    *may_expire = false;
+    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
+    *may_expire = true;
     if (file_read(holder_path, HOLDER_BYTES, &text, &bytes, &(Error){0}) == 0) {
         if (sscanf(text, "%255s %ld", host, &process) == 2) {
-            *may_go = !describe_process(process, now) || strcmp(text, now) != 0;
-            snprintf(who, sizeof who, "%s process %ld on %s", *may_go ? ": it was" : ":", process, host);
+            *may_expire = !describe_process(process, now) || strcmp(text, now) != 0;
+            snprintf(who, sizeof who, "%s process %ld on %s", *may_expire ? ": it was" : ":", process, host);
         }
         memory_free(text);
     }
@@ -52,17 +54,9 @@ static int locked_by(const char *path, const char *holder_path, bool *may_go, Er
                 who);
 }
 
-int run_lock_take(int fd, const char *path, const char *directory, bool *may_go, Error *e) {
-    char holder_path[PATH_MAX];
-    *may_go = false;
-    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    return locked_by(path, holder_path, may_go, e);
-}
-
 int run_lock_sign(const char *directory, Error *e) {
     char holder_path[PATH_MAX], self[HOLDER_BYTES];
     TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
-    if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc: nobody can tell
+    if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc
     return file_save(holder_path, self, strlen(self), NULL, e);
 }

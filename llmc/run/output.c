@@ -1,4 +1,4 @@
-// The run directory: what lies there already, and what this run writes to it.
+// The run directory: what an earlier run left there, and what this run writes.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -8,32 +8,14 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-// What state.json says of this run: of a path the name alone, since all files may have been moved together. `build` and
-// its text belong to the caller.
-RunState run_state(Run *r, const char *build) {
-    return (RunState){
-        .model = r->setup.model.config,
-        .start = r->setup.source[0] ? r->setup.model_name : "scratch",
-        .seq_len = r->setup.shape.seq_len,
-        .seed = (uint64_t)r->setup.options.seed,
-        .train = &r->data.shards,
-        .at = &r->position.at,
-        .ramp = &r->position.ramp.state,
-        .noise = &r->position.noise,
-        .build = build,
-        .ranks = r->setup.comm->ranks,
-        .options = &r->setup.options,
-    };
-}
-
-// An earlier run in the same place is never overwritten: it is moved aside, and a new directory takes its place. Where
-// --out is a link that is the place it leads to, which may be on another disk for a reason.
+// Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be on
+// another disk.
 static int move_old_run(const char *out, Error *e) {
     char place[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     struct stat st;
     snprintf(place, sizeof place, "%s", out);
     if (lstat(out, &st) == 0 && S_ISLNK(st.st_mode) && !realpath(out, place))
-        return FAIL(e, ERR_WRITE, "choose another --out", "%s: where does it lead? %s", out, strerror(errno));
+        return FAIL(e, ERR_WRITE, "choose another --out", "%s: cannot resolve the link: %s", out, strerror(errno));
     for (int i = 1; i < 100000; i++) {
         int n = snprintf(aside, sizeof aside, "%s.%d", place, i);
         if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
@@ -47,54 +29,41 @@ static int move_old_run(const char *out, Error *e) {
     return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
 }
 
-// Is there a run that this one does not go on from? One that was stopped before its first step is none.
-static int holds_other_run(const Run *r, bool *holds, Error *e) {
-    int checkpoints;
-    TRY(archive_count(r->setup.options.out, &checkpoints, e));
-    *holds = !r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0);
-    return 0;
-}
-
-// From here on the run directory is ours.
+// Afterwards this run alone writes to the directory, which ends at its step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
-    bool holds, may_go;
+    bool ignored;
+    int checkpoints;
     TRY(directory_create(out, e));
-    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &may_go, e));
-    TRY(holds_other_run(r, &holds, e));
-    if (holds) {
+    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &ignored, e));
+    TRY(archive_count(out, &checkpoints, e));
+    // A run that stopped before its first step left neither.
+    if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0)) {
         metrics_close(r->output.metrics, e);
         r->output.metrics = NULL;
         TRY(move_old_run(out, e));
-        TRY(metrics_open(&r->output.metrics, out, &may_go, e));
+        TRY(metrics_open(&r->output.metrics, out, &ignored, e));
     }
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
-        fprintf(stderr,
-                "warning: %s/metrics.jsonl is shorter than the checkpoint says: some of its steps are missing\n", out);
+        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
+                out);
     TRY(archive_tidy(out, stderr, e));
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
 
-void describe_build(const Setup *setup, char *out, size_t bytes) {
-    char engine[256];
-    engine_describe(setup->engine, engine, sizeof engine);
-    snprintf(out, bytes, "%s, %s", version_text(), engine);
-}
-
-// Can the run be long enough for a checkpoint before its end?
-bool may_save_aside(const Setup *setup, const Position *position) {
+bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
-    if (o->run.horizon_tokens == 0) return false; // a plan of no run, without a ramp
+    if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool saves_aside = may_save_aside(&r->setup, &r->position);
+    const bool in_background = saves_in_background(&r->setup, &r->position);
     float *copy = NULL;
-    if (saves_aside)
+    if (in_background)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
@@ -104,11 +73,10 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (saves_aside) TRY(saver_prepare(r->saving.saver, copy, e));
-    TRY(progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens, e));
+    if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
+    progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;
     if (r->position.at.step > 0) TRY(metrics_losses(r->output.metrics, progress_past, &r->output.progress, e));
-    if (r->setup.comm->ranks > 1)
-        r->output.progress.terminal = false; // mpirun's pseudo-terminal, which ends up in a log file
+    if (r->setup.comm->ranks > 1) r->output.progress.terminal = false; // mpirun's pseudo-terminal, often logged
     return 0;
 }

@@ -1,10 +1,10 @@
-// From the command line to the exit code.
 #include "run/program.h"
 
 #include "base/hash.h"
+#include "base/signals.h"
+#include "base/text.h"
 #include "run/inspect.h"
 #include "run/run.h"
-#include "base/signals.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -12,37 +12,31 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool is_complete(const Run *r) {
-    return r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens;
-}
-
-static int say_complete(const Run *r) {
+static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
-    if (!is_first(&r->setup)) return 0;
     printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
            (long long)r->position.at.tokens);
-    if (o->steps) // of today's batch, which may not be that of the steps that are done
+    if (o->steps) // counted in the batch of this command, which the steps done may not have had
         printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
                (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
     else printf("--train-tokens is %lld", (long long)o->train_tokens);
-    printf(". The model is in %s. --fresh starts over, a longer --%s goes on\n", r->saving.saved,
+    printf(". The model is in %s. A longer --%s resumes, --fresh starts over\n", r->saving.saved,
            o->steps ? "steps" : "train-tokens");
-    return 0;
 }
 
-// Has every rank rows in every step? In the horizon's last one some may have none.
+// Every rank must have rows in every step, except in the last one, which the horizon cuts.
 static int check_shares(const Setup *setup, const Position *position, Error *e) {
     const char *replayed = setup->options.run.ramp_replay;
     int64_t rows = ramp_smallest(&position->ramp);
     if (rows >= setup->comm->ranks) return 0;
-    FAIL(e, ERR_USAGE, NULL, "%s%sa batch of %lld rows has none for some of %d ranks", replayed ? replayed : "",
+    FAIL(e, ERR_USAGE, NULL, "%s%sa batch of %lld rows is too small for %d ranks", replayed ? replayed : "",
          replayed ? ": " : "", (long long)rows, setup->comm->ranks);
     if (replayed) return error_hint(e, "use mpirun -np %lld, or replay a run of larger batches", (long long)rows);
     return error_hint(e, "use a larger %s, or mpirun -np %lld",
                       setup->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
 }
 
-// What can be found out before anything is computed.
+// All checks that need no engine.
 static int setup_start(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_schedule(&r->setup, &r->position, e));
@@ -57,9 +51,12 @@ static int setup_training(Run *r, Error *e) {
 
 static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
-    TRY(setup_same_data(&r->setup, &r->data, e));
+    TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (is_complete(r)) return say_complete(r);
+    if (r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens) {
+        if (is_first(&r->setup)) print_complete(r);
+        return 0;
+    }
     TRY(setup_device(&r->setup, e));
     TRY(comm_agree(r->setup.comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
@@ -73,17 +70,15 @@ static int run_sampling(Run *r, Error *e) {
     return print_samples(r, e);
 }
 
-// A run of 8 ranks is one run: the same command line, the same program, the same data.
+// All ranks must have the same options and the same program.
 static int check_same_options(const Setup *setup, Error *e) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *f = open_memstream(&text, &bytes);
-    if (!f) return FAIL(e, ERR_MEMORY, NULL, "out of memory: options as text");
-    options_write_json(f, &setup->options, 0);
-    fclose(f);
-    int code = comm_same(setup->comm, hash_bytes(HASH_START, text, bytes), ERR_USAGE, "other options",
+    Text text;
+    TRY(text_begin(&text, e));
+    options_write_json(text.f, &setup->options, 0);
+    TRY(text_end(&text, e));
+    int code = comm_same(setup->comm, hash_bytes(HASH_START, text.text, text.bytes), ERR_USAGE, "other options",
                          "start all ranks with one command line, and the same --config file", e);
-    free(text);
+    text_free(&text);
     return code ? code : comm_same_build(setup->comm, e);
 }
 
@@ -102,13 +97,12 @@ static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o-
 
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    Error unread;
-    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv,
-                             &unread); // which says how long to wait for the others
+    Error usage; // reported after comm_create, which needs the timeouts among the options
+    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
-    if (options_train(o)) signals_install(); // a request to stop may come while the ranks are still meeting
+    if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
-    if (code) *e = unread;
+    if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
@@ -125,14 +119,14 @@ static int run_program(Run *r, Error *e) {
 
 void program_spin_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    char program[PATH_MAX]; // by its path: started as /proc/self/exe it would be called "exe" in ps, and by killall
+    char program[PATH_MAX]; // the real path: ps and killall show the name that execv is given
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
     program[n] = 0;
-    execv(program, argv); // on failure: go on as we are
+    execv(program, argv); // on failure: continue without
 }
 
-// What does not get into a file is missing there; a terminal or a reader that is gone misses nothing.
+// Failed output to a file is an error; a closed terminal or pipe has no reader.
 static bool output_is_file(void) {
     struct stat st;
     return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
@@ -140,7 +134,7 @@ static bool output_is_file(void) {
 
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
-    bool nobody_listens = false; // should writing to standard output fail
+    bool unread = false; // standard output of a training run that is no file: a failed write is no error
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
@@ -156,15 +150,15 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         code = run_program(r, &e);
         if (code && r->output.metrics) progress_break(&r->output.progress);
         e.code = code;
-        // An error of this rank's alone ends the job from here. What others say when this rank takes its end down would
-        // come first; and a save may still be under way.
+        // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
+        // would report their lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
         if (metrics_close(r->output.metrics, &closing) && !code) code = (e = closing).code;
-        nobody_listens = options_train(&r->setup.options) && !output_is_file();
+        unread = options_train(&r->setup.options) && !output_is_file();
         run_destroy(r);
         memory_free(r);
     }
-    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !nobody_listens)
+    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !unread)
         code = FAIL(&e, ERR_WRITE, "send it to a disk with free space", "standard output: %s", strerror(errno));
     e.code = code;
     return comm_finish(&comm, &e);

@@ -1,4 +1,4 @@
-// program: all of main but the choice of the engine.
+// program: main, for either engine.
 #pragma once
 
 #include "model/engine.h"
@@ -8,7 +8,7 @@
 // transport: NULL in a build for one process.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport);
 
-// For main alone, first of all. GCC's OpenMP threads spin for milliseconds at every barrier. On a machine with other work
-// that costs many times the work itself: the thread that the others wait for does not get the core. A short spin loses
-// nothing on idle cores. OpenMP reads its setting when the program is loaded, so this sets it and loads the program again.
+// The first call of main. GCC's OpenMP threads spin for milliseconds at every barrier; on a busy machine they keep the
+// core from the thread that they wait for. A short spin costs nothing on idle cores. OpenMP reads its setting when the
+// program is loaded, so this sets it and loads the program again.
 void program_spin_briefly(char **argv);

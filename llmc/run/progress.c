@@ -4,7 +4,6 @@
 #include "gns/noise.h"
 
 #include <math.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -13,24 +12,16 @@
 
 static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
 
-int progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens,
-                    Error *e) {
-    memset(p, 0, sizeof *p);
-    p->out = out;
-    p->engine = engine;
-    p->terminal = isatty(fileno(out)) == 1;
-    p->horizon = horizon_tokens;
-    p->first_tokens = done_tokens;
-    p->started = clock_seconds();
-    p->val_loss = NAN;
-    p->capacity = 512;
-    p->stride = 1;
-    return memory_alloc((void **)&p->point, sizeof *p->point * (size_t)p->capacity, "the loss curve", e);
-}
-
-void progress_destroy(Progress *p) {
-    memory_free(p->point);
-    p->point = NULL;
+void progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens) {
+    *p = (Progress){
+        .out = out,
+        .engine = engine,
+        .terminal = isatty(fileno(out)) == 1,
+        .horizon = horizon_tokens,
+        .first_tokens = done_tokens,
+        .started = clock_seconds(),
+        .val_loss = NAN,
+    };
 }
 
 static void format_duration(char *out, size_t bytes, double seconds) {
@@ -41,12 +32,9 @@ static void format_duration(char *out, size_t bytes, double seconds) {
 }
 
 static void format_gns(char *out, size_t bytes, const Noise *noise, GnsMode mode) {
-    if (mode == GNS_OFF) {
-        snprintf(out, bytes, "off");
-        return;
-    }
-    GnsEstimate g = gns_estimate(&noise->ln);
-    if (!g.valid || isnan(g.lower)) snprintf(out, bytes, "-");
+    const GnsEstimate g = gns_estimate(&noise->ln);
+    if (mode == GNS_OFF) snprintf(out, bytes, "off");
+    else if (!g.valid || isnan(g.lower)) snprintf(out, bytes, "-");
     else if (!g.significant) snprintf(out, bytes, "> %.3g", g.lower);
     else snprintf(out, bytes, "%.3g +- %.2g", g.scale, g.scale_se);
 }
@@ -58,11 +46,11 @@ static void format_memory(char *out, size_t bytes, size_t memory) {
     else snprintf(out, bytes, "%.1f GiB", (double)memory / gib);
 }
 
-// What matters least stands last: a narrow terminal cuts it off.
-static void format_step(const Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, double now,
-                        char *out, size_t bytes) {
+// A narrow terminal cuts off the end, so that what matters least is last.
+static void format_step(const Progress *p, const StepMetrics *s, const Noise *noise, double now, char *out,
+                        size_t bytes) {
     char gns[64], eta[32], val[32] = "-", mfu[32] = "", memory[32];
-    format_gns(gns, sizeof gns, noise, mode);
+    format_gns(gns, sizeof gns, noise, s->mode);
     format_duration(eta, sizeof eta,
                     (now - p->started) * (double)(p->horizon - s->tokens) / (double)(s->tokens - p->first_tokens));
     if (isfinite(p->val_loss)) snprintf(val, sizeof val, "%.4f", p->val_loss);
@@ -73,41 +61,29 @@ static void format_step(const Progress *p, const StepMetrics *s, const Noise *no
              s->tok_per_s, eta, mfu, memory);
 }
 
-// A line that wraps cannot be drawn over. 0: any width will do.
+// A line that wraps cannot be redrawn. 0: any width will do.
 static int terminal_width(const Progress *p) {
     struct winsize size;
     return p->terminal && ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-// Points of the curve are means over `stride` steps; when they run out, pairs are merged and the stride doubles.
-static void curve_add(Progress *p, double tokens, double loss) {
-    p->sum += loss;
-    if (++p->skipped < p->stride) return;
-    if (p->count == p->capacity) {
-        for (int i = 0; i < p->capacity / 2; i++) {
-            p->point[i].tokens = p->point[2 * i + 1].tokens;
-            p->point[i].loss = 0.5 * (p->point[2 * i].loss + p->point[2 * i + 1].loss);
-        }
-        p->count /= 2;
-        p->stride *= 2;
-        return; // this step's sum goes on to the wider point
-    }
-    p->point[p->count].tokens = tokens;
-    p->point[p->count++].loss = p->sum / p->skipped;
-    p->sum = 0;
-    p->skipped = 0;
+void progress_past(void *progress, double tokens, double loss) {
+    Progress *p = progress;
+    int x = (int)(tokens / (double)p->horizon * CURVE_WIDTH);
+    if (x >= CURVE_WIDTH) x = CURVE_WIDTH - 1;
+    p->column[x].loss += loss;
+    p->column[x].steps++;
+    p->curve_tokens = tokens;
 }
 
-void progress_past(void *p, double tokens, double loss) { curve_add(p, tokens, loss); }
-
-void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, GnsMode mode, bool force) {
+void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool force) {
     const double interval = p->terminal ? 0.2 : 2.0; // seconds between lines
     char line[400];
-    curve_add(p, (double)s->tokens, s->loss);
+    progress_past(p, (double)s->tokens, s->loss);
     double now = clock_seconds();
     if (!force && now - p->last_shown < interval) return;
     p->last_shown = now;
-    format_step(p, s, noise, mode, now, line, sizeof line);
+    format_step(p, s, noise, now, line, sizeof line);
     int width = terminal_width(p), most = width > 1 ? width - 1 : (int)sizeof line;
     fprintf(p->out, "%s%.*s%s", p->terminal ? redraw : "", most, line, p->terminal ? "" : "\n");
     fflush(p->out);
@@ -120,7 +96,7 @@ void progress_break(Progress *p) {
 
 void progress_val(Progress *p, const StepMetrics *s, double val_loss) {
     p->val_loss = val_loss;
-    if (p->terminal && p->last_shown > 0) fputs(redraw, p->out); // in the place of the line, which comes back below
+    if (p->terminal && p->last_shown > 0) fputs(redraw, p->out); // the next step draws the line again, below
     if (p->terminal) p->last_shown = 0;
     fprintf(p->out, "step %5lld  val loss %.4f\n", (long long)s->step, val_loss);
     fflush(p->out);
@@ -137,40 +113,25 @@ void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore 
 // ---------------------------------------------------------------------------------------------------------------------
 // The curve
 
-enum { CURVE_WIDTH = 72, CURVE_HEIGHT = 12 };
-
-// Mean loss of the points in each column; NaN where there is none.
-static void curve_columns(const Progress *p, double *column) {
-    int n[CURVE_WIDTH] = {0};
-    for (int x = 0; x < CURVE_WIDTH; x++) column[x] = 0;
-    double end = p->point[p->count - 1].tokens;
-    for (int i = 0; i < p->count; i++) {
-        int x = (int)(p->point[i].tokens / end * CURVE_WIDTH);
-        if (x >= CURVE_WIDTH) x = CURVE_WIDTH - 1;
-        column[x] += p->point[i].loss;
-        n[x]++;
-    }
-    for (int x = 0; x < CURVE_WIDTH; x++) column[x] = n[x] ? column[x] / n[x] : NAN;
-}
-
 void progress_curve(const Progress *p) {
-    if (p->count < 2) return;
-    double column[CURVE_WIDTH], low = INFINITY, high = -INFINITY;
-    curve_columns(p, column);
-    for (int x = 0; x < CURVE_WIDTH; x++)
-        if (isfinite(column[x])) low = fmin(low, column[x]), high = fmax(high, column[x]);
+    double loss[CURVE_WIDTH], low = INFINITY, high = -INFINITY; // mean of each column; NaN without steps
+    for (int x = 0; x < CURVE_WIDTH; x++) {
+        loss[x] = p->column[x].loss / (double)p->column[x].steps;
+        low = fmin(low, loss[x]);
+        high = fmax(high, loss[x]);
+    }
     if (!(high > low)) return;
     fprintf(p->out, "\ntraining loss (nats a token)\n");
     for (int y = 0; y < CURVE_HEIGHT; y++) {
         double level = high - (high - low) * y / (CURVE_HEIGHT - 1);
         fprintf(p->out, "%7.3f |", level);
         for (int x = 0; x < CURVE_WIDTH; x++) {
-            bool here = isfinite(column[x]) && (int)lround((high - column[x]) / (high - low) * (CURVE_HEIGHT - 1)) == y;
+            bool here = isfinite(loss[x]) && (int)lround((high - loss[x]) / (high - low) * (CURVE_HEIGHT - 1)) == y;
             fputc(here ? '*' : ' ', p->out);
         }
         fputc('\n', p->out);
     }
     fprintf(p->out, "        +");
     for (int x = 0; x < CURVE_WIDTH; x++) fputc('-', p->out);
-    fprintf(p->out, "\n         0%*.3g million tokens\n", CURVE_WIDTH - 15, p->point[p->count - 1].tokens / 1e6);
+    fprintf(p->out, "\n         0%*.3g million tokens\n", CURVE_WIDTH - 15, p->curve_tokens / 1e6);
 }

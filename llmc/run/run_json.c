@@ -1,8 +1,8 @@
-// run.json: what the run is, everything resolved, and the commands that it was started with.
+// run.json: the run's set-up with all options resolved, and its parts.
 //
-// A run may have several parts: each stop and each start makes one. "parts" has them all in order, but those of which
-// nothing is left, since a later one went on from a checkpoint before their first step was saved. "options" of a part are
-// those that the first one was given, and then what was changed; those of the whole file are the last part's.
+// Each start of a run begins a part. "parts" has them in order, without those whose steps a later part wrote again. The
+// first part's "options" are those that were given; a later part's are those that changed. The "options" of the file are
+// all options of the last part.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -11,7 +11,6 @@
 
 #include <cjson/cJSON.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,20 +26,18 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 
-// The parts of the run.json that is there, as far as what they did still counts. A run.json that is no longer whole
-// costs the memory of them, not the run.
-static cJSON *earlier_parts(const Position *position, const Saving *saving, const char *path) {
+// The parts in the existing run.json whose first step is kept. A damaged run.json has none.
+static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
     JsonText old;
-    if (!saving->saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return NULL;
-    cJSON *parts = cJSON_DetachItemFromObjectCaseSensitive(old.root, "parts"), *part = parts ? parts->child : NULL;
-    json_free(&old);
-    while (part) {
-        cJSON *next = part->next;
-        double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));
-        if (!(first_step <= (double)position->at.step)) cJSON_Delete(cJSON_DetachItemViaPointer(parts, part));
-        part = next;
+    const cJSON *part;
+    if (!r->saving.saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return;
+    cJSON_ArrayForEach(part, json_get(old.root, "parts")) {
+        double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
+        char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
+        if (text) fprintf(f, "    %s,\n", text);
+        cJSON_free(text);
     }
-    return parts;
+    json_free(&old);
 }
 
 static void put_text_field(FILE *f, const char *name, const char *text) {
@@ -48,30 +45,15 @@ static void put_text_field(FILE *f, const char *name, const char *text) {
     text_write_json(f, text);
 }
 
-static void host_name(char *out, size_t bytes) {
-    if (gethostname(out, bytes) != 0) snprintf(out, bytes, "unknown");
-    out[bytes - 1] = 0;
-}
-
-static void working_directory(char *out, size_t bytes) {
-    if (!getcwd(out, bytes)) snprintf(out, bytes, "unknown");
-}
-
-// The part's own options: of the first one those that were given, of a later one those that are no more as they were.
-static void put_part_options(FILE *f, const Run *r) {
-    bool given[OPTION_COUNT];
-    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
-    fputs(", \"options\": ", f);
-    options_write_json_some(f, &r->setup.options, r->saving.saved[0] ? r->saving.changed : given);
-}
-
 static void put_this_part(FILE *f, const Run *r) {
     char host[256], directory[PATH_MAX], date[32] = "";
+    bool given[OPTION_COUNT];
     FileDigest program;
     time_t now = time(NULL);
     struct tm utc;
-    host_name(host, sizeof host);
-    working_directory(directory, sizeof directory);
+    if (gethostname(host, sizeof host - 1) != 0) strcpy(host, "unknown");
+    host[sizeof host - 1] = 0;
+    if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
     put_text_field(f, "started", date);
@@ -79,32 +61,20 @@ static void put_this_part(FILE *f, const Run *r) {
     if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
         put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
-    put_part_options(f, r);
-    fputs(", \"command\": [", f);
+    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
+    fputs(", \"options\": ", f);
+    options_write_json_some(f, &r->setup.options, r->saving.saved[0] ? r->saving.changed : given);
     for (int i = 0; i < r->setup.argc; i++) {
-        if (i) fputs(", ", f);
+        fputs(i ? ", " : ", \"command\": [", f);
         text_write_json(f, r->setup.argv[i]);
     }
     fputs("]}", f);
 }
 
-static void put_parts(FILE *f, const Run *r, const cJSON *earlier) {
-    const cJSON *part;
-    fputs("  \"parts\": [\n", f);
-    cJSON_ArrayForEach(part, earlier) {
-        char *text = cJSON_PrintUnformatted(part);
-        if (text) fprintf(f, "    %s,\n", text);
-        cJSON_free(text);
-    }
-    fputs("    ", f);
-    put_this_part(f, r);
-    fputs("\n  ],\n", f);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The file
 
-static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
+static void put_run_json(FILE *f, const Run *r, const char *path) {
     char engine[256];
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
@@ -119,23 +89,23 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *parts) {
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
-    put_parts(f, r, parts);
-    fprintf(f, "  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // plain characters, all of them
+    fputs("  \"parts\": [\n", f);
+    put_earlier_parts(f, r, path);
+    fputs("    ", f);
+    put_this_part(f, r);
+    fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
     options_write_json(f, &r->setup.options, 2);
     fprintf(f, "\n}\n");
 }
 
 int write_run_json(const Run *r, Error *e) {
-    char path[ARCHIVE_PATH], *text;
-    size_t bytes;
+    char path[ARCHIVE_PATH];
+    Text text;
     TRY(path_join(path, sizeof path, r->setup.options.out, "run.json", e));
-    FILE *f = open_memstream(&text, &bytes);
-    if (!f) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for run.json");
-    cJSON *parts = earlier_parts(&r->position, &r->saving, path);
-    put_run_json(f, r, parts);
-    cJSON_Delete(parts);
-    fclose(f);
-    int code = file_replace(path, text, bytes, e);
-    free(text);
+    TRY(text_begin(&text, e));
+    put_run_json(text.f, r, path);
+    TRY(text_end(&text, e));
+    int code = file_replace(path, text.text, text.bytes, e);
+    text_free(&text);
     return code;
 }

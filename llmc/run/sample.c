@@ -1,10 +1,10 @@
+#include "run/run.h"
+
+#include "base/text.h"
+#include "math/rng.h"
 #include "run/sample.h"
 
-#include "math/rng.h"
-
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those below initialise tensors
 
@@ -23,12 +23,12 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Leaves the k largest logits, and of equal ones at the edge the first, and makes the others impossible.
+// Keeps the k largest logits, of equal ones at the edge the first, and sets the others to -INFINITY.
 static void keep_top(float *logits, float *sorted, int V, int k) {
     memcpy(sorted, logits, sizeof(float) * (size_t)V);
     qsort(sorted, (size_t)V, sizeof(float), compare_descending);
     float edge = sorted[k - 1];
-    int at_edge = 0; // how many of the k equal it
+    int at_edge = 0; // of the k largest
     for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
     for (int v = 0; v < V; v++)
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
@@ -53,13 +53,13 @@ int sample_token(float *logits, float *scratch, int V, double temperature, int t
 
 typedef struct {
     uint16_t *tokens; // the whole text
-    size_t count, capacity;
+    size_t count;
     float *logits; // (2, V): logits, and room to sort them
 } Draft;
 
 static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
 
-// The prompt, or what stands at the beginning of a document: <|endoftext|>, or a newline where there is none.
+// The prompt; without one what begins a document: <|endoftext|>, or a newline if the tokenizer has none.
 static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
     int eot = tokenizer_eot(tokenizer);
     const char *begin = has_prompt(config) ? config->prompt : "\n";
@@ -69,7 +69,7 @@ static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig 
     return 0;
 }
 
-// Text only: a control byte drawn by a young model must not move the user's cursor.
+// Replaces control bytes, which a young model draws and which would move the user's cursor.
 static void print_text(const char *text, size_t bytes, FILE *out) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -80,11 +80,11 @@ static void print_text(const char *text, size_t bytes, FILE *out) {
 static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // the model begins another document
+    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // another document begins
     print_text(text, bytes, out);
 }
 
-// Where the last `shown` bytes of the prompt begin, or the first character within them (UTF-8: of 4 bytes at most).
+// The first character (UTF-8: at most 4 bytes) that begins in the last `shown` bytes of the prompt.
 static size_t first_shown(const char *prompt, size_t shown) {
     size_t bytes = strlen(prompt), first = shown > 0 && shown < bytes ? bytes - shown : 0;
     for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
@@ -113,8 +113,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
                 uint64_t stream, FILE *out, FILE *copy, Error *e) {
     int code = 0;
     Draft d = {0};
-    d.capacity = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
-    TRY_GOTO(memory_alloc((void **)&d.tokens, d.capacity * sizeof(uint16_t), "a sample", e));
+    size_t most = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
+    TRY_GOTO(memory_alloc((void **)&d.tokens, most * sizeof(uint16_t), "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config, e));
     if (has_prompt(config)) show_prompt(config, out, copy);
@@ -131,4 +131,45 @@ done:
     memory_free(d.logits);
     memory_free(d.tokens);
     return code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The samples of a run
+
+static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
+    const Setup *setup = &r->setup;
+    const Options *o = &setup->options;
+    const Pulse pulse = {parallel_beat, &r->setup.parallel};
+    const uint64_t beyond_any_step = (uint64_t)1 << 40;
+    SampleConfig config = {
+        .tokens = (int)o->sample_tokens,
+        .temperature = o->temperature,
+        .top_k = (int)o->top_k,
+        .seed = (uint64_t)o->seed,
+        .prompt = setup->prompt_file ? setup->prompt_file : o->prompt,
+        .shown = r->output.metrics ? 200 : 0, // in a run's log the prompt precedes every sample
+        .copy_prompt = !setup->prompt_file,   // the user has the file, which may be long
+        .pulse = &pulse,
+    };
+    uint64_t stream = (uint64_t)r->position.at.step + (uint64_t)number * beyond_any_step;
+    return sample_text(setup->engine, &setup->shape, setup->tokenizer, &config, stream, stdout, copy, e);
+}
+
+static int print_sample(Run *r, int64_t number, Error *e) {
+    const RunPoint *at = &r->position.at;
+    const Options *o = &r->setup.options;
+    Text copy;
+    if (o->samples > 1) printf("--- sample %lld of %lld\n", (long long)number + 1, (long long)o->samples);
+    TRY(text_begin(&copy, e));
+    int code = draw_sample(r, number, copy.f, e);
+    if (!code) code = text_end(&copy, e);
+    if (!code && r->output.metrics)
+        code = metrics_sample(r->output.metrics, at->step, at->tokens, o->prompt, copy.text, e);
+    text_free(&copy);
+    return code;
+}
+
+int print_samples(Run *r, Error *e) {
+    for (int64_t i = 0; i < r->setup.options.samples; i++) TRY(print_sample(r, i, e));
+    return 0;
 }

@@ -1,3 +1,4 @@
+// The numbers in comments are those of saver.h's list.
 #include "run/saver.h"
 
 #include "base/thread.h"
@@ -5,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,29 +16,28 @@ static const StateKind kinds[SAVER_ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_
 
 struct Saver {
     SaverConfig config;
-    int64_t before; // steps whose checkpoints are not to go (saver_stay); -1: none
-    int64_t after;
+    int64_t before, after;     // steps of protected checkpoints; -1: none
     float *copy[SAVER_ARRAYS]; // (flat_count), the snapshot; NULL before saver_prepare
-    bool lent;                 // its memory is not the saver's
-    Parallel *parallel;        // to read from instead; NULL: from the copy
-    Parallel *source;          // what the thread is to take the snapshot of; NULL: it is taken
-    sem_t taken;               // posted when it has done so
-    bool snapping;             // main thread's: that has not been waited for
-    double stalled;            // main thread's, seconds
+    bool lent;                 // another owner frees the copy
     char *state;               // text of state.json
     size_t state_bytes;
-    double started;
+    Parallel *direct; // saver_run: read the state from the engines; NULL: from the copy
+    Parallel *source; // the thread takes the snapshot from here (3); NULL: it is taken
+    Parallel *served; // the main thread itself does the save: each piece is a heartbeat (5); NULL: the thread does it
+    pthread_t thread; // runs save_all or touch_copy
+    Pulse pulse;      // one beat per piece: count_piece
     SaveReport report;
-    pthread_t thread;
-    bool threaded, running; // main thread's: a save is under way
-    bool touching;          // `thread` is at work on the fresh memory of `copy`
-    atomic_bool ended;      // the writing thread's last word
-    Pulse pulse;            // of a save: got_on
-    atomic_long pieces;     // that it has done
-    Parallel *served;       // whom the writing thread itself tells of each; NULL: it must not speak with other ranks
+    sem_t snapshot_taken;
+    atomic_bool ended; // the thread's last access to this struct
+    atomic_long pieces;
+    // the main thread's
+    bool joinable;          // `thread` was started
+    bool running;           // a save is not collected yet
+    bool awaiting_snapshot; // snapshot_taken has not been waited for
+    double started, stalled;
 };
 
-static void got_on(void *saver) {
+static void count_piece(void *saver) {
     Saver *s = saver;
     atomic_fetch_add(&s->pieces, 1);
     if (s->served) parallel_beat(s->served);
@@ -45,31 +46,36 @@ static void got_on(void *saver) {
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     (*out)->config = *config;
-    saver_stay(*out, -1, -1);
-    (*out)->pulse = (Pulse){got_on, *out};
-    sem_init(&(*out)->taken, 0, 0);
+    (*out)->pulse = (Pulse){count_piece, *out};
+    saver_protect(*out, -1, -1);
+    sem_init(&(*out)->snapshot_taken, 0, 0);
     return 0;
 }
 
-void saver_destroy(Saver *saver) {
-    if (!saver) return;
-    saver_collect(saver, true, NULL);
-    if (saver->touching) pthread_join(saver->thread, NULL);
+static void join_thread(Saver *s) {
+    if (s->joinable) pthread_join(s->thread, NULL);
+    s->joinable = false;
+}
+
+void saver_destroy(Saver *s) {
+    if (!s) return;
+    saver_collect(s, INFINITY, NULL, NULL);
+    join_thread(s);
     for (int k = 0; k < SAVER_ARRAYS; k++) {
-        if (saver->copy[k]) engine_unpin(saver->config.engine, saver->copy[k]);
-        if (!saver->lent) memory_free(saver->copy[k]);
+        if (s->copy[k]) engine_unpin(s->config.engine, s->copy[k]);
+        if (!s->lent) memory_free(s->copy[k]);
     }
-    free(saver->state);
-    sem_destroy(&saver->taken);
-    memory_free(saver);
+    free(s->state);
+    sem_destroy(&s->snapshot_taken);
+    memory_free(s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing it down
+// The save itself, on the saver's thread; in saver_run on the main thread
 
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
-    got_on(s); // what was read before is written
-    if (s->parallel) return parallel_store(s->parallel, kinds[k], range, values, e);
+    count_piece(s); // the range before this one is written
+    if (s->direct) return parallel_store(s->direct, kinds[k], range, values, e);
     memcpy(values, s->copy[k] + range.begin, range_length(range) * sizeof *values);
     return 0;
 }
@@ -100,18 +106,17 @@ static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     TRY(archive_begin(s->config.out, s->report.step, directory, notes, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
-    got_on(s);
+    count_piece(s);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
-    if (code) archive_abandon(s->config.out, s->report.step, notes); // gives back the room it took
+    if (code) archive_abandon(s->config.out, s->report.step, notes); // frees the room it took
     return code;
 }
 
-// Only a checkpoint that reads back as it was written may replace an older one.
 static int read_back(const char *directory, const Pulse *pulse, Error *e) {
     int code = archive_verify(directory, pulse, e);
     if (code != ERR_INPUT) return code;
-    e->code = ERR_WRITE; // not somebody's input: what was written just now
-    return error_hint(e, "the disk does not give back what it was given: look at it, or choose another --out");
+    e->code = ERR_WRITE; // the file is not an input: this program has just written it
+    return error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
 }
 
 static int take_snapshot(Saver *s, Parallel *source, Error *e) {
@@ -126,11 +131,11 @@ static void *save_all(void *argument) {
     SaveReport *report = &s->report;
     FILE *lines = fmemopen(report->notes, sizeof report->notes - 1, "w"), *notes = lines ? lines : stderr;
     int code = s->source ? take_snapshot(s, s->source, &report->error) : 0;
-    if (s->source) sem_post(&s->taken);
+    if (s->source) sem_post(&s->snapshot_taken);
     if (!code) code = write_checkpoint(s, notes, &report->error);
     report->seconds = clock_seconds() - s->started;
     if (!code) code = read_back(report->directory, &s->pulse, &report->error);
-    if (!code) archive_thin(s->config.out, s->config.keep, s->after, notes, &report->note);
+    if (!code) archive_thin(s->config.out, s->config.keep, s->after, notes, &report->note); // (6)
     if (lines) fclose(lines);
     atomic_store(&s->ended, true);
     return NULL;
@@ -140,8 +145,8 @@ static void *save_all(void *argument) {
 // The main thread's side
 
 size_t saver_copy_stride(const Model *model) {
-    const size_t page = (64 << 10) / sizeof(float); // the largest there is
-    return (model->flat_count + page - 1) / page * page;
+    const size_t largest_page = 64 << 10; // bytes
+    return round_up(model->flat_count, largest_page / sizeof(float));
 }
 
 static void *touch_copy(void *argument) {
@@ -159,55 +164,46 @@ int saver_prepare(Saver *s, float *memory, Error *e) {
     s->lent = memory != NULL;
     for (size_t k = 0; k < SAVER_ARRAYS; k++)
         if (s->lent) s->copy[k] = memory + k * stride;
-        else if (!s->copy[k])
-            TRY(memory_alloc((void **)&s->copy[k], bytes, "the copy that a checkpoint is made of", e));
-    s->touching = thread_start(&s->thread, touch_copy, s, "a save's memory", &(Error){0}) == 0;
+        else if (!s->copy[k]) TRY(memory_alloc((void **)&s->copy[k], bytes, "a checkpoint's copy", e));
+    s->joinable = thread_start(&s->thread, touch_copy, s, "a checkpoint's copy", &(Error){0}) == 0;
     return 0;
 }
 
-static int wait_for_copy_memory(Saver *s, Error *e) {
-    if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
-    if (s->touching) pthread_join(s->thread, NULL);
-    s->touching = false;
-    return 0;
-}
-
-void saver_stay(Saver *s, int64_t before, int64_t after) {
+void saver_protect(Saver *s, int64_t before, int64_t after) {
     assert(!s->running);
     s->before = before;
     s->after = after;
 }
 
-static void begin(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes) {
-    assert(!s->running);
+static void begin_save(Saver *s, int64_t step, char *state, size_t state_bytes) {
+    assert(!s->running); // (1)
     free(s->state);
     s->state = state;
     s->state_bytes = state_bytes;
-    s->parallel = parallel;
-    s->source = NULL;
-    s->served = NULL;
+    s->direct = s->source = s->served = NULL;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
     atomic_store(&s->ended, false);
 }
 
 void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
-    begin(s, parallel, step, state, state_bytes);
-    s->served = parallel;
+    begin_save(s, step, state, state_bytes);
+    s->direct = s->served = parallel;
     save_all(s);
     *report = s->report;
     report->stall_seconds = report->seconds;
 }
 
 int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
-    begin(s, NULL, step, state, state_bytes);
-    TRY(wait_for_copy_memory(s, e));
+    begin_save(s, step, state, state_bytes);
+    if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
+    join_thread(s); // touch_copy
     if (parallel_stores_alone(parallel)) s->source = parallel;
     else TRY(take_snapshot(s, parallel, e));
     s->running = true;
-    s->snapping = s->source != NULL;
-    s->threaded = thread_start(&s->thread, save_all, s, "a save", &(Error){0}) == 0;
-    if (!s->threaded) { // no thread to be had: training waits
+    s->awaiting_snapshot = s->source != NULL;
+    s->joinable = thread_start(&s->thread, save_all, s, "a save", &(Error){0}) == 0;
+    if (!s->joinable) { // at the limit on threads training waits
         s->served = parallel;
         save_all(s);
     }
@@ -215,30 +211,30 @@ int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t 
     return 0;
 }
 
-void saver_settle(Saver *s) {
-    if (!s || !s->snapping) return;
+void saver_await_snapshot(Saver *s) {
+    if (!s || !s->awaiting_snapshot) return;
     double start = clock_seconds();
-    while (sem_wait(&s->taken) != 0 && errno == EINTR) continue;
-    s->snapping = false;
+    while (sem_wait(&s->snapshot_taken) != 0 && errno == EINTR) continue;
+    s->awaiting_snapshot = false;
     s->stalled += clock_seconds() - start;
 }
 
-bool saver_wait(const Saver *s, double seconds, Parallel *served) {
+static bool await_end(const Saver *s, double seconds, Parallel *served) {
     const struct timespec moment = {0, 10000000};
-    long told = -1;
-    for (double end = clock_seconds() + seconds; s->running && !atomic_load(&s->ended); nanosleep(&moment, NULL)) {
-        if (clock_seconds() > end) return false;
+    long sent = -1;
+    for (double end = clock_seconds() + seconds; !atomic_load(&s->ended); nanosleep(&moment, NULL)) {
+        if (clock_seconds() > end || seconds == 0) return false;
         long pieces = atomic_load(&s->pieces);
-        if (served && pieces != told) parallel_beat(served);
-        told = pieces;
+        if (served && pieces != sent) parallel_beat(served); // (5)
+        sent = pieces;
     }
     return true;
 }
 
-bool saver_collect(Saver *s, bool wait, SaveReport *report) {
-    if (!s->running || (!wait && !atomic_load(&s->ended))) return false;
-    if (s->threaded) pthread_join(s->thread, NULL);
-    saver_settle(s);
+bool saver_collect(Saver *s, double seconds, Parallel *served, SaveReport *report) {
+    if (!s || !s->running || !await_end(s, seconds, served)) return false;
+    join_thread(s);
+    saver_await_snapshot(s);
     s->running = false;
     s->report.stall_seconds = s->stalled;
     if (report) *report = s->report;

@@ -1,11 +1,22 @@
-// saver: writes checkpoints while training goes on. A thread of its own copies the state, which no one changes before the
-// next update (saver_settle); writes the copy down, verifies it and thins out the older ones. Where ranks share the
-// state out they put their parts into the copy first, between two steps. One save at a time.
+// saver: writes checkpoints while training continues, on a thread of its own.
 //
 //     step_NNNNNNNN/  model.safetensors, config.json, optimizer.safetensors   (checkpoint)
 //                     the tokenizer's files, where one is known               (tokenizer)
 //                     state.json                                              (run_state)
 //                     MANIFEST.json                                           (manifest)
+//
+// What the main thread and the saver's thread promise each other:
+//   1. At most one save is running. The main thread starts it (saver_start, saver_run) and ends it (saver_collect).
+//   2. A checkpoint is the state after one step. The text of state.json is fixed when the save starts. Weights and
+//      moments do not change until the snapshot is taken: every update waits for it (saver_await_snapshot).
+//   3. Where rank 0's engine holds the whole state, the thread takes the snapshot. Otherwise the main thread takes it in
+//      saver_start, while the other ranks send their parts (parallel_serve).
+//   4. Between saver_start and saver_collect the thread owns the copy, the text of state.json and the report. The main
+//      thread reads only the atomics `ended` and `pieces`.
+//   5. Only the main thread talks to other ranks. The thread counts the pieces of its work; while other ranks wait, the
+//      main thread sends them a heartbeat for each (saver_collect).
+//   6. A checkpoint gets its name when its files and the metrics are on the disk. Older checkpoints are removed when it
+//      reads back as it was written; earlier only where the disk has no room for both.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -22,56 +33,52 @@ typedef struct {
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
     TextTokens text;            // for config.json
-    int64_t keep;               // complete checkpoints to leave; 0: all
-    const Metrics *metrics;     // to be on the disk as far as the state says
+    int64_t keep;               // complete checkpoints to keep; 0: all
+    const Metrics *metrics;     // synced before the checkpoint gets its name
 } SaverConfig;
 
-// What became of a save.
+// The outcome of a save.
 typedef struct {
     int64_t step;
-    Error error;      // code 0: it is on the disk, under its name, verified
-    Error note;       // code 0, or what went wrong beside it: an older one could not be removed
-    char notes[8192]; // lines for stderr: files that stay of checkpoints that were removed
-    Removed removed;  // older ones, before it was written, for want of room
+    Error error;      // code 0: the checkpoint is on the disk, under its name, verified
+    Error note;       // code 0, or why an older checkpoint could not be removed
+    char notes[8192]; // lines for stderr: files left over from removed checkpoints
+    Removed removed;  // older checkpoints, removed beforehand to make room
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken
     double stall_seconds;    // how long training stood still
 } SaveReport;
 
-// The copy on rank 0 that a checkpoint is made of: so many arrays, which begin so many floats apart, at whole pages.
+// The copy on rank 0: this many arrays, whose beginnings are saver_copy_stride floats apart, at whole pages.
 enum { SAVER_ARRAYS = 3 };
 size_t saver_copy_stride(const Model *model);
 
-// Bytes that a checkpoint takes on the disk, state.json apart.
+// Bytes of a checkpoint on the disk, without state.json.
 uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
-void saver_destroy(Saver *saver); // waits for a save under way; NULL is fine
+void saver_destroy(Saver *saver); // waits for a running save; NULL is fine
 
-// Takes the memory for the copy that saver_start needs, and touches and pins it in the background: a system hands out
-// fresh memory so slowly that training would stand still for seconds at the first save.
-// Without it the first save does so.
-// memory: what outlives the saver, to be used for it (parallel_share_copy); NULL: it takes its own.
+// Allocates the copy, and touches and pins it in the background: the first touch of fresh memory takes seconds, for which
+// training would stand still at the first save. Without this call saver_start does it.
+// memory: used instead (parallel_share_copy); outlives the saver; may be NULL.
 int saver_prepare(Saver *saver, float *memory, Error *e);
 
-// Whatever `keep` says: until the next save has succeeded the checkpoint of step `before` stays, and from then on that
-// of step `after`; -1: of none.
-void saver_stay(Saver *saver, int64_t before, int64_t after);
+// Keeps the checkpoint of step `before` until the next save has succeeded, and that of step `after` from then on,
+// whatever config.keep says. -1: none.
+void saver_protect(Saver *saver, int64_t before, int64_t after);
 
-// On rank 0, while the others serve (parallel_serve): takes the snapshot and returns; none may be under way. Takes
-// `state` over, from malloc, whatever comes out.
+// Starts a save on rank 0, while the other ranks serve (parallel_serve), and returns when their parts are copied. Owns
+// `state` (from malloc), also on failure.
 int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
 
-// Likewise: saves and waits, straight from the engines: takes no memory for a copy. None may be under way.
+// The same, but saves straight from the engines, without a copy, and returns when it is done.
 void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report);
 
-// Before every update: waits until the snapshot of a save under way is taken. NULL is fine.
-void saver_settle(Saver *saver);
+// Waits until the snapshot of a running save is taken. NULL is fine.
+void saver_await_snapshot(Saver *saver);
 
-// Waits for a save under way, so many seconds at most. Is none any more? served: where the others serve meanwhile, they
-// are told as it gets on; NULL: they do not.
-bool saver_wait(const Saver *saver, double seconds, Parallel *served);
-
-// Has a save ended, since it was asked last? `wait`: waits for one that is under way.
-bool saver_collect(Saver *saver, bool wait, SaveReport *report);
+// Waits at most this long for a running save; true if it has ended, with its report (may be NULL). served: where the
+// other ranks serve meanwhile, sends them heartbeats; else NULL. A NULL saver has no save.
+bool saver_collect(Saver *saver, double seconds, Parallel *served, SaveReport *report);

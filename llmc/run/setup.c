@@ -1,35 +1,37 @@
+// Makes what a run needs, in the order of run.h: model, data, schedule, engine.
 #include "run/run.h"
 
+#include "base/files.h"
+#include "base/hash.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
-#include "base/files.h"
-#include "base/hash.h"
 
 #include <omp.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up: the model
+// The model
 
 static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     const Options *o = &setup->options;
-    const char *settled = o->given[OPTION_layers]     ? "--layers"
-                          : o->given[OPTION_heads]    ? "--heads"
-                          : o->given[OPTION_channels] ? "--channels"
-                                                      : NULL;
-    if (settled) return FAIL(e, ERR_USAGE, "leave it out", "%s: the shape is settled by --model %s", settled, o->model);
+    const char *shape_flag = o->given[OPTION_layers]     ? "--layers"
+                             : o->given[OPTION_heads]    ? "--heads"
+                             : o->given[OPTION_channels] ? "--channels"
+                                                         : NULL;
+    if (shape_flag)
+        return FAIL(e, ERR_USAGE, "leave it out", "%s: --model %s has a shape of its own", shape_flag, o->model);
     TRY(checkpoint_read_config(setup->source, config, e));
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to what the model can see
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to the model's context
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
                     (long long)o->seq_len, o->model, config->context);
     return 0;
 }
 
-// Elsewhere such a name stands for OpenAI's weights, here a preset for a shape: say how to get the former.
+// Elsewhere "gpt2-xl" means OpenAI's weights, here a shape: hints at how to get the weights.
 static int hint_presets(const char *model, Error *e) {
     static const char owner[] = "openai-community/", *const published[] = {"gpt2-medium", "gpt2-large", "gpt2-xl"};
     const char *name = strncmp(model, owner, strlen(owner)) == 0 ? model + strlen(owner) : model, *wanted = "gpt2";
@@ -39,12 +41,6 @@ static int hint_presets(const char *model, Error *e) {
                       "presets, which start from scratch: %s; for OpenAI's weights: hf download %s%s config.json "
                       "model.safetensors vocab.json merges.txt --local-dir models/%s, then --model models/%s",
                       model_preset_help, owner, wanted, wanted, wanted);
-}
-
-// A vocabulary that is not given is the tokenizer's, where there is one, or GPT-2's.
-static int preset_vocab(const Options *o, const Tokenizer *tokenizer) {
-    if (o->given[OPTION_vocab_size]) return (int)o->vocab_size;
-    return tokenizer ? tokenizer_vocab_size(tokenizer) : 50257;
 }
 
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
@@ -59,12 +55,14 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
     if (o->given[OPTION_channels]) config->channels = (int)o->channels;
-    config->vocab = preset_vocab(o, tokenizer);
+    config->vocab = o->given[OPTION_vocab_size] ? (int)o->vocab_size
+                    : tokenizer                 ? tokenizer_vocab_size(tokenizer)
+                                                : 50257; // GPT-2's
     config->context = (int)o->seq_len;
     return 0;
 }
 
-// The tokenizer that was named, which is there already, or the model's own; none is no error as long as no text is needed.
+// Loads the model's own tokenizer unless --tokenizer is loaded already. Having none is an error only where text is needed.
 static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     const Options *o = &setup->options;
     int vocab = setup->model.config.vocab;
@@ -80,17 +78,14 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// By this program's engine, and by the GPU for which --device wants a plan, whichever program makes it.
-static int check_computable(const Setup *setup, Error *e) {
-    const ModelConfig *m = &setup->model.config;
-    if (setup->options.dry_run && setup->options.device[0]) TRY(attention_check(m->channels / m->heads, e));
-    return setup->engine_api->check ? setup->engine_api->check(&setup->shape, e) : 0;
-}
-
-// What cannot be computed is the fault of the options, or of the files that the shape comes from.
+// ERR_USAGE where the options ask for a shape that the engine, or the GPU of --device, cannot compute; ERR_INPUT where
+// the shape comes from files.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
+    const ModelConfig *m = &setup->model.config;
     Error why;
-    int code = check_computable(setup, &why);
+    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    int code = plan_gpu ? attention_check(m->channels / m->heads, &why) : 0;
+    if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
     if (!code) return 0;
     if (from_file)
         return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
@@ -115,7 +110,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
-    if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // those of model_init_values
+    if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
     TRY(check_shape(setup, from_file, e));
     return setup_tokenizer(setup, from_file, e);
@@ -127,10 +122,9 @@ int setup_model(Run *r, Error *e) {
 }
 
 static int check_tokenizer(const Setup *setup, Error *e) {
+    const Options *o = &setup->options;
+    const char *flag = o->sample_only ? "--sample-only" : o->prompt[0] ? "--prompt" : "--sample-every";
     if (setup->tokenizer) return 0;
-    const char *flag = setup->options.sample_only ? "--sample-only"
-                       : setup->options.prompt[0] ? "--prompt"
-                                                  : "--sample-every";
     return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
                 "%s: no tokenizer for a vocabulary of %d", flag, setup->model.config.vocab);
 }
@@ -138,31 +132,37 @@ static int check_tokenizer(const Setup *setup, Error *e) {
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
-    TRY(file_read(path, most, text, &bytes, e));
-    if (bytes > 0 && strlen(*text) == bytes) return 0; // file_read puts a NUL behind it
-    return FAIL(e, ERR_INPUT, "name a file of text", "%s: %s", path,
-                bytes ? "a zero byte: this is no text" : "is empty");
-}
-
-// Perhaps no file was meant.
-static int refuse_prompt(const char *path, Error *e) {
-    if (!file_exists(path))
-        error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
+    if (file_read(path, most, text, &bytes, e)) {
+        if (!file_exists(path))
+            error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
+    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", path);
+    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", path);
+    else return 0;
     return error_prefix(e, "--prompt");
 }
 
 int setup_sampling(Setup *setup, Error *e) {
     const Options *o = &setup->options;
-    const char *prompt = o->prompt;
-    if (!o->sample_only && o->sample_every == 0 && !prompt[0]) return 0;
+    if (!o->sample_only && o->sample_every == 0 && !o->prompt[0]) return 0;
     TRY(check_tokenizer(setup, e));
-    if (prompt[0] != '@' || !is_first(setup)) return 0;
-    if (!prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
-    return read_prompt(&setup->prompt_file, prompt + 1, e) ? refuse_prompt(prompt + 1, e) : 0;
+    if (o->prompt[0] != '@' || !is_first(setup)) return 0;
+    if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
+    return read_prompt(&setup->prompt_file, o->prompt + 1, e);
 }
 
-static int range_to_engine(void *engine, Range range, const float *values, Error *e) {
+// ---------------------------------------------------------------------------------------------------------------------
+// The engine
+
+static int load_weights(void *engine, Range range, const float *values, Error *e) {
     return engine_load(engine, STATE_PARAM, range, values, e);
+}
+
+static int load_moment1(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT1, range, values, e);
+}
+
+static int load_moment2(void *engine, Range range, const float *values, Error *e) {
+    return engine_load(engine, STATE_MOMENT2, range, values, e);
 }
 
 static int init_parameters(const Setup *setup, Error *e) {
@@ -175,21 +175,13 @@ static int init_parameters(const Setup *setup, Error *e) {
         for (size_t first = 0; first < t->count; first += CHUNK) {
             size_t n = size_min(CHUNK, t->count - first);
             model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
-            TRY_GOTO(
-                engine_load(setup->engine, STATE_PARAM, (Range){t->offset + first, t->offset + first + n}, buffer, e));
+            Range range = {t->offset + first, t->offset + first + n};
+            TRY_GOTO(engine_load(setup->engine, STATE_PARAM, range, buffer, e));
         }
     }
 done:
     memory_free(buffer);
     return code;
-}
-
-static int moment1_to_engine(void *engine, Range range, const float *values, Error *e) {
-    return engine_load(engine, STATE_MOMENT1, range, values, e);
-}
-
-static int moment2_to_engine(void *engine, Range range, const float *values, Error *e) {
-    return engine_load(engine, STATE_MOMENT2, range, values, e);
 }
 
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
@@ -203,7 +195,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     };
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
-    if (comm->ranks > 1 && !setup->shape.inference) // where nothing is exchanged there is no NCCL
+    if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
     return 0;
@@ -214,24 +206,24 @@ int setup_device(const Setup *setup, Error *e) {
 }
 
 int setup_engine(Run *r, Error *e) {
+    Setup *s = &r->setup;
     EngineDevice device;
-    TRY(setup_shards(&r->setup, &r->position, r->setup.comm, e));
-    TRY(engine_create(r->setup.engine_api, &r->setup.engine, &r->setup.shape, e));
-    r->setup.engine_api->device(&r->setup.shape, false, &device);
-    r->setup.peak_flops = device_peak_flops(&device);
-    if (r->saving.saved[0]) {
-        TRY(checkpoint_load_model(r->saving.saved, &r->setup.model, range_to_engine, r->setup.engine, e));
-        return checkpoint_load_optimizer(r->saving.saved, &r->setup.model, r->setup.shape.owned,
-                                         r->setup.shape.owned_count, moment1_to_engine, moment2_to_engine,
-                                         r->setup.engine, e);
+    const char *resumed = r->saving.saved;
+    TRY(setup_shards(s, &r->position, s->comm, e));
+    TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
+    s->engine_api->device(&s->shape, false, &device);
+    s->peak_flops = device_peak_flops(&device);
+    if (resumed[0]) {
+        TRY(checkpoint_load_model(resumed, &s->model, load_weights, s->engine, e));
+        return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
+                                         load_moment2, s->engine, e);
     }
-    if (!r->setup.source[0]) return init_parameters(&r->setup, e);
-    if (r->setup.comm->local_rank == 0) TRY(checkpoint_verify_model(r->setup.source, e)); // once on a machine
-    return checkpoint_load_model(r->setup.source, &r->setup.model, range_to_engine, r->setup.engine, e);
+    if (!s->source[0]) return init_parameters(s, e);
+    if (s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, e)); // once on each machine
+    return checkpoint_load_model(s->source, &s->model, load_weights, s->engine, e);
 }
 
-// The algorithms that the run was begun with, so that it goes on with the same bits; and timed ones where --tune asks
-// for them and there are none yet.
+// On rank 0: the run's algorithms as its checkpoint has them, for the same bits. --tune times those that are missing.
 static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
     if (!is_first(&r->setup)) return 0;
@@ -242,7 +234,7 @@ static int decide_tuning(Run *r, Error *e) {
     return 0;
 }
 
-// Rank 0 decides, all follow; where one cannot, none does.
+// All ranks use the algorithms of rank 0, or none does.
 int setup_tuning(Run *r, Error *e) {
     Error misfit = {0};
     TRY(comm_agree(r->setup.comm, decide_tuning(r, e), e));
@@ -257,72 +249,61 @@ int setup_tuning(Run *r, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up: what training needs besides
+// Data and schedule
 
-// Base names count: a checkpoint knows its shards by them.
+int setup_data(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    RunData *data = &r->data;
+    int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
+    bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
+    if (!o->eval_only) TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
+    return data->train ? shard_list_create(&data->shards, data->train, e) : 0;
+}
+
+// What must be the same on all ranks. Contents are hashed: machines may hold copies of their own.
+enum { SAME_MODEL, SAME_TRAIN, SAME_VAL, SAME_QUESTIONS, SAME_REPLAY, SAME_COUNT };
+
 static uint64_t hash_shards(const ShardList *list) {
     uint64_t hash = HASH_START;
     for (int i = 0; i < list->count; i++) {
-        const FileDigest *digest = &list->shard[i].digest;
         hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
-        hash = hash_bytes(hash, &digest->bytes, sizeof digest->bytes);
-        hash = hash_bytes(hash, digest->hash, sizeof digest->hash);
+        hash = hash_bytes(hash, list->shard[i].digest.hash, HASH_TEXT); // which covers the size
     }
     return hash;
 }
 
-// The shape as well, for a vocabulary may be the tokenizer's.
-static int hash_model(const Setup *setup, RunData *data, Error *e) {
-    uint64_t weights = 0;
-    if (setup->source[0]) TRY(checkpoint_hash_model(setup->source, &weights, e));
-    data->hash.model = hash_bytes(HASH_START, &weights, sizeof weights);
-    data->hash.model = hash_bytes(data->hash.model, &setup->model.config, sizeof setup->model.config);
-    return 0;
-}
-
-// Machines may have copies of their own. Counts say nothing: shards are cut to the same length.
-static int hash_data(Run *r, Error *e) {
+static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
+    const RunData *data = &r->data;
+    const Ramp *ramp = &r->position.ramp;
     ShardList val;
     FileDigest questions;
-    TRY(hash_model(&r->setup, &r->data, e));
-    if (r->data.train) r->data.hash.train = hash_shards(&r->data.shards);
-    r->data.hash.replay =
-        hash_bytes(HASH_START, r->position.ramp.replay, sizeof(int64_t) * (size_t)r->position.ramp.replay_steps);
-    if (r->data.val) {
-        TRY(shard_list_create(&val, r->data.val, e));
-        r->data.hash.val = hash_shards(&val);
+    if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
+    // the vocabulary may come from the tokenizer
+    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
+    hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
+    if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
+    if (data->val) {
+        TRY(shard_list_create(&val, data->val, e));
+        hash[SAME_VAL] = hash_shards(&val);
         shard_list_destroy(&val);
     }
-    if (!r->data.hellaswag) return 0;
+    if (!data->hellaswag) return 0;
     TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
-    r->data.hash.questions = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
+    hash[SAME_QUESTIONS] = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
     return 0;
 }
 
-int setup_data(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
-    bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
-    if (!o->eval_only) TRY(dataset_open(&r->data.train, o->train, T, V, (uint64_t)o->seed, e));
-    if (o->val[0]) TRY(dataset_open(&r->data.val, o->val, T, V, (uint64_t)o->seed, e));
-    if (hellaswag) TRY(hellaswag_open(&r->data.hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
-    if (r->data.train) TRY(shard_list_create(&r->data.shards, r->data.train, e));
-    return r->setup.comm->ranks > 1 ? hash_data(r, e) : 0;
-}
-
-int setup_same_data(const Setup *setup, const RunData *data, Error *e) {
-    const struct {
-        uint64_t hash;
-        const char *what;
-    } found[] = {
-        {data->hash.model, "another model (--model, --tokenizer)"},
-        {data->hash.train, "other training data (--train)"},
-        {data->hash.val, "other validation data (--val)"},
-        {data->hash.questions, "other questions (--hellaswag)"},
-        {data->hash.replay, "another run to replay (--ramp)"},
-    };
-    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
-        TRY(comm_same(setup->comm, found[i].hash, ERR_INPUT, found[i].what, SAME_FILES_HINT, e));
+int setup_same_data(const Run *r, Error *e) {
+    static const char *const other[SAME_COUNT] = {"another model (--model, --tokenizer)",
+                                                  "other training data (--train)", "other validation data (--val)",
+                                                  "other questions (--hellaswag)", "another run to replay (--ramp)"};
+    uint64_t hash[SAME_COUNT] = {0};
+    if (r->setup.comm->ranks == 1) return 0;
+    TRY(comm_agree(r->setup.comm, hash_data(r, hash, e), e));
+    for (int i = 0; i < SAME_COUNT; i++)
+        TRY(comm_same(r->setup.comm, hash[i], ERR_INPUT, other[i], SAME_FILES_HINT, e));
     return 0;
 }
 
@@ -367,7 +348,6 @@ int setup_buffers(Run *r, Error *e) {
 }
 
 void run_destroy(Run *r) {
-    progress_destroy(&r->output.progress);
     saver_destroy(r->saving.saver);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);

@@ -1,21 +1,19 @@
-// run_state: state.json, all that a run is besides its flat arrays, and what it must find again to go on from there.
+// state: state.json, what a checkpoint says of its run besides the flat arrays: what the run is, and where it stands.
 #pragma once
 
-#include "gns/ramp.h"
-#include "text/shards.h"
-#include "model/engine.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "math/outliers.h"
-#include "gns/noise.h"
+#include "model/engine.h"
 #include "options/options.h"
+#include "text/shards.h"
 
 #define STATE_NAME "state.json"
 
-// A set of token shards, as far as it can be told from another: base names, sizes and hashes (of a sample where a
-// shard is large: file_digest). Where the files lie does not matter.
+// Identifies a set of token shards, wherever the files lie: base names, sizes and hashes (file_digest, DIGEST_SAMPLE).
 typedef struct {
     struct {
-        char *name;
+        char name[256];
         FileDigest digest;
     } * shard;
     int count;
@@ -30,49 +28,30 @@ typedef struct {
     double loss;  // INFINITY: none yet
 } BestPoint;
 
-// Where a run stands: its own, saved and taken up again as one.
+// Where a run stands, except for the ramp and the noise scale.
 typedef struct {
     int64_t step, tokens, examples; // done
     int64_t batch;                  // rows of the last step
-    int64_t metrics_bytes;          // of metrics.jsonl, up to and including this step, when it was saved
+    int64_t metrics_bytes;          // of metrics.jsonl after this step
     double val_loss;                // the latest; NaN before the first
     BestPoint best;
     Outliers loss_window, grad_window;
     char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
 } RunPoint;
 
-typedef struct {
-    // what may not change within a run
-    ModelConfig model;
-    const char *start; // "scratch", or the name of the --model that the first weights came from
-    int64_t seq_len;
-    uint64_t seed;
-    const ShardList *train;
-
-    // where it stands
-    RunPoint *at;
-    RampState *ramp;
-    Noise *noise;
-
-    // for the record
-    const char *build; // program, engine and machine
-    int ranks;
-    const Options *options;
-} RunState;
+typedef struct Run Run; // run.h
 
 // The text of state.json; *text is freed with free().
-int run_state_write(const RunState *state, char **text, size_t *bytes, Error *e);
+int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads DIRECTORY/state.json into where *state says that the run stands. What may not change must be as *state says it
-// is now: ERR_INPUT names the field that is not. The text of what did change, build,
-// ranks and options, one a line, goes to *changes (from malloc; "" for none); which options did, to `changed`.
-int run_state_read(const RunState *state, const char *directory, char **changes, bool changed[OPTION_COUNT], Error *e);
+// Reads where the run stands from DIRECTORY/state.json into r->position. ERR_INPUT names the first field that may not
+// change and did. *changes: what else changed, one line each; text_free it. r->saving.changed: the options among it.
+int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
-// The step, and whether the file is well formed so far: for --check.
+// What can be read without knowing the run: for --check, and to find a run's --model.
 typedef struct {
-    int64_t step, tokens, examples, batch;
-    BestPoint best;
+    RunPoint at;
     char build[256];
-    char start[256], model[OPTION_TEXT]; // RunState's, and --model; "": not said
+    char start[256], model[OPTION_TEXT]; // --model's name at the start or "scratch", and --model; "": missing
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);

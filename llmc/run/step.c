@@ -1,38 +1,40 @@
+// One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
 #include "run/run.h"
 
 #include "base/signals.h"
 
-// What this step measures: the first and every gns_exact_interval-th after it are exact.
+// What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
     int64_t every = setup->options.run.gns_exact_interval;
     if (setup->options.gns == GNS_OFF) return GNS_OFF;
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// Are the ranks' own gradients measured too? They are read once more for it, which takes half a percent of a step that
-// has one micro-step: now and then is enough for a cross-check.
+// Also measure the norms of the ranks' own gradients? That reads them once more: half a percent of a step of one
+// micro-step. They are a cross-check, so every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// This rank's share of the step's rows. While the engine works on some, the loader reads the next: behind the last of
-// this step it is taken to be as large as this one. A rank that has no more rows takes part in what is left.
-static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
-    Share share = parallel_share(B, r->setup.comm->rank, r->setup.comm->ranks);
-    int64_t first = r->position.at.examples + share.first, most = r->setup.shape.micro_batch, done = 0;
-    int64_t micro_steps = parallel_micro_steps(&r->setup.parallel, B);
-    TRY(parallel_begin_step(&r->setup.parallel, measures_ranks(&r->position, mode), e));
+// This rank's share of the step's rows. While the engine computes some, the loader reads the next; after the last it
+// reads the first of a next step of the same size. A rank without rows left takes part with n = 0.
+static int run_micro_steps(Setup *setup, const RunData *data, const Position *position, int64_t B, GnsMode mode,
+                           Error *e) {
+    Share share = parallel_share(B, setup->comm->rank, setup->comm->ranks);
+    int64_t first = position->at.examples + share.first, most = setup->shape.micro_batch, done = 0;
+    int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
+    TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = share.count - done < most ? share.count - done : most;
         bool last = done + n == share.count;
         int64_t next = last ? first + B : first + done + n, left = last ? share.count : share.count - done - n;
         if (n > 0) {
-            TRY(loader_rows(r->data.loader, (uint64_t)(first + done), (int)n, &rows, e));
-            loader_expect(r->data.loader, (uint64_t)next, (int)(left < most ? left : most));
+            TRY(loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, e));
+            loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         }
-        TRY(parallel_micro_step(&r->setup.parallel, rows, (int)n, mode, i == micro_steps - 1, e));
-        comm_progress(r->setup.comm);
+        TRY(parallel_micro_step(&setup->parallel, rows, (int)n, mode, i == micro_steps - 1, e));
+        comm_progress(setup->comm);
         done += n;
     }
     return 0;
@@ -74,19 +76,20 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
     };
 }
 
-// The batches whose gradients' norms rank_sq is the sum of: the ranks' shares, or their micro-steps.
+// Estimates the noise scale from the ranks' own gradients: those of their shares, or of their micro-steps, whichever
+// rank_sq sums the norms of.
 static int observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq, Error *e) {
+    const int ranks = setup->comm->ranks;
     int64_t *rows, count = 0;
     bool by_share = setup->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
-    if (setup->comm->ranks == 1) {
-        position->noise.tokens_since_ranks = 0; // no step of theirs was left out
+    if (ranks == 1) {
+        position->noise.tokens_since_ranks = 0; // nothing to observe later either
         return 0;
     }
-    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + setup->comm->ranks), "shares", e));
-    for (int i = 0; i < setup->comm->ranks; i++) {
-        int64_t left = parallel_share(B, i, setup->comm->ranks).count,
-                most = by_share ? left : setup->shape.micro_batch;
+    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + ranks), "shares", e));
+    for (int i = 0; i < ranks; i++) {
+        int64_t left = parallel_share(B, i, ranks).count, most = by_share ? left : setup->shape.micro_batch;
         for (; left > 0; left -= rows[count++]) rows[count] = left < most ? left : most;
     }
     for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
@@ -95,10 +98,10 @@ static int observe_ranks(const Setup *setup, Position *position, int64_t B, doub
     return 0;
 }
 
-// For the averages a step that was left out has not been: its gradients are out of line.
-static int observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
-                         bool measured_ranks, Error *e) {
+// Updates the noise scale, and with it the ramp.
+static int observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode, Error *e) {
     double step_tokens = (double)(B * setup->shape.seq_len);
+    bool measured_ranks = measures_ranks(position, mode);
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, mode);
     if (mode == GNS_OFF) return 0;
     GnsEstimate ln = gns_estimate(&position->noise.ln);
@@ -107,104 +110,107 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 
-static StepMetrics step_metrics(const Setup *setup, const Position *position, int64_t B, double lr, double seconds) {
-    double tok_per_s = (double)(B * setup->shape.seq_len) / seconds, peak = setup->peak_flops * setup->comm->ranks;
-    return (StepMetrics){
-        .step = position->at.step,
-        .tokens = position->at.tokens,
-        .examples = position->at.examples,
-        .batch = B,
-        .loss = position->result.loss_sum / (double)B,
-        .lr = lr,
-        .grad_norm = grad_norm(setup, position, B),
-        .tok_per_s = tok_per_s,
-        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
-    };
-}
-
-// Rank 0 decides, all follow.
-static int agree_batch(Run *r, int64_t *B, Error *e) {
-    *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
-    TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
-    if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
-    r->position.uneven = true;
-    progress_break(&r->output.progress);
-    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for those that have one more\n",
-            (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
-    return 0;
-}
-
-// The step's numbers, over all ranks.
-static int step_result(Setup *setup, Position *position, StepSums *sums, Error *e) {
+// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite.
+static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
     *sums = (StepSums){.result = &position->result, .stop = signals_requested() != NULL};
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
-    return 0;
+    bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(setup, position, B));
+    return finite ? 0 : fail_nonfinite(setup, position, B, e);
 }
 
-// A last step with fewer rows than the one before, which the horizon cut; a replayed file may have cut it as well.
+// ---------------------------------------------------------------------------------------------------------------------
+// Outliers
+
+// A step that the horizon, or a replayed file, cut to fewer rows. Its mean gradient has more noise than that of a whole
+// step, so they are not compared.
 static bool is_cut(const Setup *setup, const Position *position, int64_t B) {
     return B < position->at.batch &&
            position->at.tokens + (B + 1) * setup->shape.seq_len > setup->options.run.horizon_tokens;
 }
 
-// Is this step to be left out? Asking means waiting for the device before the update, so it is not done unasked.
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->setup.options;
+    RunPoint *at = &r->position.at;
     double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(&r->setup, &r->position, B);
-    double loss_z = outliers_z(&r->position.at.loss_window, loss),
-           norm_z = outliers_z(&r->position.at.grad_window, norm);
+    double loss_z = outliers_z(&at->loss_window, loss), norm_z = outliers_z(&at->grad_window, norm);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
     if (!is_first(&r->setup)) return true;
     progress_break(&r->output.progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
-            (long long)r->position.at.step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm,
-            norm_z);
+            (long long)at->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
     return true;
 }
 
-// A step that was cut is not compared with whole ones: the fewer the rows, the larger their mean gradient's noise.
+// Only where outliers are skipped does the update wait for the step's numbers, and with them for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->setup.options;
     StepSums sums;
     *skipped = false;
     if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !is_cut(&r->setup, &r->position, B)) {
-        TRY(step_result(&r->setup, &r->position, &sums, e));
-        if (!isfinite(r->position.result.loss_sum) || !isfinite(grad_norm(&r->setup, &r->position, B)))
-            return fail_nonfinite(&r->setup, &r->position, B, e);
+        TRY(step_result(&r->setup, &r->position, B, &sums, e));
         *skipped = is_outlier(r, B);
     }
     if (*skipped) return 0;
-    saver_settle(r->saving.saver);
+    saver_await_snapshot(r->saving.saver);
     return parallel_update(&r->setup.parallel, update, e);
 }
 
-int train_step(Run *r, StepMetrics *metrics, GnsMode *mode, Error *e) {
-    int64_t B;
-    comm_phase(r->setup.comm, PHASE_STEP, r->position.at.step + 1);
-    TRY(agree_batch(r, &B, e));
-    UpdateConfig update = update_config(&r->setup, &r->position, B);
-    bool skipped;
-    *mode = step_mode(&r->setup, &r->position);
-    bool measured_ranks = measures_ranks(&r->position, *mode);
-    double start = clock_seconds();
-    TRY(run_micro_steps(r, B, *mode, e));
-    TRY(parallel_norms(&r->setup.parallel, e));
-    TRY(update_unless_outlier(r, B, &update, &skipped, e));
+// ---------------------------------------------------------------------------------------------------------------------
+// A step
+
+// *B: the rows of the next step, over all ranks. Rank 0 decides.
+static int agree_batch(Run *r, int64_t *B, Error *e) {
+    *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
+    TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
+    if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
+    r->position.uneven = true;
+    progress_break(&r->output.progress);
+    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
+            (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
+    return 0;
+}
+
+int train_step(Run *r, StepMetrics *metrics, Error *e) {
+    Setup *setup = &r->setup;
+    Position *position = &r->position;
+    RunPoint *at = &position->at;
     StepSums sums;
-    TRY(step_result(&r->setup, &r->position, &sums, e));
-    if (!isfinite(r->position.result.loss_sum) || !isfinite(grad_norm(&r->setup, &r->position, B)))
-        return fail_nonfinite(&r->setup, &r->position, B, e);
-    if (!skipped) TRY(observe_noise(&r->setup, &r->position, B, sums.rank_sq, *mode, measured_ranks, e));
-    r->position.at.step++;
-    r->position.at.batch = B;
-    r->position.at.examples += B;
-    r->position.at.tokens += B * r->setup.shape.seq_len;
-    *metrics = step_metrics(&r->setup, &r->position, B, update.lr, clock_seconds() - start);
-    metrics->skipped = skipped;
-    metrics->ranks_measured = measured_ranks && !skipped && r->setup.comm->ranks > 1;
-    return is_first(&r->setup) ? metrics_step(r->output.metrics, metrics, &r->position.noise, *mode, e) : 0;
+    int64_t B;
+    bool skipped;
+    comm_phase(setup->comm, PHASE_STEP, at->step + 1);
+    TRY(agree_batch(r, &B, e));
+    const int64_t tokens = B * setup->shape.seq_len;
+    const UpdateConfig update = update_config(setup, position, B);
+    const GnsMode mode = step_mode(setup, position);
+    const bool measured_ranks = measures_ranks(position, mode);
+    const double start = clock_seconds();
+    TRY(run_micro_steps(setup, &r->data, position, B, mode, e));
+    TRY(parallel_norms(&setup->parallel, e));
+    TRY(update_unless_outlier(r, B, &update, &skipped, e));
+    TRY(step_result(setup, position, B, &sums, e));
+    if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, e));
+    at->step++;
+    at->batch = B;
+    at->examples += B;
+    at->tokens += tokens;
+    const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
+    *metrics = (StepMetrics){
+        .step = at->step,
+        .tokens = at->tokens,
+        .examples = at->examples,
+        .batch = B,
+        .loss = position->result.loss_sum / (double)B,
+        .lr = update.lr,
+        .grad_norm = grad_norm(setup, position, B),
+        .tok_per_s = tok_per_s,
+        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
+        .mode = mode,
+        .skipped = skipped,
+        .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
+    };
+    return is_first(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
 }

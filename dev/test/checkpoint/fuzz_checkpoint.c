@@ -5,7 +5,7 @@
 // the environment's GNS_FUZZ_TARGET picks the reader.
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
-#include "run/state.h"
+#include "run/run.h"
 #include "text/tokenizer.h"
 #include "../trainer.h"
 #include "mutate.h"
@@ -16,8 +16,7 @@ enum { LAYERS = 2 };
 // The readers
 
 static Model model;
-static ShardList shards;
-static Options options;
+static Run run; // that state.json is read into
 
 static int ignore_values(void *context, Range range, const float *values, Error *e) {
     (void)context;
@@ -34,30 +33,20 @@ static int read_manifest(const char *directory, Error *e) {
 }
 
 static int read_state(const char *directory, Error *e) {
-    Noise noise;
-    RampState ramp = {0};
-    static RunPoint at;
-    char *changes = NULL;
+    Text changes = {0};
     RunSummary summary;
-    TRY(noise_create(&noise, &model, 60, 0, e));
-    RunState state = {.model = model.config,
-                      .start = "scratch",
-                      .seq_len = 8,
-                      .seed = 1337,
-                      .train = &shards,
-                      .at = &at,
-                      .ramp = &ramp,
-                      .noise = &noise,
-                      .options = &options};
-    bool changed[OPTION_COUNT];
+    TRY(noise_create(&run.position.noise, &model, 60, 0, e));
+    run.setup.model = model;
+    run.setup.shape.seq_len = 8;
+    run.setup.comm = &(Comm){.ranks = 1};
     int code = run_state_summary(&summary, directory, e);
-    if (!code) code = run_state_read(&state, directory, &changes, changed, e);
+    if (!code) code = run_state_read(&run, directory, &changes, e);
     if (!code) {
-        outliers_z(&at.loss_window, 1);
-        gns_estimate(&noise.ln);
+        outliers_z(&run.position.at.loss_window, 1);
+        gns_estimate(&run.position.noise.ln);
     }
-    free(changes);
-    noise_destroy(&noise);
+    text_free(&changes);
+    noise_destroy(&run.position.noise);
     return code;
 }
 
@@ -152,9 +141,8 @@ enum { TARGETS = sizeof targets / sizeof *targets };
 
 // Does a message name the byte, or say what is missing or does not fit the other files?
 static bool says_where(const char *message) {
-    static const char *const whole[] = {
-        "this run was begun with ", "train_data differs", ": no tensor ", "too few for one window",
-        "missing, but listed in ",  "but written with ",  "but was "};
+    static const char *const whole[] = {"this run has ",           ": no tensor ",      "too few for one window",
+                                        "missing, but listed in ", "but written with ", "but was "};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         if (strstr(message, whole[i])) return true;
     return test_says_byte(message);
@@ -288,9 +276,9 @@ static void test_files_are_made(void) {
     copy_tree("run/step_00000140", "step");
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(dataset_open(&data, "train.bin", 8, 64, 1337, &e), &e);
-    CHECK_OK(shard_list_create(&shards, data, &e), &e);
+    CHECK_OK(shard_list_create(&run.data.shards, data, &e), &e);
     dataset_close(data);
-    options_defaults(&options);
+    options_defaults(&run.setup.options);
     CHECK_OK(read_manifest("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
     make_index();
@@ -348,7 +336,7 @@ int main(int argc, char **argv) {
     RUN(test_shard);
     RUN(test_bin);
     RUN(test_tokenizer_config);
-    shard_list_destroy(&shards);
+    shard_list_destroy(&run.data.shards);
     model_destroy(&model);
     return trainer_end();
 }

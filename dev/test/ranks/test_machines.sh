@@ -133,7 +133,7 @@ strangers() { # CODE TEXT OPTIONS...: of one of four processes that srun started
 strangers_may_look() { # nothing is written or shared
     local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
     "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
-    strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 "as it was written" --check seen &&
+    strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 ": undamaged$" --check seen &&
         strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
 }
 strangers_may_not_train() { # each would write the same run, and evaluate the same rows

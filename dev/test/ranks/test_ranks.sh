@@ -199,7 +199,7 @@ not_finite_while_weights_travel() { # MPI must not go on with them in memory tha
 }
 too_small_a_batch() {
     run 4 tiny --steps 1 --batch-tokens 48 > tiny.out && { echo "accepted"; return 1; }
-    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks' tiny.log
+    grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log
 }
 replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that speak of another batch
     local code=$1 step=0 rows=0 batch
@@ -220,7 +220,7 @@ a_last_step_of_fewer_rows_than_ranks() { # those without send their part of the 
 }
 too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
     replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1
-    grep -q '^error.*a batch of 3 rows has none for some of 4 ranks.*-np 3, or replay' replay.log || { cat replay.log; return 1; }
+    grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or replay' replay.log || { cat replay.log; return 1; }
     replay_more="--batch-tokens 128" replays 1 3
 }
 alone_without_mpirun() { # and the same bits as mpirun -np 1

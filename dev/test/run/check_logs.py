@@ -37,7 +37,7 @@ def test(function):
         word = "FAIL" if failures else "PASS"
     except Skip as skip:
         word, why = "SKIP", f" {skip}"
-    except Exception as error:  # a reader that chokes is a failure too
+    except Exception as error:  # a reader that raises is a failure too
         word, why = "FAIL", f" {type(error).__name__}: {error}"
     failed_tests += word == "FAIL"
     print(f"{word} logs/{function.__name__} {time.time() - start:.2f}s{why}", flush=True)
@@ -208,7 +208,7 @@ def tensorboard():
         check("60 steps" in said, said)
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
         check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
-    check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file is gone")
+    check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file was removed")
     check_events("shown", [1])
     with open("shown/metrics.jsonl", "a") as file:
         file.write('{"step": 61, "tokens": 1e9, "loss": 1, "tok_per_s": 1, "gns_ln_lower": 1e308, "hellaswag": 0.5')
@@ -248,7 +248,7 @@ def go_back_to(out, step):
 
 
 def three_parts(out, look=lambda: None):
-    """One part ends at step 60 and is taken back to 30; the next is killed; the last ends. look: called in between."""
+    """One part ends at step 60 and is cut back to 30; the next is killed; the last ends. look: called after each."""
     shutil.copytree("whole", out)
     look()
     go_back_to(out, 30)
@@ -276,7 +276,7 @@ def interrupted():
 
 
 def followed():
-    """A follower that was there before the run, and a viewer that stays open, across two resumes."""
+    """A follower that starts before the run, and a viewer that is open across two resumes."""
     open_events("whole")  # Skip
     viewer = None
 
@@ -322,7 +322,7 @@ def torn_ends():
 
 
 def equal_to_the_uninterrupted():
-    """Taken back twice to the same step: nothing is left of the part in between."""
+    """Cut back twice to the same step: nothing is left of the part in between."""
     shutil.copytree("whole", "again")
     for _ in range(2):
         go_back_to("again", 40)
@@ -356,7 +356,7 @@ def failed_sample_at_the_end():
 
 
 def not_ours():
-    """A new run cuts nothing in its directory, and moves another run's log aside."""
+    """A new run truncates nothing in its directory, and moves another run's log aside."""
     os.makedirs("shared")
     foreign = {"samples.jsonl": '{"id": 7}\n', "metrics.jsonl": "a\nb\n"}
     for name, text in foreign.items():

@@ -1,6 +1,5 @@
-// crash: what the tests of checkpoints under attack share: test_crash.c (one process) and test_crash_ranks.c. Each says
-// first what it runs, with COMMAND. The run "whole" is the one that nobody disturbs; "part" comes to harm, and must end
-// like it in the end.
+// crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND is
+// what they run. The run "whole" is undisturbed; "part" is attacked, and must end with the same checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -9,7 +8,7 @@
 
 #include <time.h>
 
-// Other ones every time; GNS_SEED=N for those of a run that printed N.
+// Random draws, others in every run; GNS_SEED=N repeats those of a run that printed N.
 static struct { uint64_t seed, count; } draws;
 static inline void draw_begin(void) {
     const char *seed = getenv("GNS_SEED");
@@ -28,20 +27,20 @@ __attribute__((format(printf, 1, 2))) static inline pid_t start(const char *form
     return child;
 }
 
-// Until a run under way has written this, or for a minute: a busy machine takes its time.
+// Waits until a running program has written `text`, at most a minute: the machine may be busy.
 static inline void wait_for(const char *path, const char *text) {
     for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) sleep_us(1000);
 }
 
-// How many calls of each kind the whole run makes.
-static long calls_of_run[CALLS + 1]; // on rank 0
+// Calls of each kind that rank 0 makes in the whole run.
+static long calls_of_run[CALLS + 1];
 
-// No checkpoint got its name before all of it was on the disk, whatever failed.
+// No checkpoint got its name before all of it was on the disk.
 static inline void check_synced(const char *what) {
     CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
 }
 
-// The newest good checkpoint is there and is not older than the last that got its name.
+// The newest whole checkpoint is no older than the last one that got its name.
 static inline void check_nothing_lost(const char *what) {
     char directory[ARCHIVE_PATH];
     bool found = false;
@@ -53,14 +52,14 @@ static inline void check_nothing_lost(const char *what) {
     int code = access("part", F_OK) == 0 ? archive_newest("part", notes, NULL, &found, &step, directory, &e) : 0;
     fclose(notes);
     CHECK(code == 0, "%s: %s", what, e.what);
-    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was there, and now there is %ld", what,
+    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was saved, the newest is now %ld", what,
           committed, found ? (long)step : -1);
 }
 
-static inline void check_goes_on(const char *what) {
+static inline void check_resumes(const char *what) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     int code = trainer_run(COMMAND "--out part");
-    CHECK(code == 0, "%s: taken up again: exit code %d: %s", what, code, log_tail());
+    CHECK(code == 0, "%s: resumed: exit code %d: %s", what, code, log_tail());
     check_same_end("whole", "part", what);
 }
 

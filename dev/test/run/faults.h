@@ -1,6 +1,6 @@
-// faults: system calls that fail, fall short or end the program when told to. The linker sends the library's calls here
-// (-Wl,--wrap=write and so on, see the Makefile), so this works without touching the code under test. For programs that
-// run the trainer in child processes: plan and counts lie in memory that all share, a file of the present directory.
+// faults: system calls that fail, fall short or end the program, as planned. The linker sends the library's calls here
+// (-Wl,--wrap=write and so on, see dev/make/tests.mk), so the code under test is unchanged. For programs that run the
+// trainer in child processes: plan and counts are in shared memory, a file of the current directory.
 #pragma once
 
 #include <dirent.h>
@@ -26,9 +26,9 @@ static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir
 
 typedef enum {
     FAULT_NONE,
-    FAULT_KILL,  // the program is gone: before the call, or with half of a write done
+    FAULT_KILL,  // the program is killed before the call, or after half of a write
     FAULT_ONCE,  // the call fails
-    FAULT_ON,    // it and all later ones of its kind
+    FAULT_ON,    // it and all later calls of its kind fail
     FAULT_SHORT, // a write that writes half
 } Fault;
 
@@ -36,34 +36,34 @@ enum { FAULT_RANKS = 4 };
 
 typedef struct {
     Fault fault;
-    int rank;           // to which it happens
+    int rank;           // that has the fault
     int call;           // of this kind; -1: any but ALLOC
     long at;            // the n-th such call, from 1
     int error;          // errno
-    long free_kb;       // what statvfs says is left, if not 0
-    long disk_kb;       // or how large it says the disk is, on which checkpoints alone take room
-    long slow_us;       // what an fsync takes besides
-    long slow_store_us; // what an engine_store takes besides
-    long slow_step_us;  // what a step takes besides, where steps are counted
-    long flip_step;     // of whose checkpoint the disk keeps one bit other than it was given; 0: of none
+    long free_kb;       // free space that statvfs reports, if not 0
+    long disk_kb;       // or the disk's size, of which only checkpoints take space
+    long slow_us;       // added to every fsync
+    long slow_store_us; // added to every engine_store
+    long slow_step_us;  // added to every step, where steps are counted
+    long flip_step;     // the disk flips one bit of this step's checkpoint; 0: of none
 
     struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
         _Atomic long steps;            // begun
-        _Atomic int process;           // 0: has not come so far
+        _Atomic int process;           // 0: not started yet
     } of[FAULT_RANKS];
-    _Atomic long slowed;    // fsyncs that slow_us made slow, or is making
+    _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long struck;    // calls that failed
-    _Atomic long unsynced;  // files and directories of checkpoints that got their names before they were on the disk
-    _Atomic long unnamed;   // names of checkpoints that are not on the disk
+    _Atomic long unsynced;  // files and directories not yet on the disk when their checkpoint got its name
+    _Atomic long unnamed;   // checkpoints whose name is not on the disk yet
 
     // one bit of a rank's weights that changes before a step
     int stray_rank; // -1: none does
     long stray_step;
     size_t stray_element;
 
-    bool apart; // each rank finds itself on a machine of its own
+    bool apart; // each rank is on a machine of its own
 } Faults;
 
 static Faults *faults; // shared with the children
@@ -79,7 +79,7 @@ static void faults_setup(void) {
     close(fd);
 }
 
-// The same in a rank that mpirun started.
+// faults_setup for a rank that mpirun started.
 static inline void faults_join(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     faults_setup();
@@ -100,7 +100,7 @@ static void faults_plan(Fault fault, int call, long at, int error) {
 
 static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
 
-// Is this the call that it happens to? Counts it, in any case.
+// Counts the call. True if it is the planned one.
 static bool meant(Call call) {
     if (!in_child()) return false;
     _Atomic long *count = faults->of[faults_rank].count;
@@ -119,8 +119,8 @@ static bool strikes(Call call) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced: a
-// checkpoint may get its name when its files, the directory that lists them, and the metrics it continues are.
+// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced. So
+// a checkpoint may get its name once its files, their directory, and the metrics up to its step are synced.
 
 enum { FAULT_FILES = 256 };
 static struct {
@@ -293,7 +293,7 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
-// What the checkpoints of a run directory take on the disk, whole or not.
+// Space that the checkpoints of a run directory take, complete or not.
 static long disk_used_kb(const char *run) {
     long blocks = 0; // of 512 bytes
     DIR *directory = opendir(run);

@@ -21,7 +21,7 @@ header() { # MAGIC VERSION COUNT: the 256 ints that a shard begins with
     head -c 1012 /dev/zero
 }
 
-tokens() { # COUNT: so many tokens, 1 to 126
+tokens() { # COUNT: this many tokens, 1 to 126
     for ((i = 0; i < $1; i++)); do printf "\\x$(printf %02x $((1 + i * 37 % 126)))\\0"; done
 }
 
@@ -50,7 +50,7 @@ cp wrong_magic.bin shards/part_2.bin
 # A tiny run with all that it needs; the command line of a case overrides it.
 base="seq-len = 16\nmodel = d1\nchannels = 16\nheads = 1\nvocab-size = 256\nmicro-batch = 2\nthreads = 1\nout = out\n"
 printf "train = good.bin\nval = good.bin\nsteps = 2\n$base" > run.cfg
-printf "train = good.bin\n$base" > endless.cfg # does not say how long
+printf "train = good.bin\n$base" > endless.cfg # without a length
 printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nthreads = 1\nfresh = true\n" > from_model.cfg
 
 printf 'lr = 1\nlr = 2\n' > twice.cfg
@@ -62,13 +62,13 @@ printf 'config = run.cfg\n' > nested.cfg
 printf 'lr = 1\0\n' > zero_byte.cfg
 head -c 2000000 /dev/zero > huge.cfg
 
-# The program itself must run before its refusals mean anything; it leaves the model that the cases below damage.
+# A good run first: refusals mean something only if the program works. Its model is damaged by the cases below.
 if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
     echo "FAIL bad_input/the_good_run: $(cat "$work/stderr")"
     exit 1
 fi
 cp -r first/step_00000002 model
-mv first out # an earlier run, where every case wants to write: a refusal must not touch it
+mv first out # an earlier run in the --out of every case: a refusal must not touch it
 size=$(stat -c %s model/model.safetensors)
 
 damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model, to be damaged, unsigned

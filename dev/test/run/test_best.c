@@ -1,5 +1,5 @@
-// --keep-best: the checkpoint with the lowest validation loss stays, whatever the rhythm of validation and checkpoints,
-// across stops and failures, and whatever --keep and the disk say; against what metrics.jsonl says of every validation.
+// --keep-best keeps the checkpoint with the lowest validation loss in metrics.jsonl: for all intervals of validation and
+// checkpoints, across stops and failures, with any --keep, and on a full disk.
 #include "run/state.h"
 #include "faults.h"
 #include "../trainer.h"
@@ -84,13 +84,13 @@ static void test_the_best_stays(void) {
     remove_tree("part");
 }
 
-// In five parts, where what is the best is told from the checkpoint.
+// In five parts: each reads the best from its checkpoint.
 static void test_across_stops(void) {
     for (int part = 1; part <= PARTS; part++)
         CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part) == 0, "%s", log_tail());
     check_best("in parts", 2);
 
-    // one that somebody has taken away is forgotten; and without the option the best goes like the others
+    // A best checkpoint that the user removed is forgotten. Without the option the best is removed like the others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     const char *gone =
         path_of("validation loss %.4f after step %ld, whose checkpoint is not", lowest.loss, lowest.step);
@@ -123,13 +123,12 @@ static void test_alone(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // On a disk that is too small for --keep
 
-// Every validation is the best so far, and the best one before it is the oldest checkpoint by then.
+// Every validation is the best so far; the previous best is then the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
 enum { FALLING_STEPS = 13 };
 static long one_kb; // of such a checkpoint
 
-// What the newest whole checkpoint calls the best is there, as it was written: a run that goes on promises it. So is
-// what the run's last words name.
+// The best of the newest undamaged checkpoint exists and is undamaged, and so is the one named at the end of the log.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
     bool found = false;
@@ -141,7 +140,7 @@ static void check_best_is_there(const char *what) {
     fclose(notes);
     CHECK(code == 0 && (found || newest_step("part") < 0), "%s: %s", what, e.what);
     if (found) CHECK_OK(run_state_summary(&summary, directory, &e), &e);
-    long best = (long)summary.best.step, named = 0;
+    long best = (long)summary.at.best.step, named = 0;
     if (best) CHECK(archive_verify(path_of("part/step_%08ld", best), NULL, &e) == 0, "%s: %s", what, e.what);
     size_t bytes;
     char *log = read_text("log", &bytes), *lowest = log ? strstr(log, "lowest validation loss") : NULL;
@@ -150,7 +149,7 @@ static void check_best_is_there(const char *what) {
     memory_free(log);
 }
 
-// Room for three and a half, the one that is being written among them.
+// Space for three and a half checkpoints, the one being written included.
 static void plan_little_room(Fault fault, long at) {
     faults_plan(fault, CALL_RENAME, at, EIO);
     faults->disk_kb = 7 * one_kb / 2 + 64; // which the program reckons with for state.json
@@ -162,14 +161,15 @@ static int run_with_little_room(Fault fault, long at) {
     return trainer_run(FALLING);
 }
 
-// Killed, or failing, at any rename: those that give a checkpoint its name, and those that take one away.
+// Killed, or failing, at any rename: of a new checkpoint and of one that is removed.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(FALLING) == 0, "%s", log_tail());
     CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
     one_kb = disk_used_kb("part") / 2; // the last one is the best
     CHECK(run_with_little_room(FAULT_NONE, -1) == 0, "%s", log_tail());
-    CHECK(log_mentions("note: part/step_00000006 went to make room on the disk\n"), "it had room");
+    CHECK(log_mentions("note: removed 1 checkpoint of part, up to step_00000006, to make room on the disk\n"),
+          "it had room");
     long renames = faults->of[0].count[CALL_RENAME];
     check_best_is_there("little room");
     for (long n = 1; n <= renames; n++) {
@@ -181,7 +181,7 @@ static void test_little_room(void) {
     remove_tree("part");
 }
 
-// The best of all is not as it was written: the one before it is, and the run's last words name that.
+// The best checkpoint is damaged by its save: the one before it is kept, and named at the end of the log.
 static void test_the_best_is_not_saved(void) {
     const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
     faults_plan(FAULT_NONE, -1, 0, 0);

@@ -1,8 +1,8 @@
-// Checkpoints under attack: processes killed at any call, disks that are full or fail, bits that flip, signals. The
-// previous checkpoint or the new one is always there, and a run that goes on from it ends, to the bit, as the run that
-// nobody disturbed. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
-#define COMMAND  "--train-tokens 900 --checkpoint-every 3 "
-#define FOR_LONG "--train-tokens 3000000 --checkpoint-every 3 " // longer than any test waits
+// Checkpoints under attack: processes killed at any call, disks that are full or fail, flipped bits, signals. The
+// previous checkpoint or the new one is always whole, and a run that resumes from it ends with the same bits as an
+// undisturbed run. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
+#define COMMAND "--train-tokens 900 --checkpoint-every 3 "
+#define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
 #include "model/engine.h"
 #include "crash.h"
 
@@ -30,7 +30,7 @@ static int count_good(const char *out) {
     return good;
 }
 
-// A checkpoint has its name from when it is whole until before the first of its files goes.
+// A checkpoint has its name only while it is whole: it loses its name before the first of its files is removed.
 static void check_all_good(const char *what) {
     Error e;
     int count = 0, good = count_good("part");
@@ -48,11 +48,11 @@ static void test_killed_at_every_call(void) {
         CHECK(code == 1000 + SIGKILL, "%s: exit code %d", what, code);
         check_nothing_lost(what);
         check_all_good(what);
-        check_goes_on(what);
+        check_resumes(what);
     }
 }
 
-// What a killed run left unfinished goes, of whatever step; what is not ours stays.
+// A run removes unfinished checkpoints of killed runs, and keeps files that are not the program's.
 static void test_tidies_up(void) {
     static const char *const left = "part/.step_00000777.partial", *const other = "part/.step_notes";
     Error e;
@@ -60,11 +60,11 @@ static void test_tidies_up(void) {
     CHECK_OK(directory_create("part", &e), &e);
     copy_tree(path_of("whole/step_%08ld", newest_step("whole")), left);
     copy_file("train.bin", other);
-    check_goes_on("a part of a checkpoint");
-    CHECK(access(left, F_OK) != 0 && access(other, F_OK) == 0, "%s or not %s is there", left, other);
+    check_resumes("a part of a checkpoint");
+    CHECK(access(left, F_OK) != 0 && access(other, F_OK) == 0, "%s is there, or %s is not", left, other);
 }
 
-// Again and again, at moments that the clock chooses, until the run has come to its end in spite of it.
+// Killed again and again at random moments, until the run has reached its end.
 static void test_killed_at_random_moments(void) {
     long kills = 0, wanted = trainer.thorough ? 1000 : 12;
     while (kills < wanted && !test_state.failures) {
@@ -86,8 +86,8 @@ static void test_killed_at_random_moments(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Calls that fail
 
-// One call of a kind fails, or it and all after it. Either training goes on to the right end, or it stops with a code
-// that fits; and in any case what was there stays, and the same command goes on.
+// One call of a kind fails, or it and all after it. Either training continues to the right end, or it stops with a
+// fitting exit code. In any case no checkpoint is lost, and the same command resumes.
 static void check_failure(Fault fault, Call call, long n, int error) {
     const char *what =
         path_of("%s %ld %s with %s", call_names[call], n, fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
@@ -97,12 +97,12 @@ static void check_failure(Fault fault, Call call, long n, int error) {
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
     bool said = log_mentions(code ? "error: " : "warning: ");
-    said = said || (code == 0 && call == CALL_ALLOC); // where a checkpoint that cannot be looked at is kept for that
+    said = said || (code == 0 && call == CALL_ALLOC); // a checkpoint that cannot be read is kept without a word
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
-    CHECK(faults->struck > 0, "%s: it did not", what);
+    CHECK(faults->struck > 0, "%s: no call failed", what);
     check_nothing_lost(what);
     if (code == 0) check_same_end("whole", "part", what);
-    else check_goes_on(what);
+    else check_resumes(what);
 }
 
 static void test_calls_that_fail(void) {
@@ -136,7 +136,7 @@ static void test_interrupted_calls(void) {
     }
 }
 
-// A disk without room is noticed before anything is written. Training goes on, and says at its end that it is not saved.
+// A full disk is noticed before anything is written. Training continues, and says at its end that it is not saved.
 static void test_no_room(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -146,36 +146,37 @@ static void test_no_room(void) {
           "exit code %d: %s", code, log_tail());
     CHECK(newest_step("part") == -1, "something was written");
     CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
-    CHECK(log_mentions("NOT ENOUGH. Not one can be saved: make room"), "no warning");
+    CHECK(log_mentions("NOT ENOUGH. None fits: free some space"), "no warning");
     CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
-    check_goes_on("no room");
+    check_resumes("no room");
 }
 
-// The size of a disk on which so many checkpoints have room, the one that is being written among them, and half of one
-// more.
+// The size of a disk that has space for this many and a half checkpoints, the one being written included.
 static long disk_of(double checkpoints) {
     long one = disk_used_kb("whole") / 2;                  // there are two
-    return (long)((checkpoints + 0.5) * (double)one) + 64; // what the program reckons with besides, for state.json
+    return (long)((checkpoints + 0.5) * (double)one) + 64; // the program's allowance for state.json
 }
 
-// On a disk that is too small for --keep the older ones go sooner, and the run ends as it would have.
+// On a disk too small for --keep older checkpoints are removed sooner, and the run ends the same.
 static void test_little_room(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->disk_kb = disk_of(2);
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
-    CHECK(log_mentions("note: part/step_00000003 went to make room on the disk\n"), "%s", log_tail());
+    CHECK(log_mentions("note: removed 1 checkpoint of part, up to step_00000003, to make room on the disk\n"), "%s",
+          log_tail());
     CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
-              log_mentions("NOT ENOUGH. Older ones make room"),
+              log_mentions("NOT ENOUGH. Older ones are removed as needed"),
           "no warning");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    faults_plan(FAULT_NONE, -1, 0, 0); // none goes where that would not be enough
+    faults_plan(FAULT_NONE, -1, 0, 0); // none is removed where that would not be enough
     faults->free_kb = 1;
     code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
-    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones make room"), "exit code %d: %s", code, log_tail());
+    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones are removed as needed"), "exit code %d: %s", code,
+          log_tail());
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
     remove_part(); // and --keep 0 is a promise
@@ -186,20 +187,21 @@ static void test_little_room(void) {
     CHECK(log_mentions("is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes") &&
               log_mentions("--keep"),
           "%s", log_tail());
-    check_goes_on("two of all");
+    check_resumes("two of all");
 }
 
-// Killed at any moment, and where the newest one is not as it was written: the newest good one never goes.
+// The newest good checkpoint is never removed, also when the run is killed or the newest one is damaged.
 static void test_little_room_under_attack(void) {
     long calls = calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 8;
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls - 10; n += stride) { // which may be a few less here
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls - 10;
+         n += stride) { // this run may make a few calls less
         const char *what = path_of("little room, killed at call %ld", n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);
         faults->disk_kb = disk_of(2);
         CHECK(trainer_run(COMMAND "--out part") == 1000 + SIGKILL, "%s: %s", what, log_tail());
         check_nothing_lost(what);
-        check_goes_on(what);
+        check_resumes(what);
     }
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -209,7 +211,7 @@ static void test_little_room_under_attack(void) {
     CHECK(log_mentions("step 9 was not saved") && !log_mentions("step 12 was"), "%s", log_tail());
     check_same_end("whole", "part", "little room, and a disk that lies");
 
-    long last = newest_step("whole"); // room for one alone: it stays, however many are to come
+    long last = newest_step("whole"); // space for one alone: it is kept
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->disk_kb = disk_of(1);
@@ -218,17 +220,17 @@ static void test_little_room_under_attack(void) {
           log_tail());
     CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
           log_tail());
-    CHECK(log_mentions("NOT ENOUGH. One alone has room, and stays"), "no warning");
-    check_goes_on("room for one");
+    CHECK(log_mentions("NOT ENOUGH. One fits and is kept"), "no warning");
+    check_resumes("room for one");
 }
 
-// Asked to stop where nothing can be saved: who asked, what is lost, and what there is.
+// Stopped where nothing can be saved: the message names the signal, the lost step and the newest checkpoint.
 static void test_stopped_without_room(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->disk_kb = disk_of(1);
-    pid_t child = start(FOR_LONG "--out part");
-    wait_for("part/metrics.jsonl", "{\"step\": 4,"); // what is saved is behind it
+    pid_t child = start(ENDLESS "--out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 4,"); // step 3 is saved before
     kill(child, SIGINT);
     int code = trainer_wait(child);
     CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
@@ -237,7 +239,7 @@ static void test_stopped_without_room(void) {
     remove_part();
 }
 
-// What the disk gives back is looked at before older checkpoints go: two good ones are left, as --keep 2 promises.
+// A checkpoint is read back before older ones are removed: two good ones are left, as --keep 2 promises.
 static void test_disk_that_lies(void) {
     long last = newest_step("whole");
     remove_part();
@@ -253,10 +255,10 @@ static void test_disk_that_lies(void) {
     CHECK(code == ERR_WRITE && faults->struck == 1 && log_mentions("does not give back"), "exit code %d: %s", code,
           log_tail());
     CHECK(newest_step("part") == last && count_good("part") == 2, "%d good ones are left", count_good("part"));
-    check_goes_on("the last checkpoint was not as written");
+    check_resumes("the last checkpoint was not as written");
 }
 
-// A snapshot that is taken while the next step is under way is of the step before, however long it takes.
+// A snapshot taken during the next step is of the step before, however long it takes.
 static int store_slowly(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     if (faults && faults->slow_store_us && getpid() != faults_parent) sleep_us(faults->slow_store_us);
     return cpu_engine.store(engine, kind, range, values, e);
@@ -304,9 +306,9 @@ static uint64_t bits_of(const char *path) {
     return stat(path, &st) == 0 ? 8 * (uint64_t)st.st_size : 0;
 }
 
-// Every single bit counts, in whatever file, and the message names the file.
+// Any flipped bit in any file is noticed, and the message names the file.
 static void test_flipped_bits_are_noticed(void) {
-    char checkpoint[64]; // path_of has a short memory
+    char checkpoint[64]; // path_of reuses its buffers
     snprintf(checkpoint, sizeof checkpoint, "whole/step_%08ld", newest_step("whole"));
     Names names;
     Error e = {0};
@@ -324,7 +326,7 @@ static void test_flipped_bits_are_noticed(void) {
     names_free(&names);
 }
 
-// Where a checkpoint is named as a model it is not taken as it is, either: of all its files but the optimizer's.
+// A damaged checkpoint named with --model is refused, unless only its optimizer's file is damaged.
 static void check_named_damage(const char *checkpoint, const char *file) {
     int want = strcmp(file, "optimizer.safetensors") == 0 ? 0 : ERR_INPUT;
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -332,7 +334,7 @@ static void check_named_damage(const char *checkpoint, const char *file) {
     CHECK(code == want && (!want || log_mentions(file)), "%s damaged: exit code %d: %s", file, code, log_tail());
 }
 
-// And a run falls back past it, says so, and still ends as it should.
+// A run skips a damaged checkpoint, says so, and still ends right.
 static void test_falls_back(void) {
     static const char *const files[] = {"model.safetensors", "MANIFEST.json",         "state.json",
                                         "config.json",       "optimizer.safetensors", "vocab.json",
@@ -347,13 +349,14 @@ static void test_falls_back(void) {
         faults_plan(FAULT_NONE, -1, 0, 0);
         int code = trainer_run(COMMAND "--out part");
         CHECK(code == 0 && log_mentions(path) && log_mentions("Skipped"), "exit code %d: %s", code, log_tail());
-        CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0, "the damaged one is gone");
+        CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0,
+              "the damaged one was removed");
         check_same_end("whole", "part", files[i]);
         check_named_damage(path_of("part/step_%08ld.damaged", newest), files[i]);
         CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
               "--check: %s", log_tail());
     }
-    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions("as it was written"), "--check: %s", log_tail());
+    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(": undamaged\n"), "--check: %s", log_tail());
     for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
     int code = trainer_run(COMMAND "--out part");
@@ -366,7 +369,7 @@ static void check_says(int code, const char *path, const char *text) {
           text, log_tail());
 }
 
-// --check of one file: a checkpoint's, a shard, weights by themselves. Whole, cut short, and with a bit flipped.
+// --check of one file: a checkpoint's, a shard, weights alone; whole, truncated, and with a flipped bit.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors", "part/step_00000001/state.json",
                                         "part/step_00000001/MANIFEST.json", "shard.bin", "alone.safetensors"};
@@ -381,7 +384,7 @@ static void test_check_of_a_file(void) {
     check_says(ERR_INPUT, "part/step_00000001", "an incomplete checkpoint");
     rename("aside", "part/step_00000001/MANIFEST.json");
     for (int i = 0; i < 5; i++) {
-        const char *right[] = {"as it was written", "6000 tokens", "header and size are right"};
+        const char *right[] = {": undamaged\n", "6000 tokens", "header and size are right"};
         check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
         flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
         check_says(ERR_INPUT, files[i], "error: ");
@@ -421,14 +424,14 @@ static void test_signals(void) {
         remove_part();
     }
     CHECK(stopped > 0, "no signal came in time");
-    check_goes_on("after signals");
+    check_resumes("after signals");
 }
 
 static void test_second_signal_ends_at_once(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     pid_t child = start_and_wait_for_steps("--train-tokens 3000000 --checkpoint-every 0 --out part");
-    faults->slow_us = 30000000; // so that the save is under way when it comes
+    faults->slow_us = 30000000; // so that the second signal comes during the save
     kill(child, SIGTERM);
     for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
     double before = clock_seconds();
@@ -437,17 +440,17 @@ static void test_second_signal_ends_at_once(void) {
     CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
     CHECK(clock_seconds() - before < 20, "took %.2f s", clock_seconds() - before);
     remove_part();
-    check_goes_on("two signals");
+    check_resumes("two signals");
 }
 
-// A terminal that is gone says so to the shell, to its job, and to the job once more when the shell ends. Under nohup
-// nobody minds.
+// A closed terminal sends SIGHUP to the shell, to its job, and to the job once more when the shell ends. Under nohup it
+// is ignored.
 static void test_hangups(void) {
     remove_part();
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 100000;
     signal(SIGHUP, SIG_DFL); // these tests may be under nohup themselves
-    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
+    pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGHUP: stopped after step"), "exit code %d: %s", code, log_tail());
@@ -464,14 +467,13 @@ static void test_hangups(void) {
     check_same_end("whole", "part", "nohup");
 }
 
-// The second one is turned away before it looks at what is there: what the first saves meanwhile must not seem to be in
-// its way.
+// A second run is refused before it looks at the checkpoints: it must not set aside what the first saves meanwhile.
 static void test_one_run_at_a_time(void) {
     remove_part();
     copy_run("whole", "part");
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 200000;
-    pid_t child = start_and_wait_for_steps(FOR_LONG "--out part");
+    pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
     CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
@@ -479,10 +481,10 @@ static void test_one_run_at_a_time(void) {
     kill(child, SIGKILL);
     trainer_wait(child);
     remove_part();
-    check_goes_on("one at a time");
+    check_resumes("one at a time");
 }
 
-// Holds the lock of "part" until it is killed, as a machine does that is gone: nobody here can be seen to hold it.
+// A process that holds the lock of "part" until it is killed, while written_by names another: as a crashed machine does.
 static pid_t lock_from_elsewhere(const char *holder) {
     int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
     CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
@@ -500,8 +502,8 @@ static void release(pid_t holder) {
     waitpid(holder, NULL, 0);
 }
 
-// The lock of a machine that crashed goes when the server gives it up: a run that goes on waits for that, says so at
-// once, and can be stopped meanwhile. --fresh does not wait, nor what has no more time than the other ranks have.
+// The lock of a crashed machine lasts until its lease ends: a resumed run waits, says so at once, and can be stopped
+// meanwhile. --fresh does not wait. No run waits longer than --deadline-setup.
 static void test_waits_for_a_lock_from_elsewhere(void) {
     static const char *const holders[] = {NULL, "elsewhere 1 7 no-boot-of-this-machine\n", "half a li"};
     char self[80];
@@ -513,7 +515,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         pid_t lock = lock_from_elsewhere(holder);
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start(COMMAND "--out part");
-        wait_for("log", "Waiting for it, up to 120 s");
+        wait_for("log", "Waiting up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
         CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
@@ -522,7 +524,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
     }
     pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
-    wait_for("log", "Waiting for it");
+    wait_for("log", "Waiting");
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
@@ -547,7 +549,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
 }
 
-// What is in the way twice, and more often, keeps its own name each time, and what it holds.
+// A checkpoint set aside several times gets a new name each time; none is overwritten.
 static void test_set_aside_again(void) {
     static const char *const asides[] = {"aside/step_00000002.damaged", "aside/step_00000002.damaged.2",
                                          "aside/step_00000002.damaged.3"};
@@ -575,7 +577,7 @@ static void test_set_aside_again(void) {
     CHECK_OK(archive_verify("aside/step_00000001", NULL, &e), &e);
 }
 
-// A file of several megabytes goes to the disk in another way than the small ones above: killed at every call, too.
+// Large files are written in several calls: killed at every one of them.
 static void test_killed_within_a_large_file(void) {
     const size_t bytes = (9 << 20) + 5;
     unsigned char *data = malloc(bytes);
@@ -604,13 +606,13 @@ static void test_killed_within_a_large_file(void) {
     free(data);
 }
 
-// Whatever is kept, in whatever rhythm, and however many are damaged: the newest good one is never removed.
+// For any --keep and any damage the newest good checkpoint is never removed.
 static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
     FILE *notes = fopen("/dev/null", "w");
     Error e = {0};
     for (int round = 0; round < rounds; round++) {
-        int64_t keep = draw(5) + 1, step = 0, newest = 0, newest_found = 0; // keep 1 as well: it must hold too
+        int64_t keep = draw(5) + 1, step = 0, newest = 0, newest_found = 0; // 1 included
         int count, damaged = 0;
         bool found;
         char directory[ARCHIVE_PATH];

@@ -1,8 +1,8 @@
-// Checkpoints under attack, with several ranks: the program is killed at any call, calls fail on any rank, signals come
-// at random moments to any of them, a rank's weights change under its hands; and a run goes on with another number of
-// ranks. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of this program itself:
+// Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments, a
+// flipped bit in a rank's weights, and resumes with another number of ranks. GNS_LONG=1 (make test-crash): every call,
+// hundreds of signals. Every run is an mpirun of this program itself:
 //
-//     test_crash_ranks rank train_gpt2 ...     one rank of it
+//     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND                                                                                                        \
     "--train-tokens 640 --checkpoint-every 3 --deadline-setup 60 --deadline-step 60 --deadline-checkpoint 60 "
 #include "model/engine.h"
@@ -14,7 +14,8 @@ static int disturbed_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->slow_step_us) sleep_us(faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step)
-        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1 << 12; // no update rounds it away
+        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
+            1 << 12; // larger than an update's rounding
     return cpu_engine.begin_step(engine, e);
 }
 
@@ -26,7 +27,7 @@ int __wrap_gethostname(char *name, size_t bytes) {
     return 0;
 }
 
-// Who reads all of a checkpoint, to see whether it is as it was written.
+// Logs which rank verifies a whole checkpoint.
 int __real_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
 int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
 int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
@@ -52,7 +53,7 @@ static void test_undisturbed(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Killed
 
-// Rank 0 does all of the writing.
+// Rank 0 alone writes.
 static void test_killed_at_every_call(void) {
     long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 3;
     for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
@@ -64,7 +65,7 @@ static void test_killed_at_every_call(void) {
             log_mentions("process rank 0") || log_mentions("1 process returned"); // mpirun's words, early and late
         CHECK(code == 128 + SIGKILL && named, "%s: exit code %d: %s", what, code, log_tail());
         check_nothing_lost(what);
-        check_goes_on(what);
+        check_resumes(what);
     }
 }
 
@@ -74,8 +75,7 @@ static bool all_in_step(long step) {
     return true;
 }
 
-// Starts the run, and returns at a random moment of its steps.
-// Some moment of a run whose 20 steps take longer than what is waited, so that most moments lie within it.
+// Starts a run and returns at a random moment: its 20 steps take longer than the wait, so mostly during a step.
 static pid_t start_and_wait(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_step_us = 20000;
@@ -85,7 +85,7 @@ static pid_t start_and_wait(void) {
     return child;
 }
 
-// Whichever rank it hits.
+// On any rank.
 static void test_killed_at_random_moments(void) {
     int rounds = trainer.thorough ? 100 : 2, kills = 0;
     for (int i = 0; i < rounds || (!kills && i < 20); i++) {
@@ -98,7 +98,7 @@ static void test_killed_at_random_moments(void) {
         CHECK(code == 0 || code == 128 + SIGKILL, "%s: exit code %d: %s", what, code, log_tail());
         kills += code != 0;
         check_nothing_lost(what);
-        check_goes_on(what);
+        check_resumes(what);
     }
     CHECK(kills > 0, "no kill came in time");
 }
@@ -106,7 +106,7 @@ static void test_killed_at_random_moments(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Calls that fail
 
-// On one rank. Either training goes on to the right end, or all of it stops with a code that fits and one line.
+// A call fails on one rank. Either training continues to the right end, or all ranks stop with one fitting message.
 static void check_failure(Fault fault, int rank, Call call, long n, int error) {
     const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
                                fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
@@ -117,13 +117,14 @@ static void check_failure(Fault fault, int rank, Call call, long n, int error) {
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
     bool said = log_mentions("error (rank ") || log_mentions("error: "); // before the rank is known
-    bool board = call == CALL_OPEN && n == 1; // the watchdogs', opened before all else: they do without (comm.c)
-    said = code ? said : call == CALL_ALLOC || board || log_mentions("warning: "); // kept where it cannot be looked at
+    bool board = call == CALL_OPEN && n == 1; // the watchdogs' board, which is opened first and may be missing (comm.c)
+    said = code ? said
+                : call == CALL_ALLOC || board || log_mentions("warning: "); // a checkpoint that cannot be read is kept
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
-    CHECK(rank > 0 || faults->struck > 0, "%s: it did not", what); // others may make fewer calls
+    CHECK(rank > 0 || faults->struck > 0, "%s: no call failed", what); // other ranks may make fewer calls
     check_nothing_lost(what);
     if (code == 0) check_same_end("whole", "part", what);
-    else check_goes_on(what);
+    else check_resumes(what);
 }
 
 static void test_calls_that_fail(void) {
@@ -145,8 +146,8 @@ static void test_allocations_that_fail(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Signals
 
-// One rank gets it, or all of them, each when it pleases; all stop after the same step, which is saved. Did it come in
-// time?
+// One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns whether
+// it came in time.
 static bool check_signal(int signal_number, const char *name, bool to_all) {
     pid_t child = start_and_wait();
     for (int k = 0, first = (int)draw(RANKS); k < (to_all ? RANKS : 1); k++) {
@@ -179,13 +180,13 @@ static void test_signals(void) {
     for (int i = 0; i < rounds || (!stopped && i < 30); i++)
         stopped += check_signal(signals[i % 3].number, signals[i % 3].name, i % 2);
     CHECK(stopped > 0, "no signal came in time");
-    check_goes_on("after signals");
+    check_resumes("after signals");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Other numbers of ranks
 
-// The values of "name": in a metrics.jsonl, one behind the other. Returns how many.
+// All values of "name": in a metrics.jsonl. Returns their number.
 static int read_values(const char *path, const char *name, double *values, int most) {
     size_t bytes;
     char *text = read_text(path, &bytes);
@@ -206,10 +207,9 @@ static void check_same_values(const char *run, const char *name, double toleranc
               got[i], want[i]);
 }
 
-// From a random step of `first`, a run of so many ranks, on to its end with others. With the same ranks it is the same
-// run, to the bit.
+// Resumes `first`, a run of `from` ranks, at a random step with `to` ranks. With the same number the bits are the same.
 static void check_other_ranks(const char *first, int from, int to, int zero) {
-    char second[48]; // for longer than path_of keeps it
+    char second[48]; // path_of reuses its buffers
     snprintf(second, sizeof second, "%s_to%d_zero%d", first, to, zero);
     long step = 3 * (1 + (long)draw((uint32_t)newest_step(first) / 3));
     copy_tree(path_of("%s/step_%08ld", first, step), path_of("%s/step_%08ld", second, step));
@@ -225,7 +225,7 @@ static void check_other_ranks(const char *first, int from, int to, int zero) {
     if (to == from) check_same_end(first, second, second);
 }
 
-// Every pair, the moments shared out or not; the long form has both for each, and the pairs of the same.
+// Every pair, with --zero 0 or 1; the long form has both, and pairs of the same number.
 static void test_other_ranks(void) {
     static const int ranks[] = {1, 2, 4};
     for (int from = 0; from < 3; from++) {
@@ -254,7 +254,7 @@ static void check_only_rank_0_reads(const char *checkpoint) {
         CHECK(!log_mentions(path_of("(rank %d reads ", rank)), "by rank %d: %s", rank, log_tail());
 }
 
-// Rank 0 looks for the newest checkpoint, and all go on from the one that it found good.
+// Rank 0 finds the newest good checkpoint, and all ranks resume from it.
 static void test_rank_0_finds_the_checkpoint(void) {
     char last[PATH_MAX];
     remove_part();
@@ -268,9 +268,9 @@ static void test_rank_0_finds_the_checkpoint(void) {
     CHECK(log_mentions("resuming from part/step_00000003") && log_mentions("Skipped"), "%s", log_tail());
     check_only_rank_0_reads("part/step_00000006");
     check_only_rank_0_reads("part/step_00000003");
-    CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one is gone");
+    CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one was removed");
     check_same_end("whole", "part", "past a damaged one");
-    // a run to be looked at, and a model that a run begins with: once on a machine
+    // a run to evaluate, and a model to start from: read once per machine
     CHECK(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part") == 0, "%s", log_tail());
     snprintf(last, sizeof last, "part/step_%08ld", newest_step("part"));
     check_only_rank_0_reads(last);
@@ -282,10 +282,10 @@ static void test_rank_0_finds_the_checkpoint(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Weights that change by themselves
+// Weights that differ between ranks
 
-// One bit of one rank before step 5: the run ends at the next comparison, names who differs and where, saves nothing of
-// it, and goes on from what it had.
+// One bit of one rank flips before step 5: the run ends at the next comparison, names the ranks that differ and the
+// tensor, saves nothing after it, and resumes from the checkpoint before.
 static void check_stray(const Model *model, int ranks, bool apart, const char *who, int compare_every) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     long found = compare_every == 1 ? 5 : 6; // or before the checkpoint of step 6
@@ -303,7 +303,7 @@ static void check_stray(const Model *model, int ranks, bool apart, const char *w
     CHECK(log_mentions(line), "no '%s' in: %s", line, log_tail());
     CHECK(newest_step("part") == 3, "the newest checkpoint is %ld", newest_step("part"));
     check_nothing_lost("a stray bit");
-    if (ranks == RANKS) check_goes_on("a stray bit");
+    if (ranks == RANKS) check_resumes("a stray bit");
     trainer.ranks = RANKS;
 }
 
@@ -314,7 +314,7 @@ static void test_stray_weights(void) {
     CHECK_OK(model_create(&model, &config, &e), &e);
     check_stray(&model, 4, false, "1", 1);
     check_stray(&model, 4, true, "1 on node1", 0);
-    check_stray(&model, 2, false, "0, 1", 1); // which of the two it is nobody can tell
+    check_stray(&model, 2, false, "0, 1", 1); // of two ranks neither can be blamed
     check_stray(&model, 2, true, "0 on node0, 1 on node1", 1);
     model_destroy(&model);
 }

@@ -9,8 +9,8 @@ cd "$work" || exit 70
 cat "$root"/llmc/*/*.h > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
 
-# Questions that a model of C headers learns to answer: which of four words goes on from two others, where three have
-# their letters in another order?
+# Questions that a model of C headers learns to answer: which of four words follows two others? Three have their letters
+# in another order.
 tr -cs 'a-z' ' ' < text.txt | grep -oE '\b[a-z]+ [a-z]+ [a-z]{4,12}\b' | awk 'function back(s, i, t) {
         for (i = length(s); i > 0; i--) t = t substr(s, i, 1)
         return t }
@@ -34,7 +34,7 @@ same() { # A B WHAT: two texts
     diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
 }
 
-training_is_not_disturbed() { # same weights and numbers, to the bit, with questions in between and without
+training_is_not_disturbed() { # the same bits with HellaSwag during training and without
     local common="--steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20"
     run plain $common && run asked $common $asked || return 1
     cmp "$(newest_checkpoint plain)/model.safetensors" "$(newest_checkpoint asked)/model.safetensors" || return 1
@@ -49,7 +49,7 @@ llm_c_asks_at_each_validation() {
     run alias --steps 9 --micro-batch 4 -h 1 -v 4 --hellaswag questions.jsonl &&
         same "$(scores alias | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 4"step": 8"step": 9' steps
 }
-resumed_as_if_never_stopped() { # a run that was lost behind its checkpoint asks the same questions again
+resumed_as_if_never_stopped() { # a run that lost its last checkpoint asks the same questions again
     cp -r asked lost && rm -r "$(newest_checkpoint lost)" || return 1
     run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
         grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
@@ -124,7 +124,7 @@ writes_nothing() {
     chmod -R u+w alone
     (cd alone && find . | sort) | diff before - && return $code
 }
-a_tokenizer_for_a_model_from_scratch() { # goes into the checkpoint, from where it is taken then
+a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read from there
     learn_vocabulary 300 vocabulary text.txt || return
     "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"

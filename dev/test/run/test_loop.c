@@ -1,6 +1,5 @@
-// The training loop against one written down here, step by step: which rows a step takes and how many, its learning
-// rate, what it divides by, the step that AdamW is told of, and what the log says. Same engine, same bits. And what
-// becomes of a gradient that is not finite, and of the noise scale in the batch ramp.
+// The training loop compared, bit for bit, with a plain one on the same engine: rows, batch and learning rate of each
+// step, its divisor, AdamW's step number, the log. Also gradients that are not finite, and the ramp by the noise scale.
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "../trainer.h"
@@ -9,13 +8,13 @@ enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKEN
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1;
 
-// Warm-up and a straight line down, times the root of the batch's share of the reference batch. tokens: after the step.
+// Warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
 static double wanted_lr(double tokens, double batch) {
     double down = 1 - (1 - final_frac) * (tokens - WARMUP) / (TOKENS - WARMUP);
     return peak * (tokens < WARMUP ? tokens / WARMUP : down) * sqrt(batch / REFERENCE);
 }
 
-// From LOW to HIGH rows with the tokens done before the step; the last step takes what is left.
+// Linear from LOW to HIGH rows in the tokens before the step; the last step takes what is left.
 static int wanted_batch(int tokens) {
     int batch = (int)round(LOW + (double)(HIGH - LOW) * tokens / TOKENS), left = (TOKENS - tokens) / T;
     return batch < left ? batch : left;
@@ -27,7 +26,7 @@ static int copy_in(void *flat, Range range, const float *values, Error *e) {
     return 0;
 }
 
-// The number behind "name": in a line of the log.
+// The number after "name": in a line of the log.
 static double number_in(const char *line, const char *name) {
     char field[40];
     snprintf(field, sizeof field, "\"%s\": ", name);
@@ -69,7 +68,7 @@ static void world_close(World *w) {
     free(w->weights);
 }
 
-// Step number `step`, of `batch` rows from example `first` on. line: what the log says of it.
+// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log.
 static void make_step(World *w, int step, int first, int batch, const char *line) {
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
@@ -176,7 +175,7 @@ static void check_ramp(const char *path, double kappa) {
     memory_free(log);
 }
 
-// The target is kappa x ratio x scale: it does not matter which factor it comes from.
+// The target is kappa x ratio x scale: runs with the same product are the same.
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
     for (int i = 0; i < 2; i++)

@@ -1,4 +1,4 @@
-// Every number of a step stands under its own name in metrics.jsonl.
+// metrics.jsonl: every number under its own name; unknown and infinite numbers; skipped steps.
 #include "base/files.h"
 #include "text/hellaswag.h"
 #include "run/metrics.h"
@@ -64,11 +64,12 @@ static void test_names(void) {
                            .grad_norm = 7.5,
                            .tok_per_s = 8.5,
                            .mfu = 9.5,
+                           .mode = GNS_EXACT,
                            .ranks_measured = true};
     const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
     CHECK_OK(metrics_open(&m, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
-    CHECK_OK(metrics_step(m, &s, &n, GNS_EXACT, &e), &e);
+    CHECK_OK(metrics_step(m, &s, &n, &e), &e);
     CHECK_OK(metrics_val(m, 1, 2, 10.5, &e), &e);
     CHECK_OK(metrics_hellaswag(m, 1, 2, &score, &e), &e);
     CHECK_OK(metrics_close(m, &e), &e);
@@ -95,13 +96,13 @@ static void test_names(void) {
 }
 
 // Sets `text` to the metrics.jsonl of a run of one step.
-static void log_step(const StepMetrics *s, const Noise *noise, GnsMode mode) {
+static void log_step(const StepMetrics *s, const Noise *noise) {
     Metrics *m;
     Error e = {0};
     size_t bytes;
     CHECK_OK(metrics_open(&m, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
-    CHECK_OK(metrics_step(m, s, noise, mode, &e), &e);
+    CHECK_OK(metrics_step(m, s, noise, &e), &e);
     CHECK_OK(metrics_close(m, &e), &e);
     CHECK_OK(file_read("metrics.jsonl", 1 << 16, &text, &bytes, &e), &e);
 }
@@ -125,7 +126,7 @@ static void test_infinite_bound(void) {
     gns_init(&n.ln, 1e4);
     for (int i = 0; i < 50; i++) gns_update(&n.ln, 8, 10 + 0.01 * (i % 2), 0.5, 100);
     CHECK(gns_estimate(&n.ln).lower == INFINITY, "a bound of %g", gns_estimate(&n.ln).lower);
-    log_step(&(StepMetrics){.step = 1, .tokens = 2, .mfu = NAN}, &n, GNS_LN);
+    log_step(&(StepMetrics){.step = 1, .tokens = 2, .mfu = NAN, .mode = GNS_LN}, &n);
     check_number("gns_ln_lower", 1e308);
     CHECK(strstr(text, "\"gns_ln\": null") && strstr(text, "\"mfu\": null"), "unknown is not null: %s", text);
     memory_free(text);
@@ -139,7 +140,7 @@ static void test_skipped_step(void) {
     Model model;
     noise_make(&n, &model, 0);
     for (int skipped = 0; skipped < 2; skipped++) {
-        log_step(&(StepMetrics){.step = 1, .skipped = skipped}, &n, GNS_EXACT);
+        log_step(&(StepMetrics){.step = 1, .skipped = skipped, .mode = GNS_EXACT}, &n);
         static const char *const sampled[] = {"gns_total", "gns_total_lower", "gns_ratio", "gns_type_mlp", "gns_layer"};
         for (int i = 0; i < 5; i++) {
             char key[64];
@@ -161,7 +162,7 @@ static void test_ratio(void) {
         Model model;
         noise_make(&n, &model, fixed ? 3 : 0);
         for (GnsMode mode = GNS_OFF; mode <= GNS_EXACT; mode++) {
-            log_step(&(StepMetrics){.step = 1}, &n, mode);
+            log_step(&(StepMetrics){.step = 1, .mode = mode}, &n);
             if (mode == GNS_EXACT || (fixed && mode == GNS_LN)) check_number("gns_ratio", fixed ? 3 : 1.75);
             else CHECK(!strstr(text, "gns_ratio"), "mode %d: %s", mode, text);
             memory_free(text);

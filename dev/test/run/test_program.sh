@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The trainer as a program: runs repeat bit for bit, whatever the number of threads; replay repeats a ramp; --dry-run
-# knows the memory. Uses $GNS_BUILD (dev/test/run.sh sets it).
+# The trainer as a program: runs have the same bits on any number of threads; replay repeats a ramp; --dry-run predicts
+# the memory. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" program
 cd "$work" || exit 70
@@ -35,21 +35,21 @@ replay_repeats_the_batches() {
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
 }
-replay_goes_on_in_step() { # or not at all: another file's rows would be those of other tokens
+replay_resumes_at_a_step() { # of the file that ends at the tokens done; otherwise it is refused
     local n=0 batch
     sequence() { for batch in "$@"; do echo "{\"step\": $((++n)), \"batch\": $batch}"; done; }
     sequence 2 2 2 2 2 2 2 2 8 8 > short_steps.jsonl
-    n=0 && sequence 8 8 8 8 8 8 > long_steps.jsonl # fewer steps than have been done, for as many tokens and more
+    n=0 && sequence 8 8 8 8 8 8 > long_steps.jsonl # fewer steps than the run has done, for more tokens
     n=0 && sequence 4 4 2 2 2 2 4 4 4 4 4 4 > other_steps.jsonl
     run l --ramp replay:short_steps.jsonl --train-tokens 512 --threads 1 || return 1
     run l --ramp replay:long_steps.jsonl --train-tokens 1024 --threads 1 && { echo "long_steps accepted"; return 1; }
     grep -q '^error: --ramp replay:long_steps.jsonl: .* step 6 .* 1536 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
     run l --ramp replay:other_steps.jsonl --train-tokens 1024 --threads 1 && { echo "other_steps accepted"; return 1; }
     grep -q '^error: --ramp replay:other_steps.jsonl: .* step 8 .* 768 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
-    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, which the horizon cuts
+    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, cut by the horizon
     [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
-    run l --ramp replay:short_steps.jsonl --train-tokens 1024 --threads 1 || return 1 # to the file's end: what the cut step lacks
+    run l --ramp replay:short_steps.jsonl --train-tokens 1024 --threads 1 || return 1 # to the file's end: the rest of the cut step
     [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 2 | tr -dc '0-9\n' | tr '\n' ' ')" = "4 4 " ] || { cat l/metrics.jsonl; return 1; }
 }
 ends_on_the_horizon() {
@@ -74,7 +74,7 @@ a_model_is_read_back() { # the loss at the first step of a run from a model is t
     after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
     [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
 }
-a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run does later does not matter to ours
+a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a resume does not need that run
     local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
     mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
     run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
@@ -82,7 +82,7 @@ a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run do
     cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
         run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
         diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors || return 1
-    echo bad > source/step_00099999/model.safetensors # nothing of it is read or said any more
+    echo bad > source/step_00099999/model.safetensors # it is no longer read or mentioned
     run w1 --model "f/${from##*/}" --steps 6 && run w2 --model source --steps 6 && ! grep -q '\(warning\|note\|--model\|source/\)' w2.log || { cat w2.log; return 1; }
     grep -q "\"model\": *\"$from\"" w2/run.json || { cat w2/run.json; return 1; }
     rm -r source && run w2 --model source --steps 7 && run w1 --model "f/${from##*/}" --steps 7 &&
@@ -90,15 +90,15 @@ a_run_stands_for_its_newest_checkpoint() { # to train from, too; what the run do
     run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
     grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
 }
-says_where_the_weights_are_from() {
+prints_the_origin_of_the_weights() {
     run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log || { cat n.log; return 1; }
-    run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # goes on
+    run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # a resume
     small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
         run o --model n/step_00000002 --steps 1 --threads 1 &&
         grep -q '^model   .*, T 32; weights from n/step_00000002$' o.log || { cat o.log; return 1; }
     "$train" --eval-only --model n/step_00000003 --val 'code_val_*.bin' > o.log && grep -q '^model   .*, T 32$' o.log || { cat o.log; return 1; }
 }
-says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
+notes_a_missing_tokenizer() { # if the vocabulary is larger than bytes
     local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
     grep -q "$note" n.log && { cat n.log; return 1; } # of bytes
     small=${small/--vocab-size 256/} run p --steps 1 --threads 1 && [ "$(grep -c "$note" p.log)" = 1 ] || { cat p.log; return 1; }
@@ -107,7 +107,7 @@ says_that_there_is_no_tokenizer() { # where a text is meant to come out some day
     small="--train code_train_*.bin --seq-len 32" run u --model q/step_00000001 --steps 1 --threads 1 || return 1
     ! grep -q "$note" u.log || { cat u.log; return 1; }
 }
-the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
+the_vocabulary_is_the_tokenizers() { # without --vocab-size
     learn_vocabulary 300 vocabulary text.txt || return
     "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
@@ -117,14 +117,14 @@ the_vocabulary_is_the_tokenizers() { # where --vocab-size does not say another
         grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
     run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
         grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
-    run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was said
+    run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was given
         grep -q "$seems"'and the vocabulary is 1500: leave --vocab-size out' v8.log || { cat v8.log; return 1; }
     run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
     small=${small//code_/words_} run v5 --steps 1 --threads 1 --tokenizer vocabulary && ! grep -q '^warning' v5.log &&
         small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
     "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
 }
-says_how_long_it_is() { # of a new run, of one that goes on with another batch, and of one that is over
+prints_its_length() { # a new run, one that resumes with another batch, and a complete one
     local windows
     run v --steps 20 --batch-tokens 384 --threads 1 || return 1
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
@@ -139,7 +139,7 @@ says_how_long_it_is() { # of a new run, of one that goes on with another batch, 
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --train-tokens is 15360\. ' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
-says_that_it_validates_on_what_it_trains_on() { # by another name, too
+notes_validation_on_training_data() { # under another name, too
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
     small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
@@ -150,7 +150,7 @@ samples_from_a_model() {
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'static int' --sample-tokens 50 --seed 3 > s2 &&
         cmp s1 s2 && grep -q '^static int' s1 && [ "$(wc -c < s1)" -ge 61 ]
 }
-several_samples() { # of which the first is the one that there is otherwise
+several_samples() { # the first equals a single sample
     local model
     model=$(newest_checkpoint f)
     "$train" --sample-only --model "$model" --prompt 'static int' --sample-tokens 50 --seed 3 > s1 &&
@@ -161,7 +161,7 @@ several_samples() { # of which the first is the one that there is otherwise
     run x --steps 4 --threads 1 --sample-every 2 --samples 2 --sample-tokens 9 --prompt int &&
         [ "$(grep -c '"text": "int' x/samples.jsonl)" = 4 ] && [ "$(grep -c '"step": 2,' x/samples.jsonl)" = 2 ] || { cat x/samples.jsonl; return 1; }
 }
-a_prompt_from_a_file() { # longer than an option's text may be, and than the model sees
+a_prompt_from_a_file() { # longer than an option's text and than the model's context
     head -c 6000 text.txt | tr -d '\000-\010\013-\037' > prompt.txt
     "$train" --sample-only --model "$(newest_checkpoint f)" --prompt @prompt.txt --sample-tokens 5 > s1 &&
         cmp -n "$(wc -c < prompt.txt)" prompt.txt s1 && [ "$(wc -c < s1)" -gt "$(wc -c < prompt.txt)" ] || return 1
@@ -176,7 +176,7 @@ greedy_sampling_takes_top_1() {
 }
 a_run_is_checked() { # its checkpoints, and nothing else in it
     cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
-        [ "$(grep -c ': as it was written$' checked.log)" = "$(ls -d checked/step_0* | wc -l)" ] || { tail -n 3 checked.log; }
+        [ "$(grep -c ': undamaged$' checked.log)" = "$(ls -d checked/step_0* | wc -l)" ] || { tail -n 3 checked.log; }
 }
 an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.jsonl ] && same a a.1; }
 config_file_is_the_command_line() {
@@ -184,18 +184,18 @@ config_file_is_the_command_line() {
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
-a_reader_that_leaves_does_not_end_it() { # Ctrl-C ends the tee of `... | tee log` as well
+a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
     [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
 }
-a_full_disk_behind_standard_output() {
+standard_output_on_a_full_disk() {
     "$train" --help > /dev/full 2> full.log
     [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
         { cat full.log; return 1; }
 }
-says_what_it_was_built_from() { # the commit, here and in every run's run.json
+prints_its_commit() { # with --version and in run.json
     local commit
     commit=$(cat "$root/$build/commit")
     [ -n "$commit" ] || skip "no git, or not a clone" || return
@@ -203,7 +203,7 @@ says_what_it_was_built_from() { # the commit, here and in every run's run.json
         { cat version; return 1; }
     grep -qF "\"program\": \"$(cat version)\"" a/run.json
 }
-dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose shadow counts too
+dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose shadow memory counts
     case $build in *-san*) skip "not under the sanitizers" || return ;; esac
     local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
     local plan peak
@@ -214,10 +214,10 @@ dry_run_knows_the_memory() { # within 10%; not under AddressSanitizer, whose sha
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches replay_goes_on_in_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint says_where_the_weights_are_from \
-    says_that_there_is_no_tokenizer the_vocabulary_is_the_tokenizers says_how_long_it_is \
-    says_that_it_validates_on_what_it_trains_on samples_from_a_model several_samples a_prompt_from_a_file \
-    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_reader_that_leaves_does_not_end_it a_full_disk_behind_standard_output says_what_it_was_built_from dry_run_knows_the_memory; do
+    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
+    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length \
+    notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
+    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed

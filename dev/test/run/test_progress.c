@@ -1,4 +1,4 @@
-// The line of a step: what stands in it, the memory against what the kernel says, and that it fits a terminal.
+// The line of a step: its numbers, its memory compared with the kernel's count, and its width on a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "gns/noise.h"
 #include "run/progress.h"
@@ -17,16 +17,14 @@ static const Engine *const engine = (const Engine *)&state;
 
 // What a step prints into a file.
 static void show(const StepMetrics *s, char *out, size_t bytes) {
-    Error e = {0};
     Progress p;
     Noise noise = {0};
     FILE *f = tmpfile();
     CHECK(f != NULL, "no temporary file");
-    CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
-    progress_step(&p, s, &noise, GNS_OFF, true);
+    progress_create(&p, f, engine, 0, 10000);
+    progress_step(&p, s, &noise, true);
     rewind(f);
     out[fread(out, 1, bytes - 1, f)] = 0;
-    progress_destroy(&p);
     fclose(f);
 }
 
@@ -43,7 +41,7 @@ static void test_line(void) {
           line);
 }
 
-// Resident megabytes by /proc/self/status, which counts another way than the line does.
+// Resident memory by /proc/self/status, which counts in another way.
 static double resident_mib(void) {
     char text[200];
     double kib = NAN;
@@ -70,7 +68,7 @@ static void test_memory(void) {
     double before = memory_shown();
     CHECK(fabs(before - resident_mib()) < 4, "%g MiB, the kernel says %g", before, resident_mib());
     CHECK_OK(memory_alloc((void **)&block, (size_t)MORE * MIB, "test", &e), &e);
-    double asked = memory_shown(); // nothing of it is there yet
+    double asked = memory_shown(); // not touched, so not resident yet
     CHECK(fabs(asked - before) < 8, "%g MiB, then %g", before, asked);
     for (size_t i = 0; i < (size_t)MORE * MIB; i += 512) ((volatile char *)block)[i] = (char)i;
     double after = memory_shown();
@@ -78,9 +76,8 @@ static void test_memory(void) {
     memory_free(block);
 }
 
-// A pseudo-terminal of so many columns; what the step draws on it.
+// What a step draws on a pseudo-terminal with this many columns.
 static void draw(int columns, char *out, size_t bytes) {
-    Error e = {0};
     Progress p;
     Noise noise = {0};
     int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -89,11 +86,10 @@ static void draw(int columns, char *out, size_t bytes) {
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
     CHECK(slave >= 0 && ioctl(slave, TIOCSWINSZ, &size) == 0, "no pseudo-terminal");
     FILE *f = fdopen(slave, "w");
-    CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
-    progress_step(&p, &metrics, &noise, GNS_OFF, true);
+    progress_create(&p, f, engine, 0, 10000);
+    progress_step(&p, &metrics, &noise, true);
     ssize_t n = read(master, out, bytes - 1);
     out[n > 0 ? n : 0] = 0;
-    progress_destroy(&p);
     fclose(f);
     close(master);
 }
@@ -110,19 +106,18 @@ static void test_terminal(void) {
     CHECK(strstr(line, "MiB") || strstr(line, "GiB"), "cut on a wide terminal: %s", line);
 }
 
-// What a validation leaves behind, between two drawings of the line: one line, which is not drawn over.
+// A validation between two drawings of the line leaves one line, which later drawings do not overwrite.
 static void test_validation(void) {
     char text[2000];
     for (int terminal = 0; terminal < 2; terminal++) {
-        Error e = {0};
         Progress p;
         Noise noise = {0};
         FILE *f = tmpfile();
-        CHECK_OK(progress_create(&p, f, engine, 0, 10000, &e), &e);
+        progress_create(&p, f, engine, 0, 10000);
         p.terminal = terminal;
-        progress_step(&p, &metrics, &noise, GNS_OFF, true);
+        progress_step(&p, &metrics, &noise, true);
         progress_val(&p, &metrics, 1.25);
-        progress_step(&p, &metrics, &noise, GNS_OFF, true);
+        progress_step(&p, &metrics, &noise, true);
         progress_break(&p);
         rewind(f);
         text[fread(text, 1, sizeof text - 1, f)] = 0;
@@ -132,7 +127,6 @@ static void test_validation(void) {
               text);
         CHECK(strncmp(next, drawn, strlen(drawn)) == 0 && strstr(next, "val 1.2500  "), "%s", text);
         CHECK(next[strlen(next) - 1] == '\n' && next[strlen(next) - 2] != '\n', "%s", text);
-        progress_destroy(&p);
         fclose(f);
     }
 }

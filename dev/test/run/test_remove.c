@@ -192,7 +192,7 @@ static void test_a_link_for_an_old_checkpoint(void) {
         for (int step = 1; step <= 3; step++) make_checkpoint(step);
         CHECK(rename(first, "moved") == 0, "rename");
         CHECK(symlink(absolute ? path_of("%s/moved", trainer.scratch) : "../moved", first) == 0, "no link");
-        CHECK_OK(archive_verify(first, NULL, &e), &e); // reading through it stays
+        CHECK_OK(archive_verify(first, NULL, &e), &e); // reading through it works
         char *said = notes_of(thin);
         CHECK(said && !*said && count_in("out") == 1, "'%s', and %d are left", said, count_in("out"));
         CHECK_OK(archive_verify("moved", NULL, &e), &e);
@@ -365,7 +365,7 @@ static void test_a_run_enters_no_link(void) {
     CHECK(count_in("moved") == held && held > 3, "%d of %d files are left of it", count_in("moved"), held);
 }
 
-// Pruned while the run goes on, named once, and the next start and --fresh have nothing to say of it.
+// Removed during the run and named once; the next start and --fresh do not mention it.
 static void test_a_run_keeps_other_files(void) {
     begin();
     CHECK(trainer_run(SHORT) == 0, "%s", log_tail());

@@ -1,5 +1,4 @@
-// Sampling: each token has its share of the unit interval, in its place, and a text is made of the draws and the context
-// that it is said to be made of.
+// Sampling: each token has its share of the unit interval, in its place; the draws and the context of a text.
 #include "run/sample.h"
 #include "../small_model.h"
 #include "../test.h"
@@ -9,7 +8,7 @@
 
 enum { MAX_V = 40 };
 
-static uint64_t seed; // another one in every run
+static uint64_t seed; // another in every run
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One token
@@ -68,7 +67,7 @@ static void test_likeliest(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A text, of tokens that are a byte each, with a context that soon slides
+// A text of one-byte tokens, with a short context that slides
 
 enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
 
@@ -147,8 +146,8 @@ static int sample_to(World *w, const SampleConfig *config, char **text, char **c
 
 static void count_beat(void *beats) { ++*(int *)beats; }
 
-// The text shows these tokens, but for control characters; the copy all of them, or without the prompt's; who waits is
-// told of each that is drawn.
+// The text has these tokens, control characters as '?'; the copy has all of them, or those after the prompt; each drawn
+// token beats the pulse.
 static void check_text(World *w, const SampleConfig *config, const uint16_t *tokens, size_t n) {
     char *text = NULL, *copy = NULL;
     int beats = 0;
@@ -172,7 +171,7 @@ static void check_text(World *w, const SampleConfig *config, const uint16_t *tok
     free(copy);
 }
 
-// Where all tokens are equally likely the draws show: those of stream 2^20 + STREAM, one after the other.
+// With equally likely tokens the text shows the draws: those of stream 2^20 + STREAM, in order.
 static void test_draws_of_a_text(void) {
     const SampleConfig config = {.tokens = DRAWN, .temperature = 1e30, .seed = seed};
     World w;
@@ -183,7 +182,7 @@ static void test_draws_of_a_text(void) {
     world_destroy(&w);
 }
 
-// The likeliest token behind the last T, from a prompt or from a newline that is not shown.
+// The likeliest token after the last T, from a prompt or from a newline that is not shown.
 static void check_context(World *w, const char *prompt, bool copied) {
     const SampleConfig config = {.tokens = DRAWN, .seed = seed, .prompt = prompt, .copy_prompt = copied};
     bool shown = prompt && prompt[0];
@@ -218,7 +217,7 @@ static void check_contexts(bool bytes) {
 static void test_context_of_a_text(void) { check_contexts(true); }
 static void test_another_order_of_bytes(void) { check_contexts(false); }
 
-// Of a prompt longer than what is shown, whole characters at its end; the copy has all of it.
+// The text shows whole characters at the end of a long prompt; the copy has all of it.
 static void check_shown(World *w, const char *prompt, size_t shown, const char *want) {
     const SampleConfig config = {.tokens = 3, .prompt = prompt, .shown = shown, .copy_prompt = true};
     char *text = NULL, *copy = NULL;

@@ -1,6 +1,5 @@
-// --tune: what is tuned is written down and taken up again, by every rank, and a choice that does not fit is said. The
-// engine's part is played by the CPU engine with three functions of its own: a
-// machine, and a tuning that holds on it alone. What tuning does to matrix products is for a GPU to show.
+// --tune: the tuning is saved, resumed on every rank, and reported where it does not fit the machine. The CPU engine gets
+// three functions of a fake: a machine, and a tuning for that machine alone. Tests on a GPU cover the matrix products.
 #include "model/engine.h"
 #include "../trainer.h"
 
@@ -32,7 +31,7 @@ static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Looking
+// Files
 
 // "tuning" of a JSON file, or "(none)".
 static const char *recorded(const char *path) {
@@ -49,7 +48,7 @@ static const char *recorded(const char *path) {
     return out;
 }
 
-// run.json and the newest checkpoint must say the same; returns it.
+// The tuning in run.json and the newest checkpoint, which must agree.
 static const char *recorded_by(const char *run) {
     const char *text = recorded(path_of("%s/run.json", run));
     const char *state = recorded(path_of("%s/step_%08ld/state.json", run, newest_step(run)));
@@ -73,7 +72,7 @@ static void test_not_asked_for(void) {
     CHECK(strcmp(recorded_by("plain"), "") == 0, "'%s'", recorded_by("plain"));
 }
 
-// The choice of the first part holds for all later ones, asked for or not.
+// Later parts use the tuning of the first, with --tune or without.
 static void test_kept_on_resume(void) {
     char first[TUNING_BYTES];
     machine = "Fake 1";
@@ -90,7 +89,7 @@ static void test_kept_on_resume(void) {
     CHECK(log_mentions("timed Fake 1: ") && strcmp(recorded_by("kept"), first) != 0, "%s", log_tail());
 }
 
-// On another machine the run goes on, says so, and tunes again only if it is asked to.
+// On another machine the run resumes with a note, and tunes again only with --tune.
 static void test_another_machine(void) {
     machine = "Fake 1";
     CHECK(trainer_run(RUN_OF "--steps 2 --out moved --tune") == 0, "%s", log_tail());
@@ -104,7 +103,7 @@ static void test_another_machine(void) {
     CHECK(strcmp(recorded_by("moved"), "") == 0, "'%s'", recorded_by("moved"));
 }
 
-// The CPU engine has nothing to tune, and goes on with a GPU's run.
+// The CPU engine has nothing to tune, and resumes a GPU's run.
 static void test_cpu(void) {
     machine = NULL;
     CHECK(trainer_run(RUN_OF "--steps 2 --out cpu --tune") == ERR_USAGE, "%s", log_tail());
