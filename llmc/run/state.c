@@ -4,7 +4,6 @@
 #include "options/table.h"
 #include "run/run.h"
 
-#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -92,16 +91,13 @@ static int io_real(const StateIO *io, const char *name, double *x, Error *e) {
 }
 
 static int io_int(const StateIO *io, const char *name, int64_t *x, Error *e) {
-    const double exact = 9007199254740992; // 2^53: up to here JSON readers keep every integer
     if (io->writing) {
         char text[40];
         snprintf(text, sizeof text, "%" PRId64, *x);
         return put(io, name, cJSON_CreateRaw(text), e);
     }
     const cJSON *item = get(io, name);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= exact) ||
-        item->valuedouble != floor(item->valuedouble))
-        return malformed(io, name, "a whole number, 0 or more", e);
+    if (!json_whole(item, 0, INFINITY)) return malformed(io, name, "a whole number, 0 or more", e);
     *x = (int64_t)item->valuedouble;
     return 0;
 }
