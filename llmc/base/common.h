@@ -10,9 +10,16 @@
 #include <stdint.h>
 #include <stdio.h>
 
+// Around the declarations of headers that C++ includes too.
 #ifdef __cplusplus
-extern "C" {
+#    define GNS_C_BEGIN extern "C" {
+#    define GNS_C_END   }
+#else
+#    define GNS_C_BEGIN
+#    define GNS_C_END
 #endif
+
+GNS_C_BEGIN
 
 // Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
 enum {
@@ -90,9 +97,7 @@ static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END
 
 // Functions for the host and, compiled by nvcc, for the device.
 #ifdef __CUDACC__

@@ -4,9 +4,7 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef struct {
     const char *what; // category, for the memory report
@@ -32,6 +30,4 @@ size_t arena_plan(Arena *arena);
 // Gives the buffers their addresses in memory of that many bytes at base.
 void arena_place(const Arena *arena, void *base);
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

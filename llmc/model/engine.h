@@ -14,9 +14,7 @@
 #include "model/model.h"
 #include "model/modes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
@@ -294,6 +292,4 @@ static inline int watch_await(const WeightsWatch *watch, Range range, Error *e) 
     return watch->await ? watch->await(watch->context, range, e) : 0;
 }
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

@@ -5,9 +5,7 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef struct {
     int layers;   // L
@@ -141,6 +139,4 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
 #define MODEL_FLOPS_FORMULA "6 N + 6 L C T, N without position embeddings"
 double model_flops_per_token(const Model *model, int seq_len);
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

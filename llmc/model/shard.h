@@ -3,9 +3,7 @@
 
 #include "model/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // Elements of an array for the owned ranges alone (EngineConfig.owned), which lie one after the other.
 size_t shard_elements(const EngineConfig *config);
@@ -32,6 +30,4 @@ size_t shard_grad_place(const EngineConfig *config, size_t element);
 // Offset of a range in the step's summed gradients; with shard_grads these are of owned ranges alone.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

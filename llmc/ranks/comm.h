@@ -8,9 +8,7 @@
 
 #include "ranks/watchdog.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
@@ -100,6 +98,4 @@ bool comm_is_bound(const Comm *comm);
 // For an error that every rank meets alike, in the same words (a loss that is not finite): rank 0 reports it.
 void comm_settle(Comm *comm);
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

@@ -13,9 +13,7 @@
 #include "model/modes.h"
 #include "ranks/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // The state of a transport. Each transport completes this type for itself.
 typedef struct Transport Transport;
@@ -73,6 +71,4 @@ extern const TransportApi mpi_transport, nccl_transport;
 #    define TRANSPORT_OR_NULL(transport) NULL // a build for one process
 #endif
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END

@@ -13,9 +13,7 @@
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef enum { PHASE_SETUP, PHASE_STEP, PHASE_CHECKPOINT, PHASE_COUNT } WatchdogPhase;
 
@@ -53,6 +51,4 @@ typedef struct {
 } WatchdogDevice;
 void watchdog_device(Watchdog *w, const WatchdogDevice *device); // NULL: none from here on
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END
