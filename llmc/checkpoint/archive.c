@@ -298,20 +298,17 @@ done:
     return code;
 }
 
-static int set_aside(const char *out, int64_t step, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
-    TRY(step_path(out, step, FINAL, path, e));
-    TRY(rename_aside(out, step, path, "damaged", aside, e));
-    fprintf(notes, "%s is now %s\n", path, aside);
-    return 0;
-}
-
 int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
     Steps steps;
-    TRY(steps_list(out, &steps, e));
     int code = 0;
-    for (int i = 0; !code && i < steps.count; i++)
-        if (steps.step[i] > step) code = set_aside(out, steps.step[i], notes, e);
+    TRY(steps_list(out, &steps, e));
+    for (int i = 0; i < steps.count && steps.step[i] > step; i++) {
+        TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
+        TRY_GOTO(rename_aside(out, steps.step[i], path, "damaged", aside, e));
+        fprintf(notes, "%s is now %s\n", path, aside);
+    }
+done:
     memory_free(steps.step);
     return code;
 }

@@ -142,12 +142,6 @@ typedef struct {
     bool indexed;
 } ModelFiles;
 
-static void files_close(ModelFiles *files) {
-    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
-    memory_free(files->reader);
-    *files = (ModelFiles){0};
-}
-
 static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
@@ -295,7 +289,8 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
         code = load_range(find_tensor(&files, t), t->offset, tensor_range(t), buffer, load, context, e);
     }
     memory_free(buffer);
-    files_close(&files);
+    for (int i = 0; i < files.count; i++) safetensors_close(&files.reader[i]);
+    memory_free(files.reader);
     return code;
 }
 
