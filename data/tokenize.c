@@ -1,4 +1,4 @@
-// tokenize: text in, token shards out (llmc/data.h has their format).
+// tokenize: text in, token shards out (llmc/text/shards.h has their format).
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
