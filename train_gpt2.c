@@ -9,7 +9,6 @@
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#define _POSIX_C_SOURCE 200809L // sysconf
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
 #include "cpu/engine.h"

@@ -2,8 +2,7 @@
 //
 // A block passes from the reader through a worker to the writer. Where it ends depends on the input alone, and encoding
 // block by block gives the same tokens as encoding the whole: blocks leave no trace in the shards.
-#ifndef GNS_TOKENIZE_BLOCKS_H
-#define GNS_TOKENIZE_BLOCKS_H
+#pragma once
 
 #include "base/files.h"
 #include "text/tokenizer.h"
@@ -60,5 +59,3 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
 
 // The split of document number `document` (in jsonl: its line) of input number `file`, where whole documents are drawn.
 int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document);
-
-#endif

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "inputs.h"
 #include "base/files.h"
 
@@ -9,22 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool has_ending(const char *name, const char *ending) {
-    size_t n = strlen(name), m = strlen(ending);
-    return n > m && strcmp(name + n - m, ending) == 0;
-}
-
-static bool names_jsonl(const char *path) { return has_ending(path, ".jsonl") || has_ending(path, ".ndjson"); }
+static bool names_jsonl(const char *path) { return path_ends(path, ".jsonl") || path_ends(path, ".ndjson"); }
 
 static int inputs_push(Inputs *in, const char *path, const struct stat *st, Error *e) {
-    if (in->count == in->capacity) {
-        int capacity = in->capacity ? 2 * in->capacity : 64;
-        Input *all = realloc(in->all, (size_t)capacity * sizeof *all);
-        if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
-        in->all = all;
-        in->capacity = capacity;
-    }
-    Input *input = &in->all[in->count];
+    Input *all = realloc(in->all, ((size_t)in->count + 1) * sizeof *all);
+    if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
+    Input *input = &(in->all = all)[in->count];
     *input = (Input){.path = strdup(path), .jsonl = names_jsonl(path), .pipe = !st || !S_ISREG(st->st_mode)};
     if (!input->path) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
     if (!input->pipe) {
@@ -50,7 +39,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         return linked ? 0 : inputs_add_directory(in, path, e);
     }
     if (inside && !S_ISREG(st.st_mode)) return 0;
-    if (inside && !has_ending(path, ".txt") && !has_ending(path, ".md") && !names_jsonl(path)) {
+    if (inside && !path_ends(path, ".txt") && !path_ends(path, ".md") && !names_jsonl(path)) {
         in->passed_over++;
         return 0;
     }

@@ -1,6 +1,5 @@
 // inputs: the files that a command line names, in a fixed order: as given, directories by the byte order of their entries.
-#ifndef GNS_TOKENIZE_INPUTS_H
-#define GNS_TOKENIZE_INPUTS_H
+#pragma once
 
 #include "settings.h"
 
@@ -15,7 +14,7 @@ typedef struct {
 
 typedef struct {
     Input *all;
-    int count, capacity;
+    int count;
     int passed_over; // files of directories whose names end in something else
 } Inputs;
 
@@ -28,5 +27,3 @@ const char *input_name(const Input *input); // for messages
 
 // Whether the input is split by place: its end is validation.
 bool input_has_tail(const TokenizeOptions *o, const Input *input);
-
-#endif

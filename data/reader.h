@@ -1,6 +1,5 @@
 // reader: from the inputs to blocks of text.
-#ifndef GNS_TOKENIZE_READER_H
-#define GNS_TOKENIZE_READER_H
+#pragma once
 
 #include "blocks.h"
 
@@ -40,5 +39,3 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 // --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_kind refuses. Comes first:
 // the beginning of a document cannot be taken back. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
-
-#endif

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "settings.h"
 #include "text/shards.h"
 #include "base/files.h"

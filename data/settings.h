@@ -1,6 +1,5 @@
 // settings: the command line of data/tokenize.
-#ifndef GNS_TOKENIZE_SETTINGS_H
-#define GNS_TOKENIZE_SETTINGS_H
+#pragma once
 
 #include "base/common.h"
 
@@ -21,5 +20,3 @@ typedef struct {
 int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e);
 
 void settings_print_help(void);
-
-#endif

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "shards.h"
 #include "base/hash.h"
 #include "text/tokenizer_impl.h"
@@ -31,13 +30,20 @@ int writer_check_free(const Writer *w, Error *e) {
     return 0;
 }
 
+// Closes the unfinished shard of a split, if there is one, and keeps it as PATH.partial.
+static int writer_suspend(Writer *w, int split, Error *e) {
+    ShardWriter *shard = w->shard[split];
+    w->shard[split] = NULL;
+    return shard ? shard_writer_suspend(shard, e) : 0;
+}
+
 static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count, Error *e) {
     struct SplitState *s = &w->state.split[split];
     ShardWriter **shard = &w->shard[split];
     char path[PATH_MAX];
     while (count > 0) {
         shard_path(w, split, s->shards, "", path);
-        if (!*shard) TRY(shard_writer_open(shard, path, e));
+        if (!*shard) TRY(shard_writer_open(shard, path, 0, e));
         size_t n = size_min(count, w->o->shard_tokens - shard_writer_count(*shard));
         TRY(shard_writer_put(*shard, tokens, n, e));
         s->tokens += n;
@@ -45,10 +51,8 @@ static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count
         tokens += n;
         count -= n;
         if (shard_writer_count(*shard) < w->o->shard_tokens) continue;
-        ShardWriter *full = *shard;
-        *shard = NULL;
         s->shards++;
-        TRY(shard_writer_suspend(full, e));
+        TRY(writer_suspend(w, split, e));
     }
     return 0;
 }
@@ -75,10 +79,7 @@ int writer_block(Writer *w, const TextBlock *b, Error *e) {
 }
 
 void writer_close(Writer *w) {
-    Error ignored;
-    for (int i = 0; i < SPLITS; i++)
-        if (w->shard[i]) shard_writer_suspend(w->shard[i], &ignored);
-    w->shard[TRAIN] = w->shard[VAL] = NULL;
+    for (int i = 0; i < SPLITS; i++) writer_suspend(w, i, &(Error){0});
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ int writer_resume(Writer *w, Error *e) {
     for (int i = 0; i < SPLITS; i++) {
         const struct SplitState *s = &w->state.split[i];
         shard_path(w, i, s->shards, "", path);
-        if (s->in_shard) TRY(shard_writer_resume(&w->shard[i], path, s->in_shard, e));
+        if (s->in_shard) TRY(shard_writer_open(&w->shard[i], path, s->in_shard, e));
     }
     return 0;
 }
@@ -201,10 +202,9 @@ static int writer_publish_shard(const Writer *w, int split, int shard, Error *e)
 int writer_publish(Writer *w, Error *e) {
     if (!w->state.publishing) {
         for (int i = 0; i < SPLITS; i++) {
-            ShardWriter *last = w->shard[i];
-            w->shard[i] = NULL;
-            if (last) TRY(shard_writer_suspend(last, e));
-            if (last) w->state.split[i].shards++;
+            bool last = w->shard[i];
+            TRY(writer_suspend(w, i, e));
+            w->state.split[i].shards += last;
         }
         w->state.publishing = true;
         TRY(state_save(w, e));

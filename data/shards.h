@@ -7,8 +7,7 @@
 //    read again and compared by digest (reader.c).
 // 4. Before the first shard gets its name, the state says `publishing`; it is removed after the last. In between the same
 //    command gives the remaining names; any other is refused, once a shard has its name.
-#ifndef GNS_TOKENIZE_SHARDS_H
-#define GNS_TOKENIZE_SHARDS_H
+#pragma once
 
 #include "text/shards.h"
 #include "blocks.h"
@@ -56,5 +55,3 @@ void state_remove(const Writer *w);
 // Reads the state of an interrupted run into w->state. False where there is none, and where it does not fit this run: *unfit
 // says why, NULL if there is none.
 bool state_read(Writer *w, const char **unfit);
-
-#endif

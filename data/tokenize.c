@@ -1,4 +1,4 @@
-// tokenize: text in, token shards out (llmc/data.h has their format).
+// tokenize: text in, token shards out (llmc/text/shards.h has their format).
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
@@ -6,7 +6,6 @@
 // which the other threads run in any order, and this one while it waits. Where a block ends depends on the input alone, so
 // the shards do not depend on the number of threads. Memory is a fixed ring of blocks. shards.h says how a run survives an
 // interruption.
-#define _POSIX_C_SOURCE 200809L
 #include "reader.h"
 #include "shards.h"
 

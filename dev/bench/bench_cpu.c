@@ -5,7 +5,6 @@
 // Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
 // slow one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
-#define _POSIX_C_SOURCE 200809L
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"

@@ -6,7 +6,6 @@
 //
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products
-#define _POSIX_C_SOURCE 200809L
 #include "model/engine.h"
 #include "plan/devices.h"
 #include "math/rng.h"

@@ -11,7 +11,6 @@
 // removed. "stall" is the time that the host stands still for another save, during a step of one micro-step: before the
 // update, until the snapshot is taken. A device may have work left meanwhile, so the extra length of that step against
 // steps alone is printed too.
-#define _DEFAULT_SOURCE // mkdtemp
 #include "run/saver.h"
 #include "../test/tree.h"
 

@@ -12,7 +12,7 @@ sources=(dev/test/checkpoint/fuzz_checkpoint.c train_gpt2.c)
 for source in llmc/*/*.c; do
     [[ $source == */main_* || $source == */transport_mpi.c ]] || sources+=("$source")
 done
-clang -std=c11 -O1 -g -fopenmp -Illmc -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+clang -std=gnu11 -O1 -g -fopenmp -Illmc -Wno-everything -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
     -DGNS_LIBFUZZER -o build/fuzz_coverage "${sources[@]}" "${@:2}" || exit
 [ -w /dev/shm ] && memory=/dev/shm || memory=build
 for target in $targets; do

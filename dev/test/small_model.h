@@ -1,6 +1,5 @@
 // small_model: a small GPT-2 with lively parameters, for tests of an engine through engine.h.
-#ifndef GNS_SMALL_MODEL_H
-#define GNS_SMALL_MODEL_H
+#pragma once
 
 #include "model/engine.h"
 #include "math/rng.h"
@@ -36,5 +35,3 @@ static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, 
     }
     return 0;
 }
-
-#endif

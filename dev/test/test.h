@@ -6,8 +6,7 @@
 // It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
 // dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
 // only these tests; name the tests that they need too.
-#ifndef GNS_TEST_H
-#define GNS_TEST_H
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -88,5 +87,3 @@ static void test_run(const char *file, const char *name, void (*f)(void)) {
 #define RUN(f) (test_wanted(#f) ? test_run(__FILE__, #f, f) : (void)0)
 
 static inline int test_summary(void) { return test_state.total_failures ? 1 : 0; }
-
-#endif

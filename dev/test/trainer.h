@@ -1,7 +1,6 @@
 // trainer: the whole training program as a child process, on a model and data small enough for thousands of runs, and
 // comparisons of the files that runs leave. For tests of checkpoints and resuming.
-#ifndef GNS_TRAINER_H
-#define GNS_TRAINER_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "text/shards.h"
@@ -245,5 +244,3 @@ static inline void check_same_end(const char *a, const char *b, const char *what
     check_same_files(path_of("%s/step_%08ld", a, step), path_of("%s/step_%08ld", b, step), what);
     CHECK(same_metrics(path_of("%s/metrics.jsonl", a), path_of("%s/metrics.jsonl", b)), "%s: metrics differ", what);
 }
-
-#endif

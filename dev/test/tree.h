@@ -1,6 +1,5 @@
 // tree: removes a directory and all that is in it, for the scratch directories of tests. Links are unlinked, not entered.
-#ifndef GNS_TREE_H
-#define GNS_TREE_H
+#pragma once
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,5 +17,3 @@ static inline void remove_tree_at(int parent, const char *name) {
 }
 
 static inline void remove_tree(const char *path) { remove_tree_at(AT_FDCWD, path); }
-
-#endif

@@ -3,17 +3,23 @@
 // A function that can fail returns int: 0, or the exit code, with the details in its last argument, an Error *. Callers
 // hand it up to program_main (program.h), which prints it and ends the program. Only the watchdog (watchdog.h) ends the
 // program from another thread, when the ranks make no progress.
-#ifndef GNS_COMMON_H
-#define GNS_COMMON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
+// Around the declarations of headers that C++ includes too.
 #ifdef __cplusplus
-extern "C" {
+#    define GNS_C_BEGIN extern "C" {
+#    define GNS_C_END   }
+#else
+#    define GNS_C_BEGIN
+#    define GNS_C_END
 #endif
+
+GNS_C_BEGIN
 
 // Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
 enum {
@@ -91,15 +97,11 @@ static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-#ifdef __cplusplus
-}
-#endif
+GNS_C_END
 
 // Functions for the host and, compiled by nvcc, for the device.
 #ifdef __CUDACC__
 #    define GNS_HD __host__ __device__
 #else
 #    define GNS_HD
-#endif
-
 #endif

@@ -371,6 +371,11 @@ const char *path_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+bool path_ends(const char *path, const char *ending) {
+    size_t n = strlen(path), m = strlen(ending);
+    return n > m && strcmp(path + n - m, ending) == 0;
+}
+
 void path_parent(const char *path, char *out, size_t bytes) {
     snprintf(out, bytes, "%s", path);
     char *slash = strrchr(out, '/');
@@ -416,14 +421,10 @@ static int is_name(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-static int compare_names(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
 int directory_list(const char *path, Names *out, Error *e) {
     struct dirent **entries;
     *out = (Names){0};
-    int count = scandir(path, &entries, is_name, compare_names);
+    int count = scandir(path, &entries, is_name, alphasort);
     if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
     int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
     for (int i = 0; i < count; i++) // each entry's memory becomes its name's

@@ -1,6 +1,5 @@
 // files: paths, directories, whole files, and durable writing. files.c states what these functions promise together.
-#ifndef GNS_FILES_H
-#define GNS_FILES_H
+#pragma once
 
 #include "base/common.h"
 
@@ -92,6 +91,8 @@ int path_join(char *out, size_t out_bytes, const char *directory, const char *na
 // The part of a path after its last slash.
 const char *path_name(const char *path);
 
+bool path_ends(const char *path, const char *ending); // false for the ending alone
+
 // The directory that holds a path; "." if the path names none.
 void path_parent(const char *path, char *out, size_t bytes);
 void parent_sync(const char *path); // where the file system allows it
@@ -117,4 +118,3 @@ int directory_remove(const char *path, const char *const *names, int count, Erro
 
 // Bytes that may still be written below the directory.
 int disk_free(const char *directory, uint64_t *bytes, Error *e);
-#endif

@@ -1,7 +1,6 @@
 // float16: conversions between fp32 (1 sign, 8 exponent, 23 fraction bits) and the 16-bit types, on their bits. To fp32
 // they are exact; from fp32 they round to the nearest, ties to even (IEEE 754), and quieten NaNs.
-#ifndef GNS_FLOAT16_H
-#define GNS_FLOAT16_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,5 +50,3 @@ static inline void half_widen(float *values, size_t n, bool bf16) {
         values[i] = bf16 ? bf16_to_f32(x) : f16_to_f32(x);
     }
 }
-
-#endif

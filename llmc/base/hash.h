@@ -1,6 +1,5 @@
 // hash: two hashes, one of a sequence of bytes and one of an array, whose elements may be added in any order.
-#ifndef GNS_HASH_H
-#define GNS_HASH_H
+#pragma once
 
 #include "base/common.h"
 
@@ -28,5 +27,3 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }
-
-#endif

@@ -4,14 +4,12 @@
 // 2. A digest is that of the bytes handed to the writer, never of what a disk returned: VERIFY_DISK finds every wrong bit.
 // 3. Its last line hashes all bytes above: a manifest with a wrong bit lists nothing.
 // 4. A manifest of another format (`foreign`) is for another build to judge: it is not called damaged.
-#define _POSIX_C_SOURCE 200809L
 #include "base/manifest.h"
 
 #include "base/json.h"
 #include "base/text.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
@@ -34,10 +32,18 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     pulse_beat(manifest->pulse);
 }
 
-int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
+int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
+                  Error *e) {
     char path[PATH_MAX];
+    FileDigest digest;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(file_save(path, data, bytes, &digest, e));
+    manifest_add(manifest, name, digest);
+    return 0;
+}
+
+int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     Text text;
-    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(text_begin(&text, e));
     fputs("{\n  \"format\": 1,\n  \"files\": [", text.f);
     for (int i = 0; i < manifest->count; i++)
@@ -47,7 +53,7 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = file_save(path, text.text, text.bytes, NULL, e);
+    int code = manifest_save(NULL, directory, MANIFEST_NAME, text.text, text.bytes, e);
     text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
@@ -58,12 +64,10 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
 // Reading
 
 static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(item, "bytes");
-    const cJSON *hash = cJSON_GetObjectItemCaseSensitive(item, "xxh3_128");
-    bool good = cJSON_IsString(name) && cJSON_IsNumber(bytes) && cJSON_IsString(hash) &&
+    const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *hash = json_get(item, "xxh3_128");
+    bool good = cJSON_IsString(name) && json_whole(bytes, 0, 9e15) && cJSON_IsString(hash) &&
                 strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
-                strlen(hash->valuestring) == HASH_TEXT - 1 && bytes->valuedouble >= 0 && bytes->valuedouble < 9e15;
+                strlen(hash->valuestring) == HASH_TEXT - 1;
     if (!good || manifest->count == MANIFEST_FILES)
         return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
                     json_place(json, item));
@@ -74,9 +78,8 @@ static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *ite
 }
 
 static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(json->root, "format"), *item;
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json->root, "files");
-    manifest->foreign = !cJSON_IsNumber(format) || format->valuedouble != 1;
+    const cJSON *format = json_get(json->root, "format"), *files = json_get(json->root, "files"), *item;
+    manifest->foreign = !json_whole(format, 1, 1);
     if (manifest->foreign)
         return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
                     "%s: \"format\" at byte %zu is not 1", path, json_place(json, format));
@@ -106,43 +109,39 @@ int manifest_read(Manifest *manifest, const char *directory, Error *e) {
         return FAIL(e, ERR_INPUT, damaged,
                     "%s: damaged: its last line is not the hash of the lines above, in bytes 0 to %zu", path, bytes);
     }
-    TRY(json_parse_text(&json, text, bytes, path, damaged, e));
+    TRY(json_parse_text(&json, text, bytes, 0, path, damaged, e));
     int code = parse_manifest(manifest, &json, path, e);
     json_free(&json);
     return code;
 }
 
-static int verify_file(const char *path, const FileDigest *want, Verify what, const Pulse *pulse, Error *e) {
+static int verify_file(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
+    const FileDigest *want = &manifest->file[i].digest;
+    char path[PATH_MAX];
     struct stat st;
-    FileDigest got;
+    FileDigest got = *want;
+    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
         return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
     if ((uint64_t)st.st_size != want->bytes)
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
-    if (what == VERIFY_SIZES) return 0;
-    TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, pulse, &got, e));
+    if (what != VERIFY_SIZES)
+        TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, manifest->pulse, &got, e));
+    pulse_beat(manifest->pulse);
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
                 want->hash);
 }
 
-static int verify_entry(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
-    char path[PATH_MAX];
-    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    TRY(verify_file(path, &manifest->file[i].digest, what, manifest->pulse, e));
-    pulse_beat(manifest->pulse);
-    return 0;
-}
-
 int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
-    for (int i = 0; i < manifest->count; i++) TRY(verify_entry(manifest, i, directory, what, e));
+    for (int i = 0; i < manifest->count; i++) TRY(verify_file(manifest, i, directory, what, e));
     return 0;
 }
 
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
     for (int i = 0; i < manifest->count; i++)
-        if (strcmp(manifest->file[i].name, name) == 0) return verify_entry(manifest, i, directory, VERIFY_DISK, e);
+        if (strcmp(manifest->file[i].name, name) == 0) return verify_file(manifest, i, directory, VERIFY_DISK, e);
     return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
                 name);
 }

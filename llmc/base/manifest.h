@@ -10,8 +10,7 @@
 //     }
 //
 // manifest.c states what a manifest promises.
-#ifndef GNS_MANIFEST_H
-#define GNS_MANIFEST_H
+#pragma once
 
 #include "base/files.h"
 
@@ -32,6 +31,10 @@ typedef struct {
 // Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
 
+// Writes DIRECTORY/NAME (file_save) and adds it.
+int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
+                  Error *e);
+
 // Writes DIRECTORY/MANIFEST.json, and syncs file and directory.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
@@ -49,4 +52,3 @@ int manifest_verify(const Manifest *manifest, const char *directory, Verify what
 
 // The same for one file, with VERIFY_DISK. ERR_INPUT also where the manifest does not list it.
 int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
-#endif

@@ -1,8 +1,7 @@
 // signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT and SIGHUP (a closed
 // terminal, except under nohup) ask the run to finish its step, save and end. A second SIGUSR1, SIGTERM or SIGINT ends
 // the program at once. SIGPIPE is ignored.
-#ifndef GNS_SIGNALS_H
-#define GNS_SIGNALS_H
+#pragma once
 
 #include "base/common.h"
 
@@ -10,4 +9,3 @@ void signals_install(void);
 
 // The name of the signal that asked, such as "SIGTERM"; NULL until one has.
 const char *signals_requested(void);
-#endif

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "base/text.h"
 
 #include <stdlib.h>
@@ -26,6 +25,28 @@ void text_free(Text *text) {
     if (text->f) fclose(text->f);
     free(text->text);
     *text = (Text){0};
+}
+
+size_t utf8_invalid_at(const char *text, size_t bytes) {
+    const uint64_t high_bits = 0x8080808080808080u;
+    for (size_t at = 0, length; at < bytes; at += length) {
+        uint64_t eight;
+        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
+            at += sizeof eight;
+        if (at == bytes) break;
+        length = utf8_character(text + at, bytes - at);
+        if (length == 0) return at;
+    }
+    return bytes;
+}
+
+size_t utf8_boundary(const char *text, size_t bytes) {
+    size_t n = bytes;
+    while (n > 0 && bytes - n < 3 && ((uint8_t)text[n - 1] & 0xC0) == 0x80) n--;
+    if (n == 0 || (uint8_t)text[n - 1] < 0xC0) return bytes; // ASCII, or no character at all
+    uint8_t lead = (uint8_t)text[n - 1];
+    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    return n - 1 + length <= bytes ? bytes : n - 1;
 }
 
 void text_write_json(FILE *f, const char *text) {

@@ -1,6 +1,5 @@
 // text: text written through a stream into memory, and as JSON strings of valid UTF-8.
-#ifndef GNS_TEXT_H
-#define GNS_TEXT_H
+#pragma once
 
 #include "base/common.h"
 
@@ -28,6 +27,11 @@ static inline size_t utf8_character(const void *at, size_t bytes) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
+// The offset of the first byte that is not part of valid UTF-8, or `bytes`.
+size_t utf8_invalid_at(const char *text, size_t bytes);
+
+// The longest prefix of text[0..bytes) that ends between two characters.
+size_t utf8_boundary(const char *text, size_t bytes);
+
 // Writes a text as a JSON string (RFC 8259), in quotes; every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);
-#endif

@@ -1,6 +1,5 @@
 // thread: starts threads. The main thread handles all signals.
-#ifndef GNS_THREAD_H
-#define GNS_THREAD_H
+#pragma once
 
 #include "base/common.h"
 #include <pthread.h>
@@ -8,4 +7,3 @@
 // Starts a thread that takes no signal but SIGALRM, which ends the process on any thread (watchdog.c). `what` names the
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
-#endif

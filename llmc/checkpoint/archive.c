@@ -9,7 +9,6 @@
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
 // 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -24,42 +23,28 @@ _Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
 // ---------------------------------------------------------------------------------------------------------------------
 // Names
 
-#define STEP_PREFIX    "step_"
-#define PARTIAL_SUFFIX ".partial"
+#define FINAL   "step_%08" PRId64
+#define PARTIAL "." FINAL ".partial"
 
-void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, STEP_PREFIX "%08" PRId64, step); }
+void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, FINAL, step); }
 
-static int step_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Error *e) {
-    char name[40];
-    archive_name(name, sizeof name, step);
-    return path_join(path, ARCHIVE_PATH, out, name, e);
-}
-
-static int partial_path(const char *out, int64_t step, char path[ARCHIVE_PATH], Error *e) {
+// format: FINAL or PARTIAL
+static int step_path(const char *out, int64_t step, const char *format, char path[ARCHIVE_PATH], Error *e) {
     char name[60];
-    snprintf(name, sizeof name, "." STEP_PREFIX "%08" PRId64 PARTIAL_SUFFIX, step);
+    snprintf(name, sizeof name, format, step);
     return path_join(path, ARCHIVE_PATH, out, name, e);
 }
 
-int64_t archive_step_of(const char *name) {
-    const size_t prefix = strlen(STEP_PREFIX);
-    char canonical[40];
-    if (strncmp(name, STEP_PREFIX, prefix) != 0 || strlen(name) > prefix + 18) return -1; // 18 digits fit 64 bits
-    int64_t step = strtoll(name + prefix, NULL, 10);
-    archive_name(canonical, sizeof canonical, step);
+static int64_t step_of(const char *name, const char *format) {
+    static const char decimal[] = "0123456789";
+    char canonical[60];
+    const char *digits = name + strcspn(name, decimal);
+    int64_t step = strspn(digits, decimal) <= 18 ? strtoll(digits, NULL, 10) : -1; // 18 digits fit 64 bits
+    snprintf(canonical, sizeof canonical, format, step);
     return step >= 0 && strcmp(canonical, name) == 0 ? step : -1;
 }
 
-// The step of a temporary name; -1 for any other.
-static int64_t partial_step_of(const char *name) {
-    char step[40];
-    if (*name != '.' || strlen(name) >= sizeof step) return -1;
-    strcpy(step, name);
-    char *suffix = strrchr(step, '.');
-    if (strcmp(suffix, PARTIAL_SUFFIX) != 0) return -1;
-    *suffix = 0;
-    return archive_step_of(step + 1);
-}
+int64_t archive_step_of(const char *name) { return step_of(name, FINAL); }
 
 typedef struct {
     int64_t *step; // newest first
@@ -70,8 +55,6 @@ static int compare_newest_first(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x > y ? -1 : x < y;
 }
-
-static void steps_free(Steps *steps) { memory_free(steps->step); }
 
 static int steps_list(const char *out, Steps *steps, Error *e) {
     Names names;
@@ -89,13 +72,13 @@ int archive_count(const char *out, int *count, Error *e) {
     Steps steps;
     TRY(steps_list(out, &steps, e));
     *count = steps.count;
-    steps_free(&steps);
+    memory_free(steps.step);
     return 0;
 }
 
 bool archive_has(const char *out, int64_t step) {
     char path[ARCHIVE_PATH];
-    return step_path(out, step, path, &(Error){0}) == 0 && directory_exists(path);
+    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && directory_exists(path);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -111,7 +94,7 @@ static int rename_aside(const char *out, int64_t step, const char *from, const c
                         char aside[ARCHIVE_PATH + 32], Error *e) {
     char path[ARCHIVE_PATH];
     int copy = 1;
-    TRY(step_path(out, step, path, e));
+    TRY(step_path(out, step, FINAL, path, e));
     snprintf(aside, ARCHIVE_PATH + 32, "%s.%s", path, suffix);
     while (file_exists(aside)) snprintf(aside, ARCHIVE_PATH + 32, "%s.%s.%d", path, suffix, ++copy);
     return path_rename(from, aside, out, e);
@@ -136,7 +119,7 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
     const char *names[MANIFEST_FILES + OWN_FILES];
     Manifest manifest;
     int count = 0;
-    TRY(partial_path(out, step, path, e));
+    TRY(step_path(out, step, PARTIAL, path, e));
     if (!file_exists(path)) return 0;
     manifest_read(&manifest, path, &(Error){0}); // lists nothing on failure
     for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
@@ -152,7 +135,7 @@ int archive_tidy(const char *out, FILE *notes, Error *e) {
     int code = 0;
     TRY(directory_list(out, &names, e));
     for (int i = 0; i < names.count && !code; i++)
-        if (partial_step_of(names.name[i]) >= 0) code = remove_partial(out, partial_step_of(names.name[i]), notes, e);
+        if (step_of(names.name[i], PARTIAL) >= 0) code = remove_partial(out, step_of(names.name[i], PARTIAL), notes, e);
     names_free(&names);
     return code;
 }
@@ -161,7 +144,7 @@ int archive_tidy(const char *out, FILE *notes, Error *e) {
 // Writing and verifying
 
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
-    TRY(partial_path(out, step, directory, e));
+    TRY(step_path(out, step, PARTIAL, directory, e));
     TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
         return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
@@ -171,8 +154,8 @@ int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], F
 
 int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
-    TRY(partial_path(out, step, partial, e));
-    TRY(step_path(out, step, final, e));
+    TRY(step_path(out, step, PARTIAL, partial, e));
+    TRY(step_path(out, step, FINAL, final, e));
     TRY(manifest_write(manifest, partial, e));
     pulse_beat(manifest->pulse);
     return path_rename(partial, final, out, e);
@@ -196,8 +179,8 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
 
 static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
-    TRY(step_path(out, step, path, e));
-    TRY(partial_path(out, step, partial, e));
+    TRY(step_path(out, step, FINAL, path, e));
+    TRY(step_path(out, step, PARTIAL, partial, e));
     TRY(remove_partial(out, step, notes, e));
     TRY(path_rename(path, partial, out, e));
     return remove_partial(out, step, notes, e);
@@ -215,11 +198,11 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Erro
             if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
             continue;
         }
-        TRY_GOTO(step_path(out, steps.step[i], path, e));
+        TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
         complete += check(path, VERIFY_SIZES, NULL, NULL, &ignored) == 0;
     }
 done:
-    steps_free(&steps);
+    memory_free(steps.step);
     return code;
 }
 
@@ -230,7 +213,7 @@ static uint64_t step_bytes(const char *out, int64_t step) {
     struct stat st;
     Names names;
     uint64_t bytes = 0;
-    if (step_path(out, step, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
+    if (step_path(out, step, FINAL, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
     if (directory_list(path, &names, &ignored)) return 0;
     for (int i = 0; i < names.count; i++)
         if (path_join(file, sizeof file, path, names.name[i], &ignored) == 0 && lstat(file, &st) == 0)
@@ -244,7 +227,8 @@ static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse)
     char path[ARCHIVE_PATH];
     Error ignored;
     for (int i = 0; i < steps->count; i++)
-        if (step_path(out, steps->step[i], path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0) return i;
+        if (step_path(out, steps->step[i], FINAL, path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0)
+            return i;
     return -1;
 }
 
@@ -278,7 +262,7 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
         int code = remove_for_room(out, &steps, bytes, stays, &left, removed, notes, pulse, e);
-        steps_free(&steps);
+        memory_free(steps.step);
         if (code) return code;
     }
     if (left >= bytes) return 0;
@@ -298,7 +282,7 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
     int code = 0, skipped = 0;
     for (int i = 0; i < steps.count && !*found; i++) {
         bool foreign = false;
-        TRY_GOTO(step_path(out, steps.step[i], directory, e));
+        TRY_GOTO(step_path(out, steps.step[i], FINAL, directory, e));
         *step = steps.step[i];
         code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
         if (code && (code != ERR_INPUT || foreign)) goto done;
@@ -310,24 +294,21 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
         code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
                     "%s: all of its %d checkpoints are damaged", out, skipped);
 done:
-    steps_free(&steps);
+    memory_free(steps.step);
     return code;
 }
 
-static int set_aside(const char *out, int64_t step, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
-    TRY(step_path(out, step, path, e));
-    TRY(rename_aside(out, step, path, "damaged", aside, e));
-    fprintf(notes, "%s is now %s\n", path, aside);
-    return 0;
-}
-
 int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
     Steps steps;
-    TRY(steps_list(out, &steps, e));
     int code = 0;
-    for (int i = 0; !code && i < steps.count; i++)
-        if (steps.step[i] > step) code = set_aside(out, steps.step[i], notes, e);
-    steps_free(&steps);
+    TRY(steps_list(out, &steps, e));
+    for (int i = 0; i < steps.count && steps.step[i] > step; i++) {
+        TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
+        TRY_GOTO(rename_aside(out, steps.step[i], path, "damaged", aside, e));
+        fprintf(notes, "%s is now %s\n", path, aside);
+    }
+done:
+    memory_free(steps.step);
     return code;
 }

@@ -2,8 +2,7 @@
 //
 // `notes` gets a line about whatever was kept, renamed or skipped. The pulse, which may be NULL, beats for every 4 MiB
 // read and every checkpoint removed.
-#ifndef GNS_ARCHIVE_H
-#define GNS_ARCHIVE_H
+#pragma once
 
 #include "base/manifest.h"
 
@@ -58,4 +57,3 @@ int archive_count(const char *out, int *count, Error *e);
 
 // Removes the partials that a killed run left.
 int archive_tidy(const char *out, FILE *notes, Error *e);
-#endif

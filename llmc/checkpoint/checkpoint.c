@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 
 #include "base/hash.h"
@@ -7,7 +6,6 @@
 #include "checkpoint/safetensors.h"
 #include "math/layernorm.h"
 
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <string.h>
 
@@ -28,12 +26,11 @@ static const char *const fetch_again = "fetch the file again";
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json->root, name);
+    const cJSON *item = json_get(json->root, name);
     if (!item)
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
                     json->bytes);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1 && item->valuedouble <= INT_MAX) ||
-        item->valuedouble != (int)item->valuedouble)
+    if (!json_whole(item, 1, INT_MAX))
         return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
                     name, json_place(json, item));
     *out = (int)item->valuedouble;
@@ -67,7 +64,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
                     json_place(json, root));
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, config_fixed[i].name);
+        const cJSON *item = json_get(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
             return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
                         "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
@@ -78,7 +75,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     TRY(config_int(json, path, "n_embd", &config->channels, e));
     TRY(config_int(json, path, "vocab_size", &config->vocab, e));
     TRY(config_int(json, path, "n_positions", &config->context, e));
-    const cJSON *inner = cJSON_GetObjectItemCaseSensitive(root, "n_inner");
+    const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
                     path, json_place(json, inner));
@@ -97,8 +94,7 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
 }
 
 static int token_or(const cJSON *item, int vocab, int otherwise) {
-    bool known = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < vocab;
-    return known && item->valuedouble == (int)item->valuedouble ? (int)item->valuedouble : otherwise;
+    return json_whole(item, 0, vocab - 1) ? (int)item->valuedouble : otherwise;
 }
 
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
@@ -110,8 +106,8 @@ TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     if (path_join(file, sizeof file, path, "config.json", &ignored) ||
         json_read(&json, file, 1 << 20, fetch_again, &ignored))
         return text;
-    text.bos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "bos_token_id"), vocab, eot);
-    text.eos = token_or(cJSON_GetObjectItemCaseSensitive(json.root, "eos_token_id"), vocab, eot);
+    text.bos = token_or(json_get(json.root, "bos_token_id"), vocab, eot);
+    text.eos = token_or(json_get(json.root, "eos_token_id"), vocab, eot);
     json_free(&json);
     return text;
 }
@@ -122,9 +118,7 @@ static void token_text(char *out, size_t bytes, int token) {
 }
 
 static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
-    char path[PATH_MAX], bos[16], eos[16], text[1024];
-    FileDigest digest;
-    TRY(path_join(path, sizeof path, directory, "config.json", e));
+    char bos[16], eos[16], text[1024];
     token_text(bos, sizeof bos, ends.bos);
     token_text(eos, sizeof eos, ends.eos);
     int bytes = snprintf(
@@ -135,9 +129,7 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
         "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
         "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
         c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
-    TRY(file_save(path, text, (size_t)bytes, &digest, e));
-    manifest_add(manifest, "config.json", digest);
-    return 0;
+    return manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -149,12 +141,6 @@ typedef struct {
     int count;
     bool indexed;
 } ModelFiles;
-
-static void files_close(ModelFiles *files) {
-    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
-    memory_free(files->reader);
-    *files = (ModelFiles){0};
-}
 
 static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
@@ -171,28 +157,24 @@ static bool files_have(const ModelFiles *files, const char *name) {
 }
 
 // {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
-static int files_add_indexed(ModelFiles *files, const JsonText *index, const char *directory, const char *path,
-                             Error *e) {
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index->root, "weight_map"), *item;
+static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
+    const size_t most_bytes = 1 << 26;
+    JsonText index;
+    int code = 0;
+    TRY(json_read(&index, path, most_bytes, fetch_again, e));
+    const cJSON *map = json_get(index.root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
-        return FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
-                    json_place(index, map));
+        TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
+                      json_place(&index, map)));
     size_t most = (size_t)cJSON_GetArraySize(map);
-    TRY(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
+    TRY_GOTO(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            return FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
-                        item->string, json_place(index, item));
-        if (!files_have(files, item->valuestring)) TRY(files_add(files, directory, item->valuestring, e));
+            TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
+                          item->string, json_place(&index, item)));
+        if (!files_have(files, item->valuestring)) TRY_GOTO(files_add(files, directory, item->valuestring, e));
     }
-    return 0;
-}
-
-static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
-    const size_t most = 1 << 26; // bytes
-    JsonText index;
-    TRY(json_read(&index, path, most, fetch_again, e));
-    int code = files_add_indexed(files, &index, directory, path, e);
+done:
     json_free(&index);
     return code;
 }
@@ -218,31 +200,23 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
     return files_add(files, directory, MODEL_FILE, e);
 }
 
-typedef struct {
-    const SafetensorsReader *reader;
-    const SafetensorsEntry *entry; // NULL: in none of the files
-} Found;
-
-// Hub files name tensors with and without "transformer." in front.
-static Found find_tensor(const ModelFiles *files, const Tensor *t) {
+// NULL where none of the files has the tensor. Hub files name tensors with and without "transformer." in front.
+static const SafetensorsEntry *find_tensor(const ModelFiles *files, const Tensor *t) {
     char long_name[64];
+    const SafetensorsEntry *entry = NULL;
     snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
-    for (int i = 0; i < files->count; i++) {
-        const SafetensorsEntry *entry = safetensors_find(&files->reader[i], long_name);
+    for (int i = 0; i < files->count && !entry; i++) {
+        entry = safetensors_find(&files->reader[i], long_name);
         if (!entry) entry = safetensors_find(&files->reader[i], t->name);
-        if (entry) return (Found){&files->reader[i], entry};
     }
-    return (Found){0};
+    return entry;
 }
 
 // Where in the file a tensor's data begins.
-static unsigned long long data_byte(const SafetensorsReader *reader, const SafetensorsEntry *entry) {
-    return reader->data_offset + entry->begin;
-}
+static unsigned long long data_byte(const SafetensorsEntry *entry) { return entry->reader->data_offset + entry->begin; }
 
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
-    Found found = find_tensor(files, t);
-    const SafetensorsEntry *entry = found.entry;
+    const SafetensorsEntry *entry = find_tensor(files, t);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
@@ -252,23 +226,18 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
         return 0;
     return FAIL(e, ERR_INPUT, hint,
                 "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                found.reader->path, t->name, data_byte(found.reader, entry), t->rows, t->columns);
+                entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
 // Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
-static int load_range(Found found, size_t base, Range range, float *buffer, RangeWriter load, void *context, Error *e) {
+static int load_range(const SafetensorsEntry *entry, size_t base, Range range, float *buffer, RangeWriter load,
+                      void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {
         size_t n = size_min(CHUNK, range.end - first);
-        TRY(safetensors_read_f32(found.reader, found.entry, first - base, n, buffer, e));
+        TRY(safetensors_read_f32(entry, first - base, n, buffer, e));
         TRY(load(context, (Range){first, first + n}, buffer, e));
     }
     return 0;
-}
-
-// Is this a file of the model's weights?
-static bool is_weights_file(const char *name) {
-    size_t length = strlen(name), tail = strlen(".safetensors");
-    return length > tail && strcmp(name + length - tail, ".safetensors") == 0 && strcmp(name, OPTIMIZER_NAME) != 0;
 }
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
@@ -288,7 +257,7 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
     TRY(directory_list(path, &names, e));
     int code = 0;
     for (int i = 0; i < names.count && !code; i++) {
-        if (!is_weights_file(names.name[i])) continue;
+        if (!path_ends(names.name[i], ".safetensors") || strcmp(names.name[i], OPTIMIZER_NAME) == 0) continue;
         code = path_join(file, sizeof file, path, names.name[i], e);
         if (!code) code = hash_file(file, hash, e);
     }
@@ -320,7 +289,8 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
         code = load_range(find_tensor(&files, t), t->offset, tensor_range(t), buffer, load, context, e);
     }
     memory_free(buffer);
-    files_close(&files);
+    for (int i = 0; i < files.count; i++) safetensors_close(&files.reader[i]);
+    memory_free(files.reader);
     return code;
 }
 
@@ -360,23 +330,19 @@ static int values_end(ValueWriter *s, int code, const char *name, Manifest *mani
     return code;
 }
 
-static void declare_tensors(SafetensorsWriter *writer, const Model *model) {
-    safetensors_add_metadata(writer, "format", "pt"); // transformers refuses a file without it
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        char name[64];
-        snprintf(name, sizeof name, "transformer.%s", t->name);
-        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
-        safetensors_add(writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
-    }
-}
-
 int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
                           Manifest *manifest, Error *e) {
     ValueWriter s;
     int code = 0;
     TRY(values_begin(&s, directory, MODEL_FILE, e));
-    declare_tensors(s.writer, model);
+    safetensors_add_metadata(s.writer, "format", "pt"); // transformers refuses a file without it
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
+        char name[64];
+        snprintf(name, sizeof name, "transformer.%s", t->name);
+        safetensors_add(s.writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
+    }
     for (int i = 0; i < model->tensor_count && !code; i++)
         code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
     TRY(values_end(&s, code, MODEL_FILE, manifest, e));
@@ -407,17 +373,18 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
     return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
 }
 
-static int find_moment(Found *found, const SafetensorsReader *reader, int moment, const Model *model, Error *e) {
+static int find_moment(const SafetensorsEntry **entry, const SafetensorsReader *reader, int moment, const Model *model,
+                       Error *e) {
     const char *const hint = "use another checkpoint";
     char name[40];
     moment_name(name, sizeof name, moment, model);
-    *found = (Found){reader, safetensors_find(reader, name)};
-    if (!found->entry)
+    *entry = safetensors_find(reader, name);
+    if (!*entry)
         return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
                     (unsigned long long)reader->data_offset);
-    if (found->entry->type == SAFETENSORS_F32 && found->entry->count == model->flat_count) return 0;
+    if ((*entry)->type == SAFETENSORS_F32 && (*entry)->count == model->flat_count) return 0;
     return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", reader->path,
-                name, data_byte(reader, found->entry));
+                name, data_byte(*entry));
 }
 
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
@@ -425,7 +392,7 @@ int checkpoint_load_optimizer(const char *directory, const Model *model, const R
     const Range all = {0, model->flat_count};
     char path[PATH_MAX];
     SafetensorsReader reader;
-    Found moment[2];
+    const SafetensorsEntry *moment[2];
     float *buffer = NULL;
     int code = 0;
     if (!count) wanted = &all, count = 1;

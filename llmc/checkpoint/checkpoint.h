@@ -11,8 +11,7 @@
 // through functions that the caller gives.
 //
 // --model also reads weights in several files with a model.safetensors.index.json, and llm.c's .bin (llmc_bin).
-#ifndef GNS_CHECKPOINT_H
-#define GNS_CHECKPOINT_H
+#pragma once
 
 #include "base/manifest.h"
 #include "model/model.h"
@@ -60,4 +59,3 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
 // value is handed over.
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
                               RangeWriter moment1, RangeWriter moment2, void *context, Error *e);
-#endif

@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/llmc_bin.h"
 
 #include "base/files.h"

@@ -5,8 +5,7 @@
 //     parameters          kind by kind in the order of the tensor table, each for all layers, with the rows of wte padded
 //
 // The weight matrices of blocks are (out, in) in the file and (in, out) here.
-#ifndef GNS_LLMC_BIN_H
-#define GNS_LLMC_BIN_H
+#pragma once
 
 #include "model/model.h"
 
@@ -17,4 +16,3 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
 
 // Hands every tensor of the model to `load`. The file's size is checked first.
 int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
-#endif

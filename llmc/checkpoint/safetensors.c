@@ -1,13 +1,11 @@
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/safetensors.h"
 
 #include "base/float16.h"
-#include "base/json.h"
 #include "base/text.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,8 +18,6 @@ enum {
     PREFIX_BYTES = 8,      // the header's length
     MAX_HEADER = 100000000 // bytes; the format's own limit
 };
-
-static const double max_integer = 9007199254740992; // 2^53: JSON numbers arrive as doubles, exact up to here
 
 static const char *const damaged = "the file is damaged or incomplete: copy or download it again";
 static const char *const convert = "convert the tensor to F32, BF16 or F16";
@@ -39,18 +35,13 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. Errors get the tensor's name in entry_parse and the file's in header_read.
+// The header, from text to entries. entries_parse and header_read put the tensor's name and the file's in front of
+// errors.
 
-// Byte of the file at which a part of the header begins. Walks through the header: for messages only.
-static size_t file_byte(const JsonText *h, const cJSON *item) { return PREFIX_BYTES + json_place(h, item); }
-
-// A JSON number that is whole, and exact as a double.
 static bool json_integer(const cJSON *item, uint64_t *out) {
-    if (!cJSON_IsNumber(item)) return false;
-    double x = item->valuedouble;
-    if (!(x >= 0 && x <= max_integer) || x != (double)(uint64_t)x) return false;
-    *out = (uint64_t)x;
-    return true;
+    bool whole = json_whole(item, 0, INFINITY);
+    if (whole) *out = (uint64_t)item->valuedouble;
+    return whole;
 }
 
 static bool type_find(const char *name, SafetensorsType *out) {
@@ -71,8 +62,8 @@ static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonTe
     }
     if (good) return 0;
     return FAIL(e, ERR_INPUT, damaged,
-                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory", file_byte(h, shape),
-                SAFETENSORS_MAX_DIMENSIONS);
+                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory",
+                json_place(h, shape), SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
@@ -81,31 +72,26 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Js
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
         !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
         return FAIL(e, ERR_INPUT, damaged, "its data_offsets at byte %zu are not two ascending whole numbers",
-                    file_byte(h, offsets));
+                    json_place(h, offsets));
     if (entry->end - entry->begin == bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged,
                 "its data_offsets at byte %zu, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
                 " bytes, but its shape and dtype make %" PRIu64,
-                file_byte(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
+                json_place(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
 // Exactly three fields, of which all three names are found: none is there twice.
-static int fields_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "dtype");
-    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(json, "shape");
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(json, "data_offsets");
+static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
+    const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
+    const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
-        return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu", file_byte(h, json));
+        return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu",
+                    json_place(h, json));
     if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
         return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s at byte %zu",
-                    cJSON_IsString(type) ? type->valuestring : "(not a string)", file_byte(h, type));
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_place(h, type));
     TRY(shape_parse(entry, shape, h, e));
     return offsets_parse(entry, offsets, h, e);
-}
-
-static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
-    *entry = (SafetensorsEntry){.name = json->string};
-    return fields_parse(entry, json, h, e) ? error_prefix(e, "tensor %.200s", entry->name) : 0;
 }
 
 static int compare_entries(const void *pa, const void *pb) {
@@ -120,7 +106,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 // Fills reader->by_name. Two tensors of one name are an error.
-static int names_sort(SafetensorsReader *reader, const JsonText *h, Error *e) {
+static int names_sort(SafetensorsReader *reader, Error *e) {
     const SafetensorsEntry **names;
     const cJSON *item, *last = NULL;
     TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
@@ -129,9 +115,9 @@ static int names_sort(SafetensorsReader *reader, const JsonText *h, Error *e) {
     qsort(names, (size_t)reader->count, sizeof *names, compare_names);
     for (int i = 1; i < reader->count; i++) {
         if (compare_names(&names[i - 1], &names[i]) != 0) continue;
-        cJSON_ArrayForEach(item, h->root) if (strcmp(item->string, names[i]->name) == 0) last = item;
+        cJSON_ArrayForEach(item, reader->header.root) if (strcmp(item->string, names[i]->name) == 0) last = item;
         return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
-                    file_byte(h, last));
+                    json_place(&reader->header, last));
     }
     return 0;
 }
@@ -152,43 +138,42 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
                 data_bytes);
 }
 
-// From JSON text to reader->header.
-static int json_parse(SafetensorsReader *reader, const char *text, size_t bytes, Error *e) {
-    const char *stop = NULL;
-    size_t valid = 0, length;
-    while (valid < bytes && text[valid] && (length = utf8_character(text + valid, bytes - valid)) > 0) valid += length;
-    if (valid < bytes)
-        return FAIL(e, ERR_INPUT, damaged, "the header is not UTF-8 at byte %zu", PREFIX_BYTES + valid);
-    if (bytes == 0 || text[0] != '{')
-        return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header at byte %d is not JSON", PREFIX_BYTES);
-    reader->header = cJSON_ParseWithLengthOpts(text, bytes, &stop, 0);
-    if (reader->header) stop += strspn(stop, " \t\r\n");
-    if (reader->header && stop == text + bytes) return 0;
-    return FAIL(e, ERR_INPUT, damaged, "the header is malformed JSON at byte %zu",
-                PREFIX_BYTES + (size_t)(stop ? stop - text : 0));
-}
-
-// Fills header, entries and by_name from the header's text, which a NUL follows.
-static int header_parse(SafetensorsReader *reader, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
-    TRY(json_parse(reader, text, bytes, e));
-    const JsonText h = {text, bytes, reader->header};
-    size_t items = (size_t)cJSON_GetArraySize(reader->header);
-    TRY(memory_alloc((void **)&reader->entries, items * sizeof *reader->entries, "a list of tensors", e));
-    const cJSON *item;
-    cJSON_ArrayForEach(item, reader->header) {
+// Fills entries and by_name from the header.
+static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
+    const cJSON *root = reader->header.root, *item;
+    TRY(memory_alloc((void **)&reader->entries, (size_t)cJSON_GetArraySize(root) * sizeof *reader->entries,
+                     "a list of tensors", e));
+    cJSON_ArrayForEach(item, root) {
         if (strcmp(item->string, METADATA_NAME) == 0) continue;
-        TRY(entry_parse(&reader->entries[reader->count++], item, &h, e));
+        SafetensorsEntry *entry = &reader->entries[reader->count++];
+        *entry = (SafetensorsEntry){.reader = reader, .name = item->string};
+        if (entry_parse(entry, item, &reader->header, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
-    TRY(names_sort(reader, &h, e)); // before the offsets: a name that is there twice says more than the overlap
+    TRY(names_sort(reader, e)); // before the offsets: a name that is there twice says more than the overlap
     return offsets_check(reader, data_bytes, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-static int header_read(SafetensorsReader *reader, uint64_t file_bytes, char **text, Error *e) {
+// Takes over the text of the header, which a NUL follows.
+static int header_parse(SafetensorsReader *reader, char *text, size_t bytes, Error *e) {
+    size_t valid = utf8_invalid_at(text, strlen(text));
+    bool object = text[0] == '{';
+    if (valid == bytes && object)
+        return json_parse_text(&reader->header, text, bytes, PREFIX_BYTES, reader->path, damaged, e);
+    memory_free(text);
+    if (valid < bytes)
+        return FAIL(e, ERR_INPUT, damaged, "%s: the header is not UTF-8 at byte %zu", reader->path,
+                    PREFIX_BYTES + valid);
+    return FAIL(e, ERR_INPUT, "is this a safetensors file?", "%s: the header at byte %d is not JSON", reader->path,
+                PREFIX_BYTES);
+}
+
+static int header_read(SafetensorsReader *reader, uint64_t file_bytes, Error *e) {
     uint64_t bytes;
+    char *text;
     TRY(file_read_range(reader->fd, reader->path, 0, &bytes, sizeof bytes, e));
     if (bytes > MAX_HEADER || bytes > file_bytes - PREFIX_BYTES)
         return FAIL(e, ERR_INPUT, "is this a safetensors file, and all of it?",
@@ -196,24 +181,22 @@ static int header_read(SafetensorsReader *reader, uint64_t file_bytes, char **te
                     ", the format allows %d",
                     reader->path, bytes, file_bytes, MAX_HEADER);
     reader->data_offset = PREFIX_BYTES + bytes;
-    TRY(memory_alloc((void **)text, bytes + 1, reader->path, e));
-    TRY(file_read_range(reader->fd, reader->path, PREFIX_BYTES, *text, bytes, e));
-    (*text)[bytes] = 0;
-    int code = header_parse(reader, *text, bytes, file_bytes - reader->data_offset, e);
+    TRY(memory_alloc_zero((void **)&text, bytes + 1, reader->path, e));
+    if (file_read_range(reader->fd, reader->path, PREFIX_BYTES, text, bytes, e)) return memory_free(text), e->code;
+    TRY(header_parse(reader, text, bytes, e));
+    int code = entries_parse(reader, file_bytes - reader->data_offset, e);
     return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
 }
 
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
     int code = 0;
-    char *text = NULL;
     uint64_t file_bytes;
     *reader = (SafetensorsReader){.fd = -1};
     TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
     strcpy(reader->path, path);
     TRY_GOTO(file_open_input(path, &reader->fd, &file_bytes, e));
-    TRY_GOTO(header_read(reader, file_bytes, &text, e));
+    TRY_GOTO(header_read(reader, file_bytes, e));
 done:
-    memory_free(text);
     if (code) safetensors_close(reader);
     return code;
 }
@@ -221,7 +204,7 @@ done:
 void safetensors_close(SafetensorsReader *reader) {
     memory_free(reader->entries);
     memory_free(reader->by_name);
-    cJSON_Delete(reader->header);
+    json_free(&reader->header);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->path);
     *reader = (SafetensorsReader){.fd = -1};
@@ -233,23 +216,22 @@ const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const 
     return found ? *(const SafetensorsEntry **)found : NULL;
 }
 
-int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                     void *out, Error *e) {
+int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, void *out, Error *e) {
+    const SafetensorsReader *reader = entry->reader;
     size_t size = types[entry->type].bytes;
     assert(first <= entry->count && n <= entry->count - first);
     uint64_t at = reader->data_offset + entry->begin + first * size;
     return file_read_range(reader->fd, reader->path, at, out, n * size, e);
 }
 
-int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                         float *out, Error *e) {
+int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e) {
     SafetensorsType type = entry->type;
-    if (type == SAFETENSORS_F32) return safetensors_read(reader, entry, first, n, out, e);
+    if (type == SAFETENSORS_F32) return safetensors_read(entry, first, n, out, e);
     if (type != SAFETENSORS_BF16 && type != SAFETENSORS_F16)
         return FAIL(e, ERR_INPUT, convert,
                     "%s: tensor %.200s, whose data begins at byte %" PRIu64 ", is %s, not F32, BF16 or F16",
-                    reader->path, entry->name, reader->data_offset + entry->begin, types[type].name);
-    TRY(safetensors_read(reader, entry, first, n, half_place(out, n), e));
+                    entry->reader->path, entry->name, entry->reader->data_offset + entry->begin, types[type].name);
+    TRY(safetensors_read(entry, first, n, half_place(out, n), e));
     half_widen(out, n, type == SAFETENSORS_BF16);
     return 0;
 }

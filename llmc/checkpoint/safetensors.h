@@ -6,10 +6,10 @@
 //     N bytes   header, JSON in UTF-8, may end in spaces: {"__metadata__": {"key": "string", ...},
 //                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 //     the rest  data: the tensors, row-major and little-endian; offsets count from here, and leave no holes
-#ifndef GNS_SAFETENSORS_H
-#define GNS_SAFETENSORS_H
+#pragma once
 
 #include "base/files.h"
+#include "base/json.h"
 
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off
@@ -32,7 +32,10 @@ enum { SAFETENSORS_MAX_DIMENSIONS = 8 };
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
+typedef struct SafetensorsReader SafetensorsReader;
+
 typedef struct {
+    const SafetensorsReader *reader;
     const char *name; // owned by the reader
     SafetensorsType type;
     int dimensions; // 0: a scalar
@@ -41,15 +44,15 @@ typedef struct {
     uint64_t begin, end; // bytes of the data
 } SafetensorsEntry;
 
-typedef struct {
-    char *path; // for messages
+struct SafetensorsReader { // stays where it was opened: its entries point to it
+    char *path;            // for messages
     int fd;
     uint64_t data_offset;      // the file's byte at which the data begins
     SafetensorsEntry *entries; // in the order of the data
     int count;
     const SafetensorsEntry **by_name; // names ascending
-    struct cJSON *header;             // owns the names and the metadata
-} SafetensorsReader;
+    JsonText header;                  // owns the names and the metadata
+};
 
 // Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and what is wrong with it. Only an
 // opened reader needs safetensors_close.
@@ -60,12 +63,10 @@ void safetensors_close(SafetensorsReader *reader);
 const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name);
 
 // Elements [first, first + n) of a tensor as they are in the file. Several threads may read from one reader.
-int safetensors_read(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                     void *out, Error *e);
+int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, void *out, Error *e);
 
 // The same of an F32, BF16 or F16 tensor, as floats (exact); ERR_INPUT for another type.
-int safetensors_read_f32(const SafetensorsReader *reader, const SafetensorsEntry *entry, uint64_t first, size_t n,
-                         float *out, Error *e);
+int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing: create; add metadata, then tensors; write the data from first to last; finish. After a failure, abandon. The
@@ -92,4 +93,3 @@ int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.
 void safetensors_abandon(SafetensorsWriter *writer);
-#endif

@@ -4,8 +4,7 @@
 // 1/sqrt(D). No (T, T) matrix is kept: the forward pass leaves the log-sum-exp of each row of scores, and the backward
 // pass recomputes the probabilities from it, a tile at a time (FlashAttention: Dao et al. 2022, arXiv 2205.14135,
 // section 3.1 and appendix B). One thread does one head of one example, so the bits do not depend on the thread count.
-#ifndef GNS_CPU_ATTENTION_H
-#define GNS_CPU_ATTENTION_H
+#pragma once
 
 #include "base/common.h"
 
@@ -25,5 +24,3 @@ void attention_forward(const Attention *at, float *out, float *lse, const float 
 // Overwrites dqkv (B,T,3C), from dout (B,T,C) and what the forward pass read and wrote.
 void attention_backward(const Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D);
-
-#endif

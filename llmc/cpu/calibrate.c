@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "cpu/calibrate.h"
 
 #include "base/common.h"

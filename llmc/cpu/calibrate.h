@@ -1,6 +1,5 @@
 // calibrate: measures what this machine's cores and memory can do: for plans (plan.h) and as the benchmark's yardstick.
-#ifndef GNS_CPU_CALIBRATE_H
-#define GNS_CPU_CALIBRATE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@ double calibrate_flops(int threads);
 
 // Bytes a second, read and written together, of a copy that exceeds the caches, the best of 50 ms. 0: no memory for it.
 double calibrate_copy(int threads);
-
-#endif

@@ -1,8 +1,7 @@
 // The CPU engine's private state: what its model (train_gpt2.c), memory and state (engine_*.c) share.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
-#ifndef GNS_CPU_ENGINE_H
-#define GNS_CPU_ENGINE_H
+#pragma once
 
 #include "model/engine.h"
 #include "cpu/attention.h"
@@ -79,5 +78,3 @@ int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);
 size_t cpu_weight_bytes(const Engine *engine);
-
-#endif

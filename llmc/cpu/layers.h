@@ -1,7 +1,6 @@
 // layers: the CPU kernels beside matmul and attention. fp32, OpenMP. The order of every sum depends on the shapes alone,
 // never on the number of threads, and so do the bits of results.
-#ifndef GNS_CPU_LAYERS_H
-#define GNS_CPU_LAYERS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ double sum_squares(const float *x, size_t n);
 
 // y += x; returns |x|^2.
 double add_and_sum_squares(float *y, const float *x, size_t n);
-
-#endif

@@ -3,8 +3,7 @@
 //
 // Determinism: the sum of an element runs over k in ascending order, in blocks whose length depends on K alone; so the
 // bits of a result depend neither on the thread count nor on M and N.
-#ifndef GNS_CPU_MATMUL_H
-#define GNS_CPU_MATMUL_H
+#pragma once
 
 #include "base/common.h"
 
@@ -26,5 +25,3 @@ void matmul_nt(Matmul mm, float *c, const float *a, const float *b, size_t M, si
 // c = a^T b, and the column sums (N) of b unless NULL: a (K,M), b (K,N). accumulate: both are added to.
 void matmul_tn(Matmul mm, float *c, float *column_sums, const float *a, const float *b, size_t M, size_t N, size_t K,
                bool accumulate);
-
-#endif

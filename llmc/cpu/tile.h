@@ -3,8 +3,7 @@
 // A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs: each step loads one row of B (as
 // TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The shape
 // is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), 12 of 16.
-#ifndef GNS_CPU_TILE_H
-#define GNS_CPU_TILE_H
+#pragma once
 
 #include "cpu/vector_math.h"
 
@@ -118,5 +117,3 @@ VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *
         }
     }
 }
-
-#endif

@@ -1,9 +1,8 @@
 // vector_math: the widest float vector of the machine, with exp and GELU.
 //
 // Written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else.
-// The kernels need -ffp-contract=fast: without it -std=c11 forbids GCC to fuse a * b + c.
-#ifndef GNS_CPU_VECTOR_MATH_H
-#define GNS_CPU_VECTOR_MATH_H
+// The kernels need -ffp-contract=fast (the default of GCC alone): a * b + c in one instruction.
+#pragma once
 
 #include "math/gelu.h"
 
@@ -89,5 +88,3 @@ VECTOR_INLINE Vec vec_gelu_derivative(Vec x) {
     Vec s = vec_select(x < 0.0f, t, vec_set(1)) * r, slope = GELU_SCALE * (1.0f + 3 * GELU_CUBIC * square);
     return s + x * slope * (t * r * r);
 }
-
-#endif

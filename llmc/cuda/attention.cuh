@@ -9,8 +9,7 @@
 //
 // One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from
 // counters, one set a device: calls on one device must follow one another, as on one stream.
-#ifndef GNS_ATTENTION_CUH
-#define GNS_ATTENTION_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -34,5 +33,3 @@ int attention_backward(real *dqkv, const real *dout, const real *qkv, const real
 
 // Backward only: 8 bytes a query and head, T rounded up to 128.
 size_t attention_workspace_bytes(AttentionShape s);
-
-#endif

@@ -1,6 +1,5 @@
 // attention_paths: the code paths of attention.cuh, and what they share.
-#ifndef GNS_ATTENTION_PATHS_CUH
-#define GNS_ATTENTION_PATHS_CUH
+#pragma once
 
 #include "cuda/attention.cuh"
 #include <math.h>
@@ -66,6 +65,4 @@ __device__ static inline float row_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-#endif
-
 #endif

@@ -3,8 +3,7 @@
 //
 // A tile in shared memory is cut into panels of 64 columns = 128 bytes a row. A panel has the 128-byte swizzle: the
 // 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
-#ifndef GNS_ATTENTION_SM90_CUH
-#define GNS_ATTENTION_SM90_CUH
+#pragma once
 
 #include "cuda/attention_paths.cuh"
 #ifndef GNS_FP32
@@ -312,5 +311,4 @@ template <int KEYS> __device__ static inline int key_tiles(int last, int T) { re
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e);
 
-#endif
 #endif

@@ -1,6 +1,5 @@
 // crossentropy: softmax, cross-entropy and its gradient in one kernel, in place on a chunk of logits.
-#ifndef GNS_CROSSENTROPY_CUH
-#define GNS_CROSSENTROPY_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -11,5 +10,3 @@
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
 int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
                  int Vp, cudaStream_t stream, Error *e);
-
-#endif

@@ -1,6 +1,5 @@
 // cuda_common: the element type of the build, and checked CUDA calls.
-#ifndef GNS_CUDA_COMMON_CUH
-#define GNS_CUDA_COMMON_CUH
+#pragma once
 
 #include "base/common.h"
 
@@ -49,5 +48,3 @@ __device__ static inline float exp2_fast(float x) {
 
 __device__ static inline float real_to_float(float x) { return x; }
 __device__ static inline float real_to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-#endif

@@ -1,6 +1,5 @@
 // device: which GPU this is, and whether it can run this program.
-#ifndef GNS_DEVICE_CUH
-#define GNS_DEVICE_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -18,5 +17,3 @@ int device_take(int ordinal, Error *e);
 // Describes the current device. The same errors, and ERR_NO_GPU where it is too old for this program or the program
 // holds no code for it.
 int device_open(Device *device, Error *e);
-
-#endif

@@ -2,8 +2,7 @@
 // per-example norms of its gradient.
 //
 // tokens (B, T+1) uint16: row b holds the inputs tokens[b][0..T-1] and the targets tokens[b][1..T].
-#ifndef GNS_EMBEDDING_CUH
-#define GNS_EMBEDDING_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -43,5 +42,3 @@ int embedding_example_squares(double *token, double *cross, double *position, co
 // UG (E, T, C) fp32 = U[e][token(e, t)], U (E, V, C) fp32 the head's per-example gradients, tokens (E, T+1).
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
                      Error *e);
-
-#endif

@@ -1,8 +1,7 @@
 // The CUDA engine's private state, shared by train_gpt2.cu, engine_memory.cu and engine_state.cu.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
-#ifndef GNS_CUDA_ENGINE_CUH
-#define GNS_CUDA_ENGINE_CUH
+#pragma once
 
 #include "model/engine.h"
 #include "cuda/device.cuh"
@@ -122,5 +121,3 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);
 size_t cuda_weight_bytes(const Engine *engine);
 void *cuda_stream(Engine *engine);
-
-#endif

@@ -1,6 +1,5 @@
 // gelu: the tanh GELU of GPT-2 (Hendrycks, Gimpel 2016, arXiv 1606.08415), and gradients of biases.
-#ifndef GNS_GELU_CUH
-#define GNS_GELU_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/reduce.cuh"
@@ -13,5 +12,3 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
 size_t bias_backward_workspace_bytes(int B, int T, int C);
 int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
                   cudaStream_t stream, Error *e);
-
-#endif

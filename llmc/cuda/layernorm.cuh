@@ -1,7 +1,6 @@
 // layernorm: layer normalisation (formulas: math/layernorm.h), fused with the residual add before it; its backward yields
 // per-example norms of dgamma and dbeta from the same pass over memory.
-#ifndef GNS_LAYERNORM_CUH
-#define GNS_LAYERNORM_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/reduce.cuh"
@@ -22,5 +21,3 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C);
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
                        const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e);
-
-#endif

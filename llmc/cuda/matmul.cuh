@@ -4,8 +4,7 @@
 // The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
 // cuBLASLt's heuristic, or the fastest of its answers where a tuning timed them. Split sums go through the workspace in a
 // fixed order: two runs give the same bits.
-#ifndef GNS_MATMUL_CUH
-#define GNS_MATMUL_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "model/cuda_sizes.h"
@@ -78,5 +77,3 @@ static inline int cublas_status(cublasStatus_t status, const char *call, const c
                      call, cublasLtGetStatusString(status));
 }
 #define CUBLAS_CALL(call, e) cublas_status((call), #call, __FILE__, __LINE__, (e))
-
-#endif

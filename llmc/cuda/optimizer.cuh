@@ -1,6 +1,5 @@
 // optimizer: AdamW over any range of the flat parameter array in one launch, clipped by a norm that stays on the device.
-#ifndef GNS_OPTIMIZER_CUH
-#define GNS_OPTIMIZER_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -26,5 +25,3 @@ typedef struct {
 // One step over n elements, a multiple of 64, with *scale as step.grad_scale. Changes nothing where *scale is NaN.
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
-
-#endif

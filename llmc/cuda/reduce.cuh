@@ -5,8 +5,7 @@
 // k + b (along the rows k, b or both grow, so slots never collide). Stage two adds an example's slots, squares, and
 // adds the examples. So per-example norms need no second pass over the tensor, and the gradient has the same bits with
 // and without them.
-#ifndef GNS_REDUCE_CUH
-#define GNS_REDUCE_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -70,5 +69,3 @@ typedef struct {
 } ExampleSums;
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e);
-
-#endif

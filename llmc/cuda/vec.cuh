@@ -1,7 +1,6 @@
 // vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of bf16) where the row length
 // allows, else 1. Sums over a warp and a block are fixed trees.
-#ifndef GNS_VEC_CUH
-#define GNS_VEC_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -127,5 +126,3 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-#endif

@@ -22,8 +22,7 @@
 // estimation": the smallest R at which S - R G2 is not significantly above 0), and k = 2 (1 + 5 / m) standard errors,
 // m = 1 / sum w_t^2 being the effective number of steps. 95% or more are then covered from half-lives of 0.7 steps up,
 // also where one direction carries 90% of the noise. For an exact S and many steps it is S / (G2 + 2 SE).
-#ifndef GNS_GNS_H
-#define GNS_GNS_H
+#pragma once
 
 #include "base/common.h"
 #include <assert.h>
@@ -164,5 +163,3 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
     if (gns_calibration_knows(&c->total, total) && gns_calibration_knows(&c->ln, ln)) c->ratio = total.scale / ln.scale;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // noise: gradient noise scales of a model's groups of tensors, step by step: all LayerNorm parameters (the signal that
 // costs nothing), and on sampled steps the whole model, every type and every layer. The mathematics is in gns.h.
-#ifndef GNS_NOISE_H
-#define GNS_NOISE_H
+#pragma once
 
 #include "gns/gns.h"
 #include "model/model.h"
@@ -38,4 +37,3 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 
 // c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
-#endif

@@ -14,8 +14,7 @@
 //                two half-lives of its average without a break; never decreases
 //
 // A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
-#ifndef GNS_RAMP_H
-#define GNS_RAMP_H
+#pragma once
 
 #include "base/common.h"
 #include "math/schedule.h"
@@ -80,5 +79,3 @@ void ramp_observe(Ramp *r, double step_tokens, double target_lower);
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
 // step that the horizon cuts short
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
-
-#endif

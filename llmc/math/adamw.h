@@ -1,7 +1,6 @@
 // adamw: one parameter's step of AdamW, decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2;
 // moments and their bias correction: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1).
-#ifndef GNS_ADAMW_H
-#define GNS_ADAMW_H
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -43,5 +42,3 @@ GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, co
     if (decay) step += s->weight_decay * p;
     return p - s->lr * step;
 }
-
-#endif

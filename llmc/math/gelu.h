@@ -5,10 +5,7 @@
 //   d/dx xs = s + x s (1 - s) GELU_SCALE (1 + 3 GELU_CUBIC x^2)
 // The CPU evaluates it on vectors and guards exp against overflow (cpu/vector_math.h), the GPU on scalars with its fast
 // exponential (cuda/gelu.cu).
-#ifndef GNS_GELU_H
-#define GNS_GELU_H
+#pragma once
 
 #define GELU_SCALE 1.5957691216f // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
-
-#endif

@@ -4,8 +4,7 @@
 //             dgamma and dbeta are the sums of dy xhat and of dy over rows
 // An example's sums over its rows alone are its gradient, so per-example norms |dgamma_b|^2 and |dbeta_b|^2 cost only
 // the squares (Gray et al. 2024, arXiv 2411.00999, section 3).
-#ifndef GNS_LAYERNORM_H
-#define GNS_LAYERNORM_H
+#pragma once
 
 #include "math/accumulate.h"
 
@@ -40,5 +39,3 @@ GNS_HD static inline float layernorm_dx(float dy, float gamma, float xhat, float
                                         float mean_g_xhat) {
     return rstd * (dy * gamma - mean_g - xhat * mean_g_xhat);
 }
-
-#endif

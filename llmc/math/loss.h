@@ -1,7 +1,6 @@
 // loss: cross-entropy of one row of logits, in nats, from the row's maximum and sum = sum of exp(logit - max).
 //   loss = logsumexp - logit[target]      dlogit = softmax - onehot(target), softmax = exp(logit - logsumexp)
-#ifndef GNS_LOSS_H
-#define GNS_LOSS_H
+#pragma once
 
 #include "base/common.h"
 
@@ -13,5 +12,3 @@ GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return
 
 // scale x dlogit of the target, from p = scale x softmax, which is the gradient of every other logit.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
-
-#endif

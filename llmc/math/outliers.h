@@ -1,7 +1,6 @@
 // outliers: is this step's loss or gradient norm far from those of the steps before? Such a step can be skipped
 // (--skip-loss-z, --skip-grad-z). The last step, which the horizon cuts short, is not judged.
-#ifndef GNS_OUTLIERS_H
-#define GNS_OUTLIERS_H
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -30,5 +29,3 @@ static inline double outliers_z(Outliers *o, double x) {
     o->value[o->count++ % OUTLIERS_WINDOW] = x;
     return z;
 }
-
-#endif

@@ -4,8 +4,7 @@
 // A Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and Rogaway,
 // "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The two halves may
 // differ by one bit; each round XORs a keyed hash of one half into the other, which is its own inverse.
-#ifndef GNS_PERMUTATION_H
-#define GNS_PERMUTATION_H
+#pragma once
 
 #include "base/hash.h"
 
@@ -39,5 +38,3 @@ GNS_HD static inline uint64_t permutation_at(uint64_t n, uint64_t key, uint64_t 
     while (k >= n);
     return k;
 }
-
-#endif

@@ -3,8 +3,7 @@
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
 // The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
 // A stream serves one kind of draw: rng_u32 and rng_uniform number its blocks differently and would share words.
-#ifndef GNS_RNG_H
-#define GNS_RNG_H
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -61,5 +60,3 @@ GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t 
     const double two_pi = 6.283185307179586477;
     return sqrt(-2.0 * log(u1)) * cos(two_pi * u2);
 }
-
-#endif

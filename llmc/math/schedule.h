@@ -11,8 +11,7 @@
 //                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
 //                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
 // Beyond train_tokens linear, cosine and wsd stay at final_frac x lr. constant and inverse-sqrt ignore final_frac.
-#ifndef GNS_SCHEDULE_H
-#define GNS_SCHEDULE_H
+#pragma once
 
 #include "base/common.h"
 #include <math.h>
@@ -65,5 +64,3 @@ GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
     }
     return s->lr * (s->final_frac + (1.0 - s->final_frac) * left);
 }
-
-#endif

@@ -1,13 +1,10 @@
 // arena: one allocation for all buffers of a step. Each buffer states the phases of the step in which it is live; buffers
 // that are never live together share memory. The same code plans the bytes and places the buffers, so the plan is exact.
-#ifndef GNS_ARENA_H
-#define GNS_ARENA_H
+#pragma once
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef struct {
     const char *what; // category, for the memory report
@@ -33,7 +30,4 @@ size_t arena_plan(Arena *arena);
 // Gives the buffers their addresses in memory of that many bytes at base.
 void arena_place(const Arena *arena, void *base);
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

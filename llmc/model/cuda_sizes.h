@@ -1,7 +1,6 @@
 // cuda_sizes: what the CUDA engine takes of a device whatever the model, and the models that it takes. Plain C: plans for a
 // GPU are made without it too.
-#ifndef GNS_CUDA_SIZES_H
-#define GNS_CUDA_SIZES_H
+#pragma once
 
 #include "base/common.h"
 
@@ -18,5 +17,3 @@ static inline int attention_check(int head_size, Error *e) {
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",
                 ATTENTION_HEAD_SIZE_MAX, head_size);
 }
-
-#endif

@@ -9,15 +9,12 @@
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the update divides by B. So
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
-#ifndef GNS_ENGINE_H
-#define GNS_ENGINE_H
+#pragma once
 
 #include "model/model.h"
 #include "model/modes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
@@ -295,7 +292,4 @@ static inline int watch_await(const WeightsWatch *watch, Range range, Error *e) 
     return watch->await ? watch->await(watch->context, range, e) : 0;
 }
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

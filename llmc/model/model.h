@@ -1,14 +1,11 @@
 // model: GPT-2's shape, its presets, and THE TENSOR TABLE, which says all there is to say about a parameter tensor:
 // name, shape, initialisation, weight decay, layer and group. Allocation, initialisation, the update, checkpoints, GNS
 // groups and tests walk this table; nothing else in the program lists the tensors.
-#ifndef GNS_MODEL_H
-#define GNS_MODEL_H
+#pragma once
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef struct {
     int layers;   // L
@@ -142,7 +139,4 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
 #define MODEL_FLOPS_FORMULA "6 N + 6 L C T, N without position embeddings"
 double model_flops_per_token(const Model *model, int seq_len);
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

@@ -1,7 +1,6 @@
 // modes: the choices that the engine, the ranks and the command line share. An option's names stand
 // in options/table.def in the order of its enum.
-#ifndef GNS_MODES_H
-#define GNS_MODES_H
+#pragma once
 
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
@@ -27,5 +26,3 @@ typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
 // The type of gradients in transfer between ranks (--comm-dtype).
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
-
-#endif

@@ -1,12 +1,9 @@
 // shard: which parts of the flat arrays a rank keeps, and where, alike for both engines.
-#ifndef GNS_SHARD_H
-#define GNS_SHARD_H
+#pragma once
 
 #include "model/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // Elements of an array for the owned ranges alone (EngineConfig.owned), which lie one after the other.
 size_t shard_elements(const EngineConfig *config);
@@ -33,7 +30,4 @@ size_t shard_grad_place(const EngineConfig *config, size_t element);
 // Offset of a range in the step's summed gradients; with shard_grads these are of owned ranges alone.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

@@ -4,8 +4,7 @@
 // An option is given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config,
 // at most once. The command line wins, also over a line of the file that excludes it (--steps and --train-tokens).
 // llm.c's short flags are accepted as aliases, with llm.c's meaning.
-#ifndef GNS_OPTIONS_H
-#define GNS_OPTIONS_H
+#pragma once
 
 #include "gns/ramp.h"
 #include "base/common.h"
@@ -85,4 +84,3 @@ void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_
 // The parts of options_parse, for tests and the fuzzer. text: bytes and a NUL after them; name: for messages.
 void options_defaults(Options *o);
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
-#endif

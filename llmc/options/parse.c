@@ -1,5 +1,4 @@
 // The command line and the config file.
-#define _DEFAULT_SOURCE // strsep
 #include "options/table.h"
 
 #include "base/files.h"

@@ -1,7 +1,6 @@
 // table: the rows of the option table as data, and their values as text. For the files of this folder, and for
 // run/state.c, which compares the options of two runs; others include options.h.
-#ifndef GNS_OPTIONS_TABLE_H
-#define GNS_OPTIONS_TABLE_H
+#pragma once
 
 #include "options/options.h"
 
@@ -66,5 +65,3 @@ void option_note(Options *o, const char *format, ...) __attribute__((format(prin
 
 // Options without effect: an error, or a note. Uses o->run.ramp_mode.
 int options_check_needs(Options *o, Error *e);
-
-#endif

@@ -1,7 +1,6 @@
 // device_specs: what the makers of accelerators say of them. One table, for the share of the peak that training reaches
 // (MFU) and for planning a run on a machine that is not at hand (plan.h).
-#ifndef GNS_DEVICE_SPECS_H
-#define GNS_DEVICE_SPECS_H
+#pragma once
 
 #include "model/engine.h"
 
@@ -25,5 +24,3 @@ void device_spec_names(char *out, size_t bytes);
 
 // Peak of dense matrix products in the engine's precision (fp32 sums), FLOP/s; 0 for a device not in the table.
 double device_peak_flops(const EngineDevice *device);
-
-#endif

@@ -11,8 +11,7 @@
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which each
 // rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
-#ifndef GNS_PLAN_H
-#define GNS_PLAN_H
+#pragma once
 
 #include "gns/ramp.h"
 #include "options/options.h"
@@ -127,4 +126,3 @@ int plan_largest_micro_batch(const Plan *plan, double besides, int most);
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);
 
 void plan_print(FILE *f, const Plan *plan); // print.c: a page for a person
-#endif

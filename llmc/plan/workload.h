@@ -1,7 +1,6 @@
 // workload: what training asks of a machine, kernel by kernel: floating-point operations, and the fewest bytes read and
 // written. plan.h turns them into time.
-#ifndef GNS_WORKLOAD_H
-#define GNS_WORKLOAD_H
+#pragma once
 
 #include "model/engine.h"
 
@@ -51,4 +50,3 @@ Workload workload_micro_step(const EngineConfig *shape, double value, double hea
 
 // What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
 Workload workload_update(const Model *model, double owned, double value);
-#endif

@@ -4,14 +4,11 @@
 //
 // All ranks call the collective functions below in the same order. They return an error of MPI as ERR_RANK. Sums are
 // taken in the order of the ranks, in double: every rank has the same bits.
-#ifndef GNS_COMM_H
-#define GNS_COMM_H
+#pragma once
 
 #include "ranks/watchdog.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
@@ -101,7 +98,4 @@ bool comm_is_bound(const Comm *comm);
 // For an error that every rank meets alike, in the same words (a loss that is not finite): rank 0 reports it.
 void comm_settle(Comm *comm);
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

@@ -1,6 +1,5 @@
 // mpi_check: every result of MPI is looked at. Errors come back (MPI_ERRORS_RETURN) and go up as ERR_RANK.
-#ifndef GNS_MPI_CHECK_H
-#define GNS_MPI_CHECK_H
+#pragma once
 
 #include "base/common.h"
 #include <mpi.h>
@@ -19,5 +18,3 @@ static inline int mpi_fail(int result, const char *call, const char *file, int l
         int mpi_result_ = (call);                                                                                      \
         if (mpi_result_ != MPI_SUCCESS) return mpi_fail(mpi_result_, #call, __FILE__, __LINE__, (e));                  \
     } while (0)
-
-#endif

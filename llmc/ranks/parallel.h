@@ -20,8 +20,7 @@
 // A rank's sum over several micro-steps is as large as the model. So while steps may have several, stage 2 shards
 // gradients only with --reduce micro-step, another order of summation: the sums over ranks are added over micro-steps. It
 // transfers M times as much for M micro-steps, beside M backward passes.
-#ifndef GNS_PARALLEL_H
-#define GNS_PARALLEL_H
+#pragma once
 
 #include "ranks/comm.h"
 #include "model/engine.h"
@@ -118,5 +117,3 @@ void parallel_beat(void *parallel);
 // there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
 // *memory: NULL on the others, and where nothing is sharded or the memory cannot be had.
 int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
-
-#endif

@@ -1,7 +1,6 @@
 // shared_memory: memory of rank 0 that the ranks of its machine map too, so that their parts of a checkpoint need not be
 // sent. Without it training would stand still several times as long for a save (dev/RESULTS.md).
-#ifndef GNS_SHARED_MEMORY_H
-#define GNS_SHARED_MEMORY_H
+#pragma once
 
 #include "ranks/comm.h"
 
@@ -17,5 +16,3 @@ void shared_memory_destroy(SharedMemory *s); // of zeros is fine
 
 // Reads every page of [at, at + bytes): a process's first use of a page takes longer than later ones.
 void shared_memory_touch(const SharedMemory *s, size_t at, size_t bytes);
-
-#endif

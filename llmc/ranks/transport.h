@@ -7,16 +7,13 @@
 //   2. wait_for makes the engine's later work wait for the first transfers.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums are taken in a fixed order: same bits, run after run.
-#ifndef GNS_TRANSPORT_H
-#define GNS_TRANSPORT_H
+#pragma once
 
 #include "model/model.h"
 #include "model/modes.h"
 #include "ranks/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 // The state of a transport. Each transport completes this type for itself.
 typedef struct Transport Transport;
@@ -74,7 +71,4 @@ extern const TransportApi mpi_transport, nccl_transport;
 #    define TRANSPORT_OR_NULL(transport) NULL // a build for one process
 #endif
 
-#ifdef __cplusplus
-}
-#endif
-#endif
+GNS_C_END

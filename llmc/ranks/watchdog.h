@@ -9,14 +9,11 @@
 //   3. All watchdogs of a machine judge by the same board. One claims the report; the others stay silent.
 //   4. A board shows one machine. If all its ranks run and there are other machines, one of those may be to blame: the
 //      report names what the board shows, accuses nobody, and waits for machines that know more to end the job.
-#ifndef GNS_WATCHDOG_H
-#define GNS_WATCHDOG_H
+#pragma once
 
 #include "base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+GNS_C_BEGIN
 
 typedef enum { PHASE_SETUP, PHASE_STEP, PHASE_CHECKPOINT, PHASE_COUNT } WatchdogPhase;
 
@@ -54,8 +51,4 @@ typedef struct {
 } WatchdogDevice;
 void watchdog_device(Watchdog *w, const WatchdogDevice *device); // NULL: none from here on
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+GNS_C_END

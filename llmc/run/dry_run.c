@@ -25,7 +25,7 @@ static int plan_ownership(Setup *setup, const Position *position, int ranks, Err
 static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
     int64_t rows = (o->val_tokens + T - 1) / T;
     if (!o->val[0]) return 0;
-    return val && (int64_t)dataset_windows(val) < rows ? (int64_t)dataset_windows(val) : rows;
+    return val && (int64_t)dataset_describe(val).windows < rows ? (int64_t)dataset_describe(val).windows : rows;
 }
 
 int run_dry(Run *r, Error *e) {
@@ -58,7 +58,7 @@ int run_dry(Run *r, Error *e) {
         .ramp = ramp,
         .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
         .val_rows = val_rows(o, r->data.val, T),
-        .train_tokens = r->data.train ? (double)dataset_windows(r->data.train) * T : 0,
+        .train_tokens = r->data.train ? (double)dataset_describe(r->data.train).windows * T : 0,
         .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,

@@ -6,7 +6,7 @@
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
 static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, int n, int64_t rows, Error *e) {
-    uint64_t windows = dataset_windows(data->val);
+    uint64_t windows = dataset_describe(data->val).windows;
     for (int i = 0; i < n; i++) {
         uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
         TRY(dataset_rows_sequential(data->val, window, 1, data->rows + (size_t)i * ((size_t)setup->shape.seq_len + 1),
@@ -28,7 +28,7 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
 
 int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Evaluation *out, Error *e) {
     int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)dataset_windows(data->val);
+    int64_t windows = (int64_t)dataset_describe(data->val).windows;
     if (rows > windows) rows = windows;
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
@@ -89,7 +89,7 @@ done:
 static int print_loss(const Setup *setup, const RunData *data, Error *e) {
     const Options *o = &setup->options;
     Evaluation v;
-    int64_t windows = (int64_t)dataset_windows(data->val);
+    int64_t windows = (int64_t)dataset_describe(data->val).windows;
     TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum

@@ -1,10 +1,8 @@
 // inspect: --check. Verifies a file or directory and prints what it holds.
-#ifndef GNS_INSPECT_H
-#define GNS_INSPECT_H
+#pragma once
 
 #include "base/common.h"
 
 // path: a checkpoint or one file of it, a run directory, a model's directory or file (llm.c's .bin, any .safetensors), or
 // token shards (a file or a pattern). ERR_INPUT if anything is damaged.
 int inspect(const char *path, FILE *out, Error *e);
-#endif

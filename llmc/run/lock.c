@@ -1,4 +1,3 @@
-#define _DEFAULT_SOURCE // flock, gethostname
 #include "run/lock.h"
 
 #include "base/files.h"

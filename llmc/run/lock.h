@@ -3,8 +3,7 @@
 // since boot), and the host's boot id.
 //
 // On NFS the server holds the lock. After a crash of the holder's machine it remains until its lease ends (NFSv4: 90 s).
-#ifndef GNS_RUN_LOCK_H
-#define GNS_RUN_LOCK_H
+#pragma once
 
 #include "base/common.h"
 
@@ -16,4 +15,3 @@ int run_lock_take(int fd, const char *path, const char *directory, bool *may_exp
 
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(const char *directory, Error *e);
-#endif

@@ -10,8 +10,7 @@
 // ratio measured so far, or in every line --gns-ratio (the measured one is then gns_total / gns_type_ln).
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
-#ifndef GNS_METRICS_H
-#define GNS_METRICS_H
+#pragma once
 
 #include "base/common.h"
 #include "model/modes.h"
@@ -57,4 +56,3 @@ int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt,
 
 // NULL is fine.
 int metrics_close(Metrics *m, Error *e);
-#endif

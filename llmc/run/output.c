@@ -1,5 +1,4 @@
 // The run directory: what an earlier run left there, and what this run writes.
-#define _XOPEN_SOURCE 700 // realpath
 #include "run/run.h"
 
 #include "base/files.h"

@@ -1,6 +1,5 @@
 // program: main, for either engine.
-#ifndef GNS_PROGRAM_H
-#define GNS_PROGRAM_H
+#pragma once
 
 #include "model/engine.h"
 #include "ranks/transport.h"
@@ -13,5 +12,3 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
 // core from the thread that they wait for. A short spin costs nothing on idle cores. OpenMP reads its setting when the
 // program is loaded, so this sets it and loads the program again.
 void program_spin_briefly(char **argv);
-
-#endif

@@ -1,7 +1,6 @@
 // progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere, and at the
 // end the loss curve, drawn in characters.
-#ifndef GNS_PROGRESS_H
-#define GNS_PROGRESS_H
+#pragma once
 
 #include "model/engine.h"
 #include "run/metrics.h"
@@ -40,4 +39,3 @@ void progress_break(Progress *p);
 
 // Draws the training loss against tokens.
 void progress_curve(const Progress *p);
-#endif

@@ -11,7 +11,6 @@
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints.
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was.
-#define _POSIX_C_SOURCE 200809L
 #include "run/run.h"
 
 #include "base/files.h"

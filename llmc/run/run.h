@@ -1,6 +1,5 @@
 // run: one run of the program, in five parts. A function takes the one or two parts that it needs, or the whole run.
-#ifndef GNS_RUN_H
-#define GNS_RUN_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "gns/ramp.h"
@@ -166,5 +165,3 @@ int train_run(Run *r, Error *e);
 
 // Makes the next optimizer step and writes its line of metrics.jsonl (step.c).
 int train_step(Run *r, StepMetrics *metrics, Error *e);
-
-#endif

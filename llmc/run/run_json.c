@@ -3,7 +3,6 @@
 // Each start of a run begins a part. "parts" has them in order, without those whose steps a later part wrote again. The
 // first part's "options" are those that were given; a later part's are those that changed. The "options" of the file are
 // all options of the last part.
-#define _DEFAULT_SOURCE // gethostname
 #include "run/run.h"
 
 #include "base/files.h"
@@ -32,8 +31,8 @@ static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
     JsonText old;
     const cJSON *part;
     if (!r->saving.saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return;
-    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(old.root, "parts")) {
-        double first_step = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(part, "first_step"));
+    cJSON_ArrayForEach(part, json_get(old.root, "parts")) {
+        double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
         char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
         if (text) fprintf(f, "    %s,\n", text);
         cJSON_free(text);

@@ -1,6 +1,5 @@
 // sample: draws text from a model, token by token.
-#ifndef GNS_SAMPLE_H
-#define GNS_SAMPLE_H
+#pragma once
 
 #include "model/engine.h"
 #include "text/tokenizer.h"
@@ -25,4 +24,3 @@ int sample_token(float *logits, float *scratch, int V, double temperature, int t
 // context slides: the oldest tokens are forgotten.
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e);
-#endif

@@ -1,5 +1,4 @@
 // The numbers in comments are those of saver.h's list.
-#define _POSIX_C_SOURCE 200809L
 #include "run/saver.h"
 
 #include "base/thread.h"
@@ -93,13 +92,9 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) 
 
 static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
     const Model *model = s->config.model;
-    char path[ARCHIVE_PATH];
-    FileDigest digest;
     TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
     TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
-    TRY(path_join(path, sizeof path, directory, STATE_NAME, e));
-    TRY(file_save(path, s->state, s->state_bytes, &digest, e));
-    manifest_add(manifest, STATE_NAME, digest);
+    TRY(manifest_save(manifest, directory, STATE_NAME, s->state, s->state_bytes, e));
     return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
 }
 

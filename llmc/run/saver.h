@@ -17,8 +17,7 @@
 //      main thread sends them a heartbeat for each (saver_collect).
 //   6. A checkpoint gets its name when its files and the metrics are on the disk. Older checkpoints are removed when it
 //      reads back as it was written; earlier only where the disk has no room for both.
-#ifndef GNS_SAVER_H
-#define GNS_SAVER_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -83,4 +82,3 @@ void saver_await_snapshot(Saver *saver);
 // Waits at most this long for a running save; true if it has ended, with its report (may be NULL). served: where the
 // other ranks serve meanwhile, sends them heartbeats; else NULL. A NULL saver has no save.
 bool saver_collect(Saver *saver, double seconds, Parallel *served, SaveReport *report);
-#endif

@@ -1,11 +1,9 @@
-#define _POSIX_C_SOURCE 200809L // PATH_MAX
 #include "run/state.h"
 
 #include "base/json.h"
 #include "options/table.h"
 #include "run/run.h"
 
-#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -56,7 +54,7 @@ static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memor
 
 static cJSON *get(const StateIO *io, const char *name) {
     if (cJSON_IsArray(io->object)) return cJSON_GetArrayItem(io->object, atoi(name));
-    return cJSON_GetObjectItemCaseSensitive(io->object, name);
+    return json_get(io->object, name);
 }
 
 // Adds an item and takes it over. item: NULL where memory is short.
@@ -93,16 +91,13 @@ static int io_real(const StateIO *io, const char *name, double *x, Error *e) {
 }
 
 static int io_int(const StateIO *io, const char *name, int64_t *x, Error *e) {
-    const double exact = 9007199254740992; // 2^53: up to here JSON readers keep every integer
     if (io->writing) {
         char text[40];
         snprintf(text, sizeof text, "%" PRId64, *x);
         return put(io, name, cJSON_CreateRaw(text), e);
     }
     const cJSON *item = get(io, name);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= exact) ||
-        item->valuedouble != floor(item->valuedouble))
-        return malformed(io, name, "a whole number, 0 or more", e);
+    if (!json_whole(item, 0, INFINITY)) return malformed(io, name, "a whole number, 0 or more", e);
     *x = (int64_t)item->valuedouble;
     return 0;
 }
@@ -303,8 +298,8 @@ static bool option_changed(const Options *o, OptionId id, const cJSON *before, c
 static void print_option_changes(FILE *f, bool *changed, const Options *o, const cJSON *was, const cJSON *now) {
     for (int id = 0; id < OPTION_COUNT; id++) {
         char flag[FLAG_BYTES];
-        const cJSON *before = cJSON_GetObjectItemCaseSensitive(was, option_rows[id].field);
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(now, option_rows[id].field);
+        const cJSON *before = json_get(was, option_rows[id].field);
+        const cJSON *item = json_get(now, option_rows[id].field);
         changed[id] = option_changed(o, (OptionId)id, before, item);
         if (!changed[id]) continue;
         char *then_text = before ? cJSON_PrintUnformatted(before) : NULL, *now_text = cJSON_PrintUnformatted(item);
@@ -337,9 +332,9 @@ static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *
 // batch of a run, so the batch must be named then.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
     const cJSON *then = get(io, "options");
-    double rows = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "micro_batch"));
-    double named = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_tokens")) +
-                   cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(then, "batch_min"));
+    double rows = cJSON_GetNumberValue(json_get(then, "micro_batch"));
+    double named =
+        cJSON_GetNumberValue(json_get(then, "batch_tokens")) + cJSON_GetNumberValue(json_get(then, "batch_min"));
     if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
     FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
          io->path, rows, (long long)now->micro_batch);
@@ -376,7 +371,7 @@ static int state_open(StateIO *io, char *path, const char *directory, Error *e) 
     *io = (StateIO){.path = path};
     TRY(json_read(&io->json, path, STATE_MAX_BYTES, damaged, e));
     io->object = io->json.root;
-    io->build = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(io->object, "build"));
+    io->build = cJSON_GetStringValue(json_get(io->object, "build"));
     if (!io->build) io->build = "an unknown build";
     int code = 0;
     if (!cJSON_IsObject(io->object))
@@ -405,7 +400,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
 }
 
 static void copy_text(char *out, size_t bytes, const cJSON *object, const char *name) {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+    const char *text = cJSON_GetStringValue(json_get(object, name));
     snprintf(out, bytes, "%s", text ? text : "");
 }
 

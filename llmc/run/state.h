@@ -1,6 +1,5 @@
 // state: state.json, what a checkpoint says of its run besides the flat arrays: what the run is, and where it stands.
-#ifndef GNS_RUN_STATE_H
-#define GNS_RUN_STATE_H
+#pragma once
 
 #include "base/files.h"
 #include "base/text.h"
@@ -56,4 +55,3 @@ typedef struct {
     char start[256], model[OPTION_TEXT]; // --model's name at the start or "scratch", and --model; "": missing
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
-#endif

@@ -2,9 +2,9 @@
 
 #include "text/shards.h"
 #include "base/files.h"
+#include "base/json.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,12 +33,12 @@ typedef struct {
 } Question;
 
 struct HellaSwag {
-    int vocab_size, seq_len, longest, width; // longest: tokens of a row
-    Question *questions;
-    Row *rows;
+    int vocab_size, seq_len, longest; // longest: tokens of a row
+    HellaSwagInfo info;
+    Question *questions; // (info.questions)
+    Row *rows;           // (info.rows)
     uint16_t *tokens;
-    size_t question_count, row_count, token_count;
-    int left_out, cut;
+    size_t token_count;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ typedef int (*ReadText)(HellaSwag *h, void *source, size_t *count, Error *e);
 
 // A row of T + 1 tokens fits the model: the last token is only predicted.
 static int question_add(HellaSwag *h, int label, int endings, ReadText read, void *source, Error *e) {
-    Row *rows = h->rows + h->row_count;
+    Row *rows = h->rows + h->info.rows;
     size_t context = h->token_count, context_count = 0, count = 0;
     bool fits = true;
     TRY(read(h, source, &context_count, e));
@@ -61,7 +61,7 @@ static int question_add(HellaSwag *h, int label, int endings, ReadText read, voi
         fits = fits && (int)count <= h->seq_len;
     }
     if (!fits) {
-        h->left_out++;
+        h->info.left_out++;
         h->token_count = context;
         return 0;
     }
@@ -71,12 +71,12 @@ static int question_add(HellaSwag *h, int label, int endings, ReadText read, voi
             rows[i].context += (uint32_t)excess;
             rows[i].context_count -= excess;
             tokens -= excess;
-            h->cut++;
+            h->info.cut++;
         }
         if (tokens > h->longest) h->longest = tokens;
     }
-    h->questions[h->question_count++] = (Question){label, (int)h->row_count, endings};
-    h->row_count += (size_t)endings;
+    h->questions[h->info.questions++] = (Question){label, h->info.rows, endings};
+    h->info.rows += endings;
     return 0;
 }
 
@@ -101,22 +101,20 @@ static int json_text(HellaSwag *h, void *source, size_t *count, Error *e) {
 
 // A whole number, or its digits in quotes, below `endings`; -1 otherwise.
 static int json_label(const cJSON *item, int endings) {
-    double label = -1;
-    if (cJSON_IsNumber(item)) label = item->valuedouble;
-    else if (cJSON_IsString(item) && *item->valuestring && !item->valuestring[strspn(item->valuestring, "0123456789")])
-        label = strtod(item->valuestring, NULL);
-    return label >= 0 && label < endings && label == (int)label ? (int)label : -1;
+    const char *text = cJSON_GetStringValue(item);
+    double label = text && *text && !text[strspn(text, "0123456789")] ? strtod(text, NULL) : -1;
+    if (json_whole(item, 0, endings - 1)) label = item->valuedouble;
+    return label < endings ? (int)label : -1;
 }
 
 static int json_question(HellaSwag *h, JsonSource *s, const cJSON *object, Error *e) {
-    const cJSON *context = cJSON_GetObjectItemCaseSensitive(object, "ctx");
-    const cJSON *endings = cJSON_GetObjectItemCaseSensitive(object, "endings");
+    const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings");
     int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
     if (!cJSON_IsObject(object)) return FAIL(e, ERR_INPUT, HINT_FILE, "not a JSON object");
     if (!cJSON_IsString(context) || !*context->valuestring) return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\"");
     if (count < 2 || count > ENDINGS_MAX)
         return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is no list of 2 to %d texts", ENDINGS_MAX);
-    int label = json_label(cJSON_GetObjectItemCaseSensitive(object, "label"), count);
+    int label = json_label(json_get(object, "label"), count);
     if (label < 0)
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
                     "\"label\" is not the number of an ending, 0 to %d", count - 1);
@@ -215,11 +213,11 @@ static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
     TRY(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
     TRY(memory_alloc((void **)&h->questions, most * sizeof *h->questions, "HellaSwag's questions", e));
     TRY(magic == MAGIC ? bin_read(h, file, bytes, e) : jsonl_read(h, file, bytes, tokenizer, e));
-    if (h->question_count == 0 && h->left_out)
+    if (h->info.questions == 0 && h->info.left_out)
         return FAIL(e, ERR_INPUT, "use a longer --seq-len", "all %d questions have endings of more than %d tokens",
-                    h->left_out, h->seq_len);
-    if (h->question_count == 0) return FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
-    h->width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)h->seq_len);
+                    h->info.left_out, h->seq_len);
+    if (h->info.questions == 0) return FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
+    h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)h->seq_len);
     return 0;
 }
 
@@ -252,27 +250,25 @@ void hellaswag_close(HellaSwag *h) {
     memory_free(h);
 }
 
-HellaSwagInfo hellaswag_describe(const HellaSwag *h) {
-    return (HellaSwagInfo){(int)h->question_count, h->left_out, (int)h->row_count, h->cut, h->width};
-}
+HellaSwagInfo hellaswag_describe(const HellaSwag *h) { return h->info; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows and scores
 
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
-    assert(first >= 0 && n >= 0 && first + n <= (int)h->row_count);
-    for (int i = 0; i < n; i++, out += h->width + 1) {
+    assert(first >= 0 && n >= 0 && first + n <= h->info.rows);
+    for (int i = 0; i < n; i++, out += h->info.width + 1) {
         const Row *row = &h->rows[first + i];
         size_t context = (size_t)row->context_count, ending = (size_t)row->ending_count;
-        memset(out, 0, ((size_t)h->width + 1) * sizeof *out);
+        memset(out, 0, ((size_t)h->info.width + 1) * sizeof *out);
         memcpy(out, h->tokens + row->context, context * sizeof *out);
         memcpy(out + context, h->tokens + row->ending, ending * sizeof *out);
     }
 }
 
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum) {
-    assert(first >= 0 && n >= 0 && first + n <= (int)h->row_count);
-    for (int i = 0; i < n; i++, loss += h->width) {
+    assert(first >= 0 && n >= 0 && first + n <= h->info.rows);
+    for (int i = 0; i < n; i++, loss += h->info.width) {
         const Row *row = &h->rows[first + i];
         sum[i] = 0;
         for (int t = 0; t < row->ending_count; t++) sum[i] += loss[row->context_count - 1 + t];
@@ -280,8 +276,8 @@ void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, dou
 }
 
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum) {
-    HellaSwagScore score = {.questions = (int)h->question_count};
-    for (size_t i = 0; i < h->question_count; i++) {
+    HellaSwagScore score = {.questions = h->info.questions};
+    for (int i = 0; i < h->info.questions; i++) {
         const Question *q = &h->questions[i];
         int best = 0, best_norm = 0;
         const double *l = sum + q->first_row;

@@ -20,8 +20,7 @@
 //
 // The context of a row that is too long is cut from its beginning to the last T + 1 tokens, as in
 // lm-evaluation-harness. A question with an ending of more than T tokens is left out and counted.
-#ifndef GNS_HELLASWAG_H
-#define GNS_HELLASWAG_H
+#pragma once
 
 #include "text/tokenizer.h"
 
@@ -53,4 +52,3 @@ typedef struct HellaSwagScore {
 
 // sum: (rows), every l(e). The first of equal endings is taken.
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum);
-#endif

@@ -2,7 +2,6 @@
 //
 // 1. The thread reads between a post of `start` and its own post of `done`; `busy` is the caller's note of that.
 // 2. While busy, request[ahead] is the thread's; otherwise everything is the caller's.
-#define _POSIX_C_SOURCE 200809L
 #include "text/loader.h"
 
 #include "base/thread.h"

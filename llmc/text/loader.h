@@ -1,6 +1,5 @@
 // loader: training rows, read ahead by a thread, so that a device never waits for a disk.
-#ifndef GNS_LOADER_H
-#define GNS_LOADER_H
+#pragma once
 
 #include "text/shards.h"
 
@@ -16,4 +15,3 @@ int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Er
 
 // Starts to read the next rows. A wrong guess costs time, nothing else. n = 0 only waits until nothing is being read.
 void loader_expect(Loader *loader, uint64_t first, int n);
-#endif

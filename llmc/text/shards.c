@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "text/shards.h"
 #include "base/files.h"
 #include "math/permutation.h"
@@ -29,16 +28,14 @@ typedef struct {
     char *path;
     int fd;                // -1: opened for every read
     uint64_t tokens;       // n_i
-    uint64_t windows;      // floor((n_i - 1) / T)
     uint64_t first_window; // windows in the shards before this one
 } Shard;
 
 struct Dataset {
     Shard *shards;
-    int count;
     int seq_len, vocab_size;
     uint64_t seed;
-    uint64_t windows, tokens;
+    DatasetInfo info;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -128,17 +125,16 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
         return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
     TRY(shard_check_header(shard, bytes, e));
     if (bytes < CHECK_AT_OPEN_BYTES) TRY(shard_scan(shard, shard->tokens, data->vocab_size, &largest, e));
-    shard->windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
-    shard->first_window = data->windows;
-    data->windows += shard->windows;
-    data->tokens += shard->tokens;
-    if (data->count <= KEEP_OPEN_MAX) return 0;
+    uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
+    shard->first_window = data->info.windows;
+    data->info.windows += windows;
+    data->info.tokens += shard->tokens;
+    data->info.skipped += windows == 0;
+    if (data->info.shards <= KEEP_OPEN_MAX) return 0;
     close(shard->fd);
     shard->fd = -1;
     return 0;
 }
-
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 // Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only
 // it.
@@ -147,7 +143,7 @@ static int shards_find(Dataset *data, const char *pattern, Error *e) {
     glob_t found = {0};
     int code = 0;
     bool literal = stat(pattern, &st) == 0;
-    int failure = literal ? 0 : glob(pattern, GLOB_NOSORT, NULL, &found);
+    int failure = literal ? 0 : glob(pattern, 0, NULL, &found);
     if (failure == GLOB_NOMATCH)
         code = FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
     else if (failure)
@@ -155,11 +151,10 @@ static int shards_find(Dataset *data, const char *pattern, Error *e) {
                     pattern);
     if (code) goto done;
     int count = literal ? 1 : (int)found.gl_pathc;
-    if (!literal) qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names); // whatever the locale
     TRY_GOTO(memory_alloc_zero((void **)&data->shards, (size_t)count * sizeof *data->shards, "shards", e));
-    for (; data->count < count; data->count++) {
-        const char *path = literal ? pattern : found.gl_pathv[data->count];
-        Shard *shard = &data->shards[data->count];
+    for (; data->info.shards < count; data->info.shards++) {
+        const char *path = literal ? pattern : found.gl_pathv[data->info.shards];
+        Shard *shard = &data->shards[data->info.shards];
         TRY_GOTO(memory_alloc((void **)&shard->path, strlen(path) + 1, "shards", e));
         strcpy(shard->path, path);
         shard->fd = -1;
@@ -179,11 +174,12 @@ int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size
     data->vocab_size = vocab_size;
     data->seed = seed;
     TRY_GOTO(shards_find(data, pattern, e));
-    for (int i = 0; i < data->count; i++) TRY_GOTO(shard_open(data, &data->shards[i], e));
-    if (data->windows == 0)
+    for (int i = 0; i < data->info.shards; i++) TRY_GOTO(shard_open(data, &data->shards[i], e));
+    if (data->info.windows == 0)
         TRY_GOTO(FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
                       "%s: %llu tokens in %d file%s are too few for one window of %d + 1", pattern,
-                      (unsigned long long)data->tokens, data->count, data->count == 1 ? "" : "s", seq_len));
+                      (unsigned long long)data->info.tokens, data->info.shards, data->info.shards == 1 ? "" : "s",
+                      seq_len));
     *out = data;
     return 0;
 done:
@@ -193,7 +189,7 @@ done:
 
 void dataset_close(Dataset *data) {
     if (!data) return;
-    for (int i = 0; i < data->count; i++) {
+    for (int i = 0; i < data->info.shards; i++) {
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
         memory_free(data->shards[i].path);
     }
@@ -201,21 +197,15 @@ void dataset_close(Dataset *data) {
     memory_free(data);
 }
 
-DatasetInfo dataset_describe(const Dataset *data) {
-    DatasetInfo info = {.shards = data->count, .tokens = data->tokens, .windows = data->windows};
-    for (int i = 0; i < data->count; i++) info.skipped += data->shards[i].windows == 0;
-    return info;
-}
+DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
 
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
     const Shard *shard = &data->shards[0];
     return shard_scan(shard, size_min(tokens, shard->tokens), ANY_TOKEN, largest, e);
 }
 
-uint64_t dataset_windows(const Dataset *data) { return data->windows; }
-
 const char *dataset_shard_path(const Dataset *data, int shard) {
-    assert(shard >= 0 && shard < data->count);
+    assert(shard >= 0 && shard < data->info.shards);
     return data->shards[shard].path;
 }
 
@@ -223,14 +213,14 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 // Examples
 
 uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
-    uint64_t epoch = example / data->windows, k = example % data->windows;
-    return permutation_at(data->windows, permutation_key(data->seed, epoch), k);
+    uint64_t epoch = example / data->info.windows, k = example % data->info.windows;
+    return permutation_at(data->info.windows, permutation_key(data->seed, epoch), k);
 }
 
 // The last shard with first_window <= window. A shard without windows is never the answer: its first_window is the next
 // shard's, or N.
 static const Shard *shard_of_window(const Dataset *data, uint64_t window) {
-    int low = 0, high = data->count - 1;
+    int low = 0, high = data->info.shards - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
         if (data->shards[middle].first_window <= window) low = middle;
@@ -255,7 +245,7 @@ int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_
 }
 
 int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
-    assert(count >= 0 && first_window + (uint64_t)count <= data->windows);
+    assert(count >= 0 && first_window + (uint64_t)count <= data->info.windows);
     for (int i = 0; i < count; i++)
         TRY(window_read(data, first_window + (uint64_t)i, out + (size_t)i * ((size_t)data->seq_len + 1), e));
     return 0;
@@ -263,7 +253,7 @@ int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int coun
 
 int dataset_check(const Dataset *data, Error *e) {
     int largest;
-    for (int i = 0; i < data->count; i++)
+    for (int i = 0; i < data->info.shards; i++)
         TRY(shard_scan(&data->shards[i], data->shards[i].tokens, data->vocab_size, &largest, e));
     return 0;
 }
@@ -287,42 +277,27 @@ static int write_failed(const ShardWriter *w, Error *e) {
     return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot write: %s", w->path, strerror(errno));
 }
 
-// Opens the partial file and goes to the end of its first `count` tokens.
-static int writer_create(ShardWriter **out, const char *path, int flags, uint64_t count, Error *e) {
+int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error *e) {
+    const off_t bytes = (off_t)(SHARD_HEADER_BYTES + 2 * count);
     ShardWriter *w;
+    int fd, code;
+    struct stat st;
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
     TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
     partial_path(w->path, path);
     w->count = count;
-    int fd = -1, code = file_open_output(w->path, O_WRONLY | flags, &fd, e);
-    if (!code) {
-        if (lseek(fd, (off_t)(SHARD_HEADER_BYTES + 2 * count), SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
-        if (w->file) {
-            *out = w;
-            return 0;
-        }
-        code = write_failed(w, e);
-        close(fd);
-    }
+    TRY_GOTO(file_open_output(w->path, O_WRONLY | (count ? 0 : O_CREAT | O_TRUNC), &fd, e));
+    bool whole = count == 0 || (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0);
+    if (whole && lseek(fd, bytes, SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
+    *out = w->file ? w : NULL;
+    if (w->file) return 0;
+    code = whole ? write_failed(w, e)
+                 : FAIL(e, ERR_INPUT, "start again from nothing", "%s: shorter than it was, or unreadable", w->path);
+    close(fd);
+done:
     memory_free(w);
     return code;
-}
-
-int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
-    return writer_create(out, path, O_CREAT | O_TRUNC, 0, e);
-}
-
-int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e) {
-    TRY(writer_create(out, path, 0, count, e));
-    int fd = fileno((*out)->file);
-    off_t bytes = ftello((*out)->file);
-    struct stat st;
-    if (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0) return 0;
-    fclose((*out)->file);
-    memory_free(*out);
-    *out = NULL;
-    return FAIL(e, ERR_INPUT, "start again from nothing", "%s.partial: shorter than it was, or unreadable", path);
 }
 
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e) {

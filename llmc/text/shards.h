@@ -13,8 +13,7 @@
 // Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
 // permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. A run's place in its data is therefore one
 // counter, and any batch size, micro-batch, number of ranks or restart sees the same sequence.
-#ifndef GNS_DATA_H
-#define GNS_DATA_H
+#pragma once
 
 #include "base/common.h"
 
@@ -46,7 +45,6 @@ void dataset_close(Dataset *data); // NULL is fine
 DatasetInfo dataset_describe(const Dataset *data);
 // The largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
-uint64_t dataset_windows(const Dataset *data);                     // N
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
 uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the shuffled order itself
 
@@ -66,12 +64,11 @@ int dataset_check(const Dataset *data, Error *e);
 
 // A shard is written as "PATH.partial". It gets its name, complete and synced to disk, or never.
 typedef struct ShardWriter ShardWriter;
-int shard_writer_open(ShardWriter **out, const char *path, Error *e);
+
+// Begins PATH.partial, or keeps its first `count` tokens where count is not 0.
+int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error *e);
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e);
 uint64_t shard_writer_count(const ShardWriter *w);  // tokens put
 int shard_writer_sync(ShardWriter *w, Error *e);    // every token put is on disk, and the header counts it
 int shard_writer_suspend(ShardWriter *w, Error *e); // syncs, closes and keeps PATH.partial. Frees w in any case
-int shard_writer_resume(ShardWriter **out, const char *path, uint64_t count, Error *e); // keeps the first count tokens
-int shard_publish(const char *path, Error *e);                                          // PATH.partial becomes PATH
-
-#endif
+int shard_publish(const char *path, Error *e);      // PATH.partial becomes PATH

@@ -1,38 +1,11 @@
-#define _POSIX_C_SOURCE 200809L
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "base/hash.h"
-#include "base/text.h"
 #include "text/unicode_class.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ---------------------------------------------------------------------------------------------------------------------
-// UTF-8
-
-size_t utf8_invalid_at(const char *text, size_t bytes) {
-    const uint64_t high_bits = 0x8080808080808080u;
-    for (size_t at = 0, length; at < bytes; at += length) {
-        uint64_t eight;
-        while (at + sizeof eight <= bytes && (memcpy(&eight, text + at, sizeof eight), !(eight & high_bits)))
-            at += sizeof eight;
-        if (at == bytes) break;
-        length = utf8_character(text + at, bytes - at);
-        if (length == 0) return at;
-    }
-    return bytes;
-}
-
-size_t utf8_boundary(const char *text, size_t bytes) {
-    size_t n = bytes;
-    while (n > 0 && bytes - n < 3 && ((uint8_t)text[n - 1] & 0xC0) == 0x80) n--;
-    if (n == 0 || (uint8_t)text[n - 1] < 0xC0) return bytes; // ASCII, or no character at all
-    uint8_t lead = (uint8_t)text[n - 1];
-    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    return n - 1 + length <= bytes ? bytes : n - 1;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pre-tokenisation: GPT-2's pattern,

@@ -7,10 +7,10 @@
 // Both take any bytes, valid UTF-8 or not, and decoding gives exactly the encoded bytes. Added tokens ("<|user|>") are
 // found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it
 // is the thirteen characters that it is written with.
-#ifndef GNS_TOKENIZER_H
-#define GNS_TOKENIZER_H
+#pragma once
 
 #include "base/manifest.h"
+#include "base/text.h"
 
 enum {
     VOCAB_MAX = 65536, // tokens are uint16
@@ -48,11 +48,3 @@ int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out,
 
 // The last place in text[0..bytes) to cut a longer text so that encoding its parts gives the same tokens; 0 if none.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
-
-// The longest prefix of text[0..bytes) that ends between two characters.
-size_t utf8_boundary(const char *text, size_t bytes);
-
-// The offset of the first byte that is not part of valid UTF-8 (RFC 3629), or `bytes`.
-size_t utf8_invalid_at(const char *text, size_t bytes);
-
-#endif

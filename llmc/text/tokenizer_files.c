@@ -9,14 +9,11 @@
 //
 // In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
 // others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
-#define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "base/text.h"
 #include "text/tokenizer_impl.h"
 
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,10 +85,6 @@ typedef struct {
     uint32_t by_name[NAME_SLOTS]; // a hash table with open addressing: token + 1, or 0
 } Reader;
 
-static const cJSON *get(const cJSON *object, const char *name) {
-    return cJSON_GetObjectItemCaseSensitive(object, name);
-}
-
 static bool is_text(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
 }
@@ -134,15 +127,16 @@ static Entry *entry_of_number(Reader *r, const char *path, const char *name, dou
 
 // Refuses by name what tokenizer.json can say and this tokenizer cannot do.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
-    const cJSON *model = get(root, "model"), *type = get(model, "type"), *normalizer = get(root, "normalizer");
-    const cJSON *words = get(root, "pre_tokenizer");
-    const char *why = type && !is_text(type, "BPE")                  ? "its model is not BPE"
-                      : normalizer && !cJSON_IsNull(normalizer)      ? "it has a normalizer"
-                      : !is_text(get(words, "type"), "ByteLevel")    ? "its pre_tokenizer is not ByteLevel"
-                      : cJSON_IsTrue(get(words, "add_prefix_space")) ? "it adds a prefix space"
-                      : cJSON_IsFalse(get(words, "use_regex"))       ? "it does not split by GPT-2's pattern"
-                      : cJSON_IsTrue(get(model, "ignore_merges"))    ? "it ignores merges"
-                                                                     : NULL;
+    const cJSON *model = json_get(root, "model"), *type = json_get(model, "type"),
+                *normalizer = json_get(root, "normalizer");
+    const cJSON *words = json_get(root, "pre_tokenizer");
+    const char *why = type && !is_text(type, "BPE")                       ? "its model is not BPE"
+                      : normalizer && !cJSON_IsNull(normalizer)           ? "it has a normalizer"
+                      : !is_text(json_get(words, "type"), "ByteLevel")    ? "its pre_tokenizer is not ByteLevel"
+                      : cJSON_IsTrue(json_get(words, "add_prefix_space")) ? "it adds a prefix space"
+                      : cJSON_IsFalse(json_get(words, "use_regex"))       ? "it does not split by GPT-2's pattern"
+                      : cJSON_IsTrue(json_get(model, "ignore_merges"))    ? "it ignores merges"
+                                                                          : NULL;
     return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", path, why) : 0;
 }
 
@@ -151,7 +145,7 @@ static int read_vocab(Reader *r, Error *e) {
     const char *path = r->vocab->path;
     if (!r->merges_text) {
         TRY(check_kind(vocab, path, e));
-        vocab = get(get(vocab, "model"), "vocab");
+        vocab = json_get(json_get(vocab, "model"), "vocab");
     }
     if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", path);
     cJSON_ArrayForEach(item, vocab) {
@@ -171,7 +165,7 @@ static int add_added(Reader *r, const char *path, const char *name, double numbe
     if (!entry) return e->code;
     if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        if (cJSON_IsTrue(get(item, unknown[i])))
+        if (cJSON_IsTrue(json_get(item, unknown[i])))
             return FAIL(e, ERR_INPUT,
                         "only tokens that are found as they are written, whatever is next to them, are known",
                         "%s: added token '%s' has %s", path, name, unknown[i]);
@@ -183,8 +177,8 @@ static int add_added(Reader *r, const char *path, const char *name, double numbe
     r->t->added_count += strcmp(name, EOT_NAME) != 0;
     entry->name = name;
     entry->listed = true;
-    entry->normalized = !cJSON_IsFalse(get(item, "normalized"));
-    entry->special = cJSON_IsTrue(get(item, "special"));
+    entry->normalized = !cJSON_IsFalse(json_get(item, "normalized"));
+    entry->special = cJSON_IsTrue(json_get(item, "special"));
     return 0;
 }
 
@@ -195,14 +189,14 @@ static int read_added(Reader *r, int file, Error *e) {
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
     bool array = file == TOKENIZER_JSON;
-    if (lists[file]) list = get(list, lists[file]);
+    if (lists[file]) list = json_get(list, lists[file]);
     if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
     cJSON_ArrayForEach(item, list) {
-        const cJSON *content = get(item, "content");
+        const cJSON *content = json_get(item, "content");
         const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(content);
         if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
-        double number = array                      ? number_of(get(item, "id"))
+        double number = array                      ? number_of(json_get(item, "id"))
                         : file == TOKENIZER_CONFIG ? number_of_key(item->string)
                                                    : number_of(item);
         TRY(add_added(r, path, name, number, item, e));
@@ -313,7 +307,7 @@ static int read_merges_text(Reader *r, Error *e) {
 }
 
 static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
-    const cJSON *merges = get(get(r->vocab->json.root, "model"), "merges"), *item;
+    const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
     char pair[2 * NAME_BYTES_MAX + 2];
     int number = 1;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
@@ -434,16 +428,12 @@ typedef void (*PutFile)(const Tokenizer *, FILE *);
 
 static int save_file(const Tokenizer *t, const char *directory, const char *name, PutFile put, Manifest *manifest,
                      Error *e) {
-    char path[PATH_MAX];
     Text text;
-    FileDigest digest;
-    TRY(path_join(path, sizeof path, directory, name, e));
     TRY(text_begin(&text, e));
     put(t, text.f);
     TRY(text_end(&text, e));
-    int code = file_save(path, text.text, text.bytes, &digest, e);
+    int code = manifest_save(manifest, directory, name, text.text, text.bytes, e);
     text_free(&text);
-    if (!code && manifest) manifest_add(manifest, name, digest);
     return code;
 }
 

@@ -1,7 +1,6 @@
 // tokenizer_impl: the inside of a tokenizer, for tokenizer.c (text to tokens and back), tokenizer_files.c (the files on
 // disk), data/shards.c (a fingerprint) and tests.
-#ifndef GNS_TOKENIZER_IMPL_H
-#define GNS_TOKENIZER_IMPL_H
+#pragma once
 
 #include "text/tokenizer.h"
 
@@ -57,5 +56,3 @@ int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
 // Builds the hash table of merges.
 int tokenizer_index_merges(Tokenizer *t, Error *e);
-
-#endif

@@ -4,8 +4,7 @@
 //
 // Each table lists the runs of code points of one class as pairs, from U+0000: how many code points before the run are
 // not of the class, and how many the run has.
-#ifndef GNS_UNICODE_CLASS_H
-#define GNS_UNICODE_CLASS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -69,5 +68,3 @@ static const uint16_t UNICODE_SPACES[] = {
     9, 5, 18, 1, 100, 1, 26, 1, 5599, 1, 2431, 11, 29, 2, 5, 1, 47, 1, 4000, 1,
 };
 // clang-format on
-
-#endif

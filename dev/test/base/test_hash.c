@@ -1,5 +1,4 @@
 // The hashes against published numbers of splitmix64 and FNV-1a, and the engine's hash of its weights against a loop.
-#define _POSIX_C_SOURCE 200809L
 #include "base/hash.h"
 #include "../small_model.h"
 #include "../test.h"

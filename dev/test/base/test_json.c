@@ -1,5 +1,4 @@
 // Places of values in random JSON texts; the test knows them because it wrote the texts.
-#define _POSIX_C_SOURCE 200809L
 #include "base/json.h"
 #include "math/rng.h"
 #include "../test.h"
@@ -80,7 +79,7 @@ static void test_random_texts(void) {
         put_value(0);
         put_blanks();
         fclose(text.f);
-        JsonText json = {bytes, count, cJSON_Parse(bytes)};
+        JsonText json = {bytes, count, cJSON_Parse(bytes), 0};
         CHECK(json.root, "no JSON: %s", bytes);
         if (json.root) {
             CHECK(json_place(&json, json.root) == root && json_place(&json, NULL) == 0, "the root: %s", bytes);
@@ -103,7 +102,7 @@ static void test_malformed(void) {
         char *text;
         CHECK_OK(memory_alloc((void **)&text, 8, "a text", &e), &e);
         strcpy(text, texts[i]);
-        CHECK_ERROR(json_parse_text(&json, text, strlen(text), "it", NULL, &e), &e, ERR_INPUT,
+        CHECK_ERROR(json_parse_text(&json, text, strlen(text), 0, "it", NULL, &e), &e, ERR_INPUT,
                     "malformed JSON at byte");
         CHECK(!json.root && !json.text && json.bytes == 0, "something is left");
         json_free(&json);

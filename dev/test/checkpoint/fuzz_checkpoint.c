@@ -3,7 +3,6 @@
 // find, every rejection must be ERR_INPUT with a remedy and a message that names the file and where in it. GNS_LONG=1:
 // at least ten thousand mutations of each file. With GNS_LIBFUZZER it is a libFuzzer target (make fuzz-coverage), and
 // the environment's GNS_FUZZ_TARGET picks the reader.
-#define _DEFAULT_SOURCE
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
 #include "run/run.h"

@@ -2,7 +2,6 @@
 // of an accepted one. Build it with ASan and UBSan. Beyond what these find, every rejection must be ERR_INPUT with a
 // message that names the file, the byte and a remedy, and an accepted file must hold what it declares. The mutations
 // depend on seed and iteration alone, so that failures can be reproduced.
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/safetensors.h"
 #include "../test.h"
 #include "mutate.h"
@@ -58,11 +57,11 @@ static void read_all(const SafetensorsReader *reader, size_t file_bytes) {
     for (int i = 0; i < reader->count; i++) {
         const SafetensorsEntry *entry = &reader->entries[i];
         CHECK(safetensors_find(reader, entry->name) == entry, "%s is not found", entry->name);
-        CHECK_OK(safetensors_read(reader, entry, 0, entry->count, raw, &e), &e);
+        CHECK_OK(safetensors_read(entry, 0, entry->count, raw, &e), &e);
         bytes += entry->count * safetensors_type_bytes(entry->type);
         float *values;
         CHECK_OK(memory_alloc((void **)&values, entry->count * sizeof *values, "values", &e), &e);
-        int code = safetensors_read_f32(reader, entry, 0, entry->count, values, &e);
+        int code = safetensors_read_f32(entry, 0, entry->count, values, &e);
         CHECK(code == 0 || (code == ERR_INPUT && test_says_byte(e.what)), "code %d: %s", code, e.what);
         memory_free(values);
     }

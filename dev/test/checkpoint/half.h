@@ -1,6 +1,5 @@
 // half: fp16 by its definition (IEEE 754-2019, table 3.5), for tests that write what the program only reads.
-#ifndef GNS_HALF_H
-#define GNS_HALF_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -11,5 +10,3 @@ static inline uint16_t f16_of(double x) {
     int e = x == 0 ? -14 : (int)fmax(ilogb(x), -14);
     return (uint16_t)((signbit(x) ? 0x8000 : 0) + ((e + 14) << 10) + (int)ldexp(fabs(x), 10 - e));
 }
-
-#endif

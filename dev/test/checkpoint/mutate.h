@@ -1,6 +1,5 @@
 // mutate: random changes of JSON texts and the files around them, for fuzzers. They depend on the state of draw alone.
-#ifndef GNS_MUTATE_H
-#define GNS_MUTATE_H
+#pragma once
 
 #include "base/common.h"
 #include "base/hash.h"
@@ -61,5 +60,3 @@ static inline void mutate(Sample *s, size_t begin, size_t end, uint64_t *state) 
         if (at < s->count) s->bytes[at] ^= (char)(1 << draw(state, 8));
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
 // must arrive at its element, and malformed files are rejected with their names.
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
 #include "run/state.h"

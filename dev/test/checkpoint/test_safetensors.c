@@ -1,7 +1,6 @@
 // safetensors: all values of the 16-bit conversions, files written and read back, malformed files, and write errors. For
 // the exchange with Python's safetensors package (dev/oracle/check_safetensors.py), --write FILE writes the sample file
 // and --read FILE checks one.
-#define _POSIX_C_SOURCE 200809L
 #include "base/float16.h"
 #include "checkpoint/safetensors.h"
 #include "half.h"
@@ -155,7 +154,7 @@ static int sample_write(const char *path, size_t piece, Error *e) {
 }
 
 static const char *metadata_of(const SafetensorsReader *reader, const char *key) {
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header, "__metadata__");
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header.root, "__metadata__");
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
 }
 
@@ -179,7 +178,7 @@ static void sample_check(const char *path) {
             unsigned char got[13 * 8], want[8];
             size_t n = size_min(13, SAMPLE_COUNT - first);
             memset(got, 0xff, sizeof got);
-            CHECK_OK(safetensors_read(&reader, entry, first, n, got, &e), &e);
+            CHECK_OK(safetensors_read(entry, first, n, got, &e), &e);
             for (size_t i = 0; i < n; i++) {
                 sample_encode(type, sample_value(type, first + i), want);
                 CHECK(memcmp(got + i * size, want, size) == 0, "%s[%d]", entry->name, (int)(first + i));
@@ -188,17 +187,17 @@ static void sample_check(const char *path) {
         float values[SAMPLE_COUNT];
         for (int i = 0; i < SAMPLE_COUNT; i++) values[i] = NAN;
         if (type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16) {
-            CHECK_OK(safetensors_read_f32(&reader, entry, 1, SAMPLE_COUNT - 1, values, &e), &e);
+            CHECK_OK(safetensors_read_f32(entry, 1, SAMPLE_COUNT - 1, values, &e), &e);
             for (uint64_t i = 1; i < SAMPLE_COUNT; i++)
                 CHECK(values[i - 1] == (float)sample_value(type, i), "%s[%d] is %g", entry->name, (int)i,
                       values[i - 1]);
             CHECK(isnan(values[SAMPLE_COUNT - 1]), "wrote beyond the range");
-        } else CHECK_ERROR(safetensors_read_f32(&reader, entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
+        } else CHECK_ERROR(safetensors_read_f32(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
     }
     const SafetensorsEntry *scalar = safetensors_find(&reader, "scalar"), *empty = safetensors_find(&reader, "empty");
     float half = NAN;
     CHECK(scalar && scalar->dimensions == 0 && scalar->count == 1, "the scalar");
-    if (scalar) CHECK_OK(safetensors_read_f32(&reader, scalar, 0, 1, &half, &e), &e);
+    if (scalar) CHECK_OK(safetensors_read_f32(scalar, 0, 1, &half, &e), &e);
     CHECK(half == 0.5f, "the scalar is %g", half);
     CHECK(empty && empty->dimensions == 1 && empty->shape[0] == 0 && empty->count == 0, "the empty tensor");
     CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"),
@@ -376,7 +375,7 @@ static void test_bad_headers(void) {
         CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, path) && e.hint[0], "case %d names no file or remedy: %s", (int)i, e.what);
         CHECK(test_says_byte(e.what), "case %d names no byte: %s", (int)i, e.what);
-        CHECK(reader.fd == -1 && !reader.entries && !reader.header, "case %d left something open", (int)i);
+        CHECK(reader.fd == -1 && !reader.entries && !reader.header.root, "case %d left something open", (int)i);
     }
 }
 
@@ -414,10 +413,10 @@ static void test_unusual_but_right(void) {
     for (int i = 0; i < 4; i++) CHECK(strcmp(reader.entries[i].name, order[i]) == 0, "%s", reader.entries[i].name);
     const SafetensorsEntry *late = safetensors_find(&reader, "late");
     unsigned char bytes[4] = {0};
-    CHECK_OK(safetensors_read(&reader, late, 0, 1, bytes, &e), &e);
+    CHECK_OK(safetensors_read(late, 0, 1, bytes, &e), &e);
     CHECK(bytes[0] == 4 && bytes[3] == 7, "read from the wrong place");
     CHECK(truncate(path, (off_t)(8 + strlen(header) + 6)) == 0, "truncate");
-    CHECK_ERROR(safetensors_read(&reader, late, 0, 1, bytes, &e), &e, ERR_INPUT, "the file ends there");
+    CHECK_ERROR(safetensors_read(late, 0, 1, bytes, &e), &e, ERR_INPUT, "the file ends there");
     safetensors_close(&reader);
 }
 

@@ -1,6 +1,5 @@
 // arrays: random operands, and outputs between guards that nothing may touch.
-#ifndef GNS_TEST_ARRAYS_H
-#define GNS_TEST_ARRAYS_H
+#pragma once
 
 #include "../test.h"
 
@@ -33,5 +32,3 @@ static inline bool guards_intact(const float *x, size_t n) {
         if (memcmp(x - GUARD + i, &guard_bits, 4) || memcmp(x + n + i, &guard_bits, 4)) return false;
     return true;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // test_attention: forward and backward against plain double references on random shapes, the reference's own gradient
 // against finite differences, poison, guards and threads.
-#define _POSIX_C_SOURCE 200809L
 #include "arrays.h"
 #include "cpu/attention.h"
 

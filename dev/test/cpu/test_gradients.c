@@ -7,7 +7,6 @@
 // shows gradients that the engine lacks. The step changes the loss by about 1e-2, where rounding and curvature matter
 // least, and the four-point formula removes the curvature (Abramowitz and Stegun 1964, 25.3.6):
 //     f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h + O(h^4)
-#define _POSIX_C_SOURCE 200809L
 #include "../small_model.h"
 #include "../test.h"
 

@@ -1,6 +1,5 @@
 // The head of the CPU engine: the same losses and gradients in one chunk as in several, the same distribution from
 // engine_logits as from the losses, logits far from 0; and sums of squares of arrays as long as wte.
-#define _POSIX_C_SOURCE 200809L
 #include "cpu/layers.h"
 #include "../small_model.h"
 #include "../test.h"

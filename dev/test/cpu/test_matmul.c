@@ -1,6 +1,5 @@
 // test_matmul: every product against plain loops in double, on random shapes; edges, poison, guards, threads. Also the
 // vector exp of vector_math.h and GELU, against libm in double.
-#define _POSIX_C_SOURCE 200809L
 #include "arrays.h"
 #include "cpu/layers.h"
 #include "cpu/matmul.h"

@@ -3,8 +3,7 @@
 //
 // Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
 // steps, which still run every kernel, for tools that slow everything down.
-#ifndef GNS_ENGINE_TEST_CUH
-#define GNS_ENGINE_TEST_CUH
+#pragma once
 
 #include "../test.h"
 
@@ -199,5 +198,3 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     model_destroy(&w.model);
     return 0;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // hold: occupies some of a GPU's multiprocessors for a while, as NCCL does beside the engine.
-#ifndef GNS_TEST_HOLD_CUH
-#define GNS_TEST_HOLD_CUH
+#pragma once
 
 #include "cuda/cuda_common.cuh"
 
@@ -50,5 +49,3 @@ static inline void hold_destroy(Hold *h) {
     if (h->stream) cudaStreamDestroy(h->stream);
     *h = {};
 }
-
-#endif

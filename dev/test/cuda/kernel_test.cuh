@@ -6,8 +6,7 @@
 //
 // Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` to leave out the
 // large shapes, for tools that slow everything down.
-#ifndef GNS_KERNEL_TEST_CUH
-#define GNS_KERNEL_TEST_CUH
+#pragma once
 
 #include "../test.h"
 
@@ -250,5 +249,3 @@ static inline int kernel_test_begin(const char *name, int argc, char **argv) {
            small_shapes_only ? ", small shapes" : "");
     return 0;
 }
-
-#endif

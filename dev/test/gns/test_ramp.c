@@ -1,5 +1,4 @@
 // The batch ramp: exact rung sequences for scripted bounds and for simulated gradient noise, and replay.
-#define _DEFAULT_SOURCE // mkdtemp
 #include "../test.h"
 
 #include "gns/ramp.h"

@@ -1,7 +1,6 @@
 // What the CPU engine takes of memory: its plan against a count by hand, tensor by tensor; what it then asks the system
 // for against its plan; and that --recompute, --sample-only and --eval-only get the smaller engine. The Makefile wraps
 // posix_memalign, which all memory comes from, and engine_create.
-#define _POSIX_C_SOURCE 200809L
 #include "cpu/engine.h"
 #include "cpu/layers.h"
 #include "../trainer.h"

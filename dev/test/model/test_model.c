@@ -1,5 +1,4 @@
 // The model's presets against what was published, and initial weights against their definition.
-#define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
 #include "model/model.h"

@@ -3,7 +3,6 @@
 // range. Deterministic: case i is a function of (seed, i).
 //
 //     fuzz_options [seconds [seed]]     default: 2 seconds, seed 1
-#define _POSIX_C_SOURCE 200809L
 #include "options/options.h"
 #include "../test.h"
 

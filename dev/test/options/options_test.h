@@ -1,6 +1,5 @@
 // options_test: options from a command line as one string, and from the text of a --config file.
-#ifndef GNS_OPTIONS_TEST_H
-#define GNS_OPTIONS_TEST_H
+#pragma once
 
 #include "options/options.h"
 #include "../test.h"
@@ -36,5 +35,3 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     options_defaults(o);
     return options_parse_config(o, copy, strlen(copy), "run.cfg", e);
 }
-
-#endif

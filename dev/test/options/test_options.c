@@ -1,6 +1,5 @@
 // The option table and what follows from it: the command line, the config file, --help, run.json. test_resolve.c checks
 // what options mean together.
-#define _POSIX_C_SOURCE 200809L
 #include "model/model.h"
 #include "model/modes.h"
 #include "options/table.h"

@@ -1,6 +1,5 @@
 // What options mean together: what follows from several of them, contradictions, and options without effect.
 // test_options.c checks single options.
-#define _DEFAULT_SOURCE // mkstemp
 #include "options_test.h"
 
 #include <unistd.h>

@@ -1,5 +1,4 @@
 // Whom a watchdog blames, by boards of a few ranks. That a run tells its watchdogs what they need is test_faults.sh's.
-#define _POSIX_C_SOURCE 200809L
 #include "ranks/watchdog.h"
 #include "../test.h"
 

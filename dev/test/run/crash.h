@@ -1,7 +1,6 @@
 // crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND is
 // what they run. The run "whole" is undisturbed; "part" is attacked, and must end with the same checkpoint.
-#ifndef GNS_CRASH_H
-#define GNS_CRASH_H
+#pragma once
 
 #include "checkpoint/archive.h"
 #include "faults.h"
@@ -72,5 +71,3 @@ static inline void remove_part(void) {
         remove_tree(path);
     }
 }
-
-#endif

@@ -11,7 +11,6 @@
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN but for LayerNorms
 //     losses               F64 (steps), batch means before the update
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/safetensors.h"
 #include "math/schedule.h"
 #include "../small_model.h"

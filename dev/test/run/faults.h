@@ -1,8 +1,7 @@
 // faults: system calls that fail, fall short or end the program, as planned. The linker sends the library's calls here
 // (-Wl,--wrap=write and so on, see dev/make/tests.mk), so the code under test is unchanged. For programs that run the
 // trainer in child processes: plan and counts are in shared memory, a file of the current directory.
-#ifndef GNS_FAULTS_H
-#define GNS_FAULTS_H
+#pragma once
 
 #include <dirent.h>
 #include <errno.h>
@@ -322,5 +321,3 @@ int __wrap_statvfs(const char *path, struct statvfs *st) {
     st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
     return result;
 }
-
-#endif

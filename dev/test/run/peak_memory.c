@@ -1,6 +1,5 @@
 // peak_memory PROGRAM ARGUMENT...: runs it, its standard output going to standard error, and prints its peak resident
 // memory in MiB. The exit code is the program's.
-#define _DEFAULT_SOURCE // wait4
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -3,7 +3,6 @@
 //     print_endings MODEL QUESTIONS TOKENIZER T MICRO_BATCH
 //
 // prints a line a row of hellaswag.h: the sum of the losses of the ending's tokens. TOKENIZER: "-" for none.
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "text/hellaswag.h"

@@ -1,6 +1,5 @@
 // --keep-best keeps the checkpoint with the lowest validation loss in metrics.jsonl: for all intervals of validation and
 // checkpoints, across stops and failures, with any --keep, and on a full disk.
-#define _DEFAULT_SOURCE
 #include "run/state.h"
 #include "faults.h"
 #include "../trainer.h"

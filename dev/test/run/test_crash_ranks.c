@@ -3,7 +3,6 @@
 // hundreds of signals. Every run is an mpirun of this program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
-#define _DEFAULT_SOURCE
 #define COMMAND                                                                                                        \
     "--train-tokens 640 --checkpoint-every 3 --deadline-setup 60 --deadline-step 60 --deadline-checkpoint 60 "
 #include "model/engine.h"

@@ -1,5 +1,4 @@
 // metrics.jsonl: every number under its own name; unknown and infinite numbers; skipped steps.
-#define _POSIX_C_SOURCE 200809L
 #include "base/files.h"
 #include "text/hellaswag.h"
 #include "run/metrics.h"

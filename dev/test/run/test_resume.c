@@ -1,6 +1,5 @@
 // Resume: an interrupted and resumed run has the same bits as one that ran through; which options may change in between,
 // and which may not. GNS_LONG=1: resumes from every step, not only from some.
-#define _POSIX_C_SOURCE 200809L
 #include "math/outliers.h"
 #include "base/manifest.h"
 #include "../trainer.h"

@@ -1,5 +1,4 @@
 // Sampling: each token has its share of the unit interval, in its place; the draws and the context of a text.
-#define _POSIX_C_SOURCE 200809L
 #include "run/sample.h"
 #include "../small_model.h"
 #include "../test.h"

@@ -1,6 +1,5 @@
 // --tune: the tuning is saved, resumed on every rank, and reported where it does not fit the machine. The CPU engine gets
 // three functions of a fake: a machine, and a tuning for that machine alone. Tests on a GPU cover the matrix products.
-#define _POSIX_C_SOURCE 200809L
 #include "model/engine.h"
 #include "../trainer.h"
 

@@ -3,7 +3,6 @@
 //
 //     tokens  I32 (ROWS, T)     uniform, T the model's whole context
 //     logits  F32 (ROWS, T, V)  of the token behind tokens[row][0..t]
-#define _POSIX_C_SOURCE 200809L
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "../small_model.h"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The folders of llmc/ are floors: no include and no link-time call goes up (floors.py), and every header compiles alone,
-# as C11, and as CUDA C++ where device code includes it. GNS_BUILD names the build directory.
+# as C, and as CUDA C++ where device code includes it. GNS_BUILD names the build directory.
 set -u
 . "$(dirname "$0")/../checks.sh" floors
 cd "$root" || exit 70
@@ -40,7 +40,7 @@ mpi=$(mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/nu
 for header in llmc/*/*.h; do
     [ -n "$mpi" ] || [ "$header" != llmc/ranks/mpi_check.h ] || continue
     # shellcheck disable=SC2086
-    echo "#include \"${header#llmc/}\"" | ${CC:-cc} -std=c11 -Illmc -Wall -Wextra -Werror -fopenmp $mpi -fsyntax-only -x c - > "$work/log" 2>&1 ||
+    echo "#include \"${header#llmc/}\"" | ${CC:-cc} -std=gnu11 -Illmc -Wall -Wextra -Werror -fopenmp $mpi -fsyntax-only -x c - > "$work/log" 2>&1 ||
         check "$header: $(head -n 3 "$work/log")" false
 done
 end headers_as_c

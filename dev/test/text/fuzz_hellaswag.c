@@ -2,7 +2,6 @@
 // give rows of tokens of the vocabulary. The sanitizers catch the rest.
 //
 //     fuzz_hellaswag [SECONDS [SEED]]      default 4 seconds, seed 1: the same files every time
-#define _DEFAULT_SOURCE // mkdtemp
 #include "text/hellaswag.h"
 #include "../test.h"
 

@@ -2,7 +2,6 @@
 // The sanitizers catch the rest.
 //
 //     fuzz_shard [SECONDS [SEED]]      default 5 seconds, seed 1: the same files every time
-#define _DEFAULT_SOURCE // mkdtemp
 #include "text/shards.h"
 #include "../test.h"
 
@@ -63,7 +62,7 @@ static void try_open(int T, int V) {
         return;
     }
     fuzz.accepted++;
-    uint64_t N = dataset_windows(data);
+    uint64_t N = dataset_describe(data).windows;
     uint16_t *rows = malloc(2 * 4 * ((size_t)T + 1));
     for (uint64_t k = 0; k < 2 * N && k < 40; k += 4) {
         code = dataset_rows(data, k, 4, rows, &e);

@@ -1,6 +1,5 @@
 // random_text: random text for the tests of tokenizers.
-#ifndef GNS_RANDOM_TEXT_H
-#define GNS_RANDOM_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ static inline size_t random_text(char *out, int count) {
     }
     return at;
 }
-
-#endif

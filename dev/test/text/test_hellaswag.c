@@ -1,6 +1,5 @@
 // HellaSwag: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the texts alone,
 // and malformed files are refused by name and line.
-#define _POSIX_C_SOURCE 200809L
 #include "text/hellaswag.h"
 #include "math/rng.h"
 #include "../test.h"

@@ -1,6 +1,5 @@
 // The tokenizer and its files against independent references: merges on strings, by definition, and known tokens of
 // GPT-2's vocabulary (from GNS_TEST_DATA). test_words checks the steps before merges.
-#define _DEFAULT_SOURCE // mkdtemp
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "random_text.h"
