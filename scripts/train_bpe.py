@@ -7,6 +7,7 @@ the trainer (--tokenizer DIR) and transformers read. The last token is <|endofte
 import json
 import os
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
@@ -48,11 +49,15 @@ def save(trained, out):
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
     try:
         os.makedirs(out, exist_ok=True)
-        trained.model.save(out)  # merges.txt, and a vocab.json without EOT
-        for name, content in (("vocab.json", vocab), ("tokenizer_config.json", config)):
-            write_whole(os.path.join(out, name), json.dumps(content, ensure_ascii=False))
+        with tempfile.TemporaryDirectory() as scratch:
+            trained.model.save(scratch)  # with a vocab.json that lacks EOT
+            with open(os.path.join(scratch, "merges.txt"), encoding="utf-8") as file:
+                merges = file.read()
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
+    for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
+                          ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
+        write_whole(os.path.join(out, name), content)
     return len(vocab)
 
 

@@ -157,6 +157,10 @@ def train():
             wrong += merges != want or sorted(vocabulary.values()) != [*range(size)] or vocabulary["<|endoftext|>"] != size - 1
         subprocess.run([TOKENIZE, "--tokenizer", f"{d}/whole", "--out", f"{d}/out", source], check=True, capture_output=True)
         wrong += shard_tokens(f"{d}/out_train_000000.bin")[1:].tolist() != t.encode(text).ids
+        os.makedirs(f"{d}/linked")
+        open(f"{d}/victim", "w").write("precious")
+        os.symlink(f"{d}/victim", f"{d}/linked/merges.txt")
+        wrong += learn("--out", f"{d}/linked", "--force", source, code=74) + (open(f"{d}/victim").read() != "precious")
         wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
         for bad in ("bad.txt", "bad.jsonl", "absent.txt"):
             wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
