@@ -262,23 +262,21 @@ def run_limited(command, tree, limit, temporary, build_directory):
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=tree, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
                                    start_new_session=True, **EXTRA)
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        end_group(process)
+        code = wait_for(process, limit)
         log.seek(0)
         output = log.read().decode(errors="replace")
     shutil.rmtree(temporary, ignore_errors=True)
     return code, output, time.time() - start
 
 
-def end_group(process):
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+def wait_for(process, limit):
+    """Its exit code, None after `limit` seconds. Its group is killed before it is reaped: nobody else has its id yet."""
+    end = time.time() + limit
+    while not (over := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and time.time() < end:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    return code if over else None
 
 
 def failed_by(code, output):
