@@ -50,8 +50,7 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward --------------------------------------------------------------------------------------------------------
 
 // y (N, out) = x (N, in) W + b
 static void linear_forward(Engine *engine, float *y, const float *x, TensorKind w, TensorKind b, int l, size_t N) {
@@ -110,8 +109,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The head: logits, loss and, in training, its gradients at once, a chunk of rows at a time
+// ---- The head: logits, loss and, in training, its gradients at once, a chunk of rows at a time ----------------------
 
 // logits (rows, Vp) = lnf (rows, C) wte^T, of rows [first, first + rows)
 static void head_logits(Engine *engine, size_t first, size_t rows) {
@@ -162,8 +160,7 @@ static void set_targets(Engine *engine, const Batch *batch) {
         memcpy(engine->targets + b * batch->T, batch->tokens + b * batch->stride + 1, sizeof(uint16_t) * batch->T);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward -------------------------------------------------------------------------------------------------------
 
 // Of y = x W + b: dW += x^T dy and db += column sums of dy, or = in the step's first micro-step. In exact mode also the
 // squared norms of each example's own.
@@ -255,8 +252,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     return watch_final(&engine->watch, model, 0, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The step
+// ---- The step -------------------------------------------------------------------------------------------------------
 
 static int cpu_begin_step(Engine *engine, Error *e) {
     size_t bytes = (size_t)engine->config.model->tensor_count * sizeof(double);
@@ -303,8 +299,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Without training
+// ---- Without training -----------------------------------------------------------------------------------------------
 
 static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Batch batch = {tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0, GNS_OFF};
@@ -337,8 +332,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The engine's life
+// ---- The engine's life ----------------------------------------------------------------------------------------------
 
 // No table has CPUs: what the cores reach depends on clock, width and neighbours, so it is measured.
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {

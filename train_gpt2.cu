@@ -26,8 +26,7 @@
 #include <math.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Life and state
+// ---- Life and state -------------------------------------------------------------------------------------------------
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
@@ -168,8 +167,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Err
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Linear layers: y (N, out) = x (N, in) W (in, out) + b
+// ---- Linear layers: y (N, out) = x (N, in) W (in, out) + b ----------------------------------------------------------
 
 static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -246,8 +244,7 @@ static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward --------------------------------------------------------------------------------------------------------
 
 // out = LN(x), x = a or, where b is not NULL, sum = a + b.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
@@ -293,8 +290,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
                       engine->delta, LNF_W, 0, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The head: logits, loss and, in training, its gradient, a chunk of examples at a time
+// ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
 
 // lnf (rows, C) from row `first` on -> logits (rows, Vp), real or fp32
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
@@ -337,8 +333,7 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward -------------------------------------------------------------------------------------------------------
 
 // dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
 // projection's bias, the column sums of the new dx, comes from the same pass. bias_layer < 0: there is none.
@@ -431,8 +426,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     return watch_final(&engine->watch, model, 0, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The step
+// ---- The step -------------------------------------------------------------------------------------------------------
 
 static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
@@ -507,8 +501,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Without training
+// ---- Without training -----------------------------------------------------------------------------------------------
 
 static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Pass p = pass_of(engine, n, T, GNS_OFF);

@@ -52,8 +52,7 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
     return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Can the text be taken?
+// ---- Can the text be taken? -----------------------------------------------------------------------------------------
 
 int check_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
@@ -130,8 +129,7 @@ int block_encode(TextBlock *b, Encoder *encoder, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which documents are validation
+// ---- Which documents are validation ---------------------------------------------------------------------------------
 
 enum { HASH_BITS = 53 }; // what a double holds
 

@@ -134,8 +134,7 @@ static void reader_advance(Reader *r) {
     if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// After an interruption
+// ---- After an interruption ------------------------------------------------------------------------------------------
 
 // Skips this many bytes of a pipe, or all of it.
 static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
@@ -171,8 +170,7 @@ static int reader_catch_up(Reader *r, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Blocks
+// ---- Blocks ---------------------------------------------------------------------------------------------------------
 
 // Moves a cut in a separator, or between it and the newline before it, to after the separator.
 static size_t reader_keep_separator(const Reader *r, size_t cut) {
@@ -280,8 +278,7 @@ void reader_free(Reader *r) {
     free(r->buffer);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// --invalid skip
+// ---- --invalid skip -------------------------------------------------------------------------------------------------
 
 // Is the open file UTF-8 throughout? Lines of jsonl are checked one by one later; here only its first bytes count.
 static int reader_check_file(Reader *r, bool *valid, Error *e) {

@@ -82,8 +82,7 @@ void writer_close(Writer *w) {
     for (int i = 0; i < SPLITS; i++) writer_suspend(w, i, &(Error){0});
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The state
+// ---- The state ------------------------------------------------------------------------------------------------------
 
 static uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
     const uint64_t numbers[] = {STATE_VERSION,           (uint64_t)o->format,     (uint64_t)o->invalid,
@@ -156,8 +155,7 @@ bool state_read(Writer *w, const char **unfit) {
     return w->saved = true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Resuming and publishing
+// ---- Resuming and publishing ----------------------------------------------------------------------------------------
 
 int writer_resume(Writer *w, Error *e) {
     char path[PATH_MAX];

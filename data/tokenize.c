@@ -42,8 +42,7 @@ typedef struct {
     const Input *first_marked;
 } Run;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What the user sees
+// ---- What the user sees ---------------------------------------------------------------------------------------------
 
 static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
 
@@ -100,8 +99,7 @@ static int finish_complaints(const Run *run, Error *e) {
                 run->inputs.count, first->what);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- The run --------------------------------------------------------------------------------------------------------
 
 static void run_encode(Run *run, TextBlock *b) {
     Encoder **encoder = &run->encoders[omp_get_thread_num()];

@@ -81,7 +81,7 @@ def write_whole(path, text):
     try:
         refuse_special(path)
         refuse_special(partial)
-        with open(partial, "w", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:

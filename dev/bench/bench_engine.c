@@ -37,8 +37,7 @@ typedef struct {
     int arms;
 } Bench;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Set-up
+// ---- Set-up ---------------------------------------------------------------------------------------------------------
 
 static int load_initial(Engine *engine, const Model *model, Error *e) {
     float *values;
@@ -84,8 +83,7 @@ static void add_arm(Bench *b, const char *name, GnsMode mode, bool tuned, const 
     arm->against = against;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Measuring
+// ---- Measuring ------------------------------------------------------------------------------------------------------
 
 static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     Range all = {0, b->config.model->flat_count};
@@ -126,8 +124,7 @@ static int measure(Bench *b, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Printing
+// ---- Printing -------------------------------------------------------------------------------------------------------
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -187,8 +184,7 @@ static void tell_memory(const Bench *b, const char *name) {
         printf("  %-40s %8.3f GiB\n", plan.item[i].what, (double)plan.item[i].bytes / (1 << 30));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The command line
+// ---- The command line -----------------------------------------------------------------------------------------------
 
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 

@@ -20,8 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The parts of the current save: seconds within its calls
+// ---- The parts of the current save: seconds within its calls --------------------------------------------------------
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
 static double within[CALLS]; // of the thread that saves
@@ -185,8 +184,7 @@ static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error 
     return end_save(b, report, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The contestants: each stores the seconds that it took
+// ---- The contestants: each stores the seconds that it took ----------------------------------------------------------
 
 static uint64_t bytes_of_save(const Bench *b) {
     return (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);

@@ -121,8 +121,7 @@ __attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *
     return trainer_wait(child);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 static inline char *read_text(const char *path, size_t *bytes) {
     Error e;

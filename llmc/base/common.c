@@ -5,8 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors ---------------------------------------------------------------------------------------------------------
 
 int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...) {
     va_list args;
@@ -55,8 +54,7 @@ void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     fflush(stderr);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e) {
     const size_t alignment = 64; // a cache line, and the widest vector

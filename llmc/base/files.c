@@ -28,8 +28,7 @@ static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Digests
+// ---- Digests --------------------------------------------------------------------------------------------------------
 
 struct Digester {
     XXH3_state_t hash; // needs 64-byte alignment, which memory_alloc gives
@@ -102,8 +101,7 @@ static bool direct_end(int fd) {
     return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 struct OutFile {
     Digester digester; // first: its alignment
@@ -237,8 +235,7 @@ int file_cut(const char *path, int64_t bytes, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
@@ -335,8 +332,7 @@ int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest 
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Directories
+// ---- Directories ----------------------------------------------------------------------------------------------------
 
 bool file_exists(const char *path) {
     struct stat st;

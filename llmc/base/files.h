@@ -56,8 +56,7 @@ int file_cut(const char *path, int64_t bytes, Error *e);
 int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
 int descriptor_sync(int fd, const char *path, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 // Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
@@ -77,8 +76,7 @@ typedef enum {
 // Reads a file and hashes it. ERR_INPUT if it cannot be read. The pulse (NULL is fine) beats every 4 MiB.
 int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Paths and directories
+// ---- Paths and directories ------------------------------------------------------------------------------------------
 
 bool file_exists(const char *path); // of any kind, a broken link included
 bool directory_exists(const char *path);

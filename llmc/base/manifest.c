@@ -21,8 +21,7 @@ enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
 
 static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     if (!manifest) return;
@@ -60,8 +59,7 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     return directory_sync(directory, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
     const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *hash = json_get(item, "xxh3_128");

@@ -20,8 +20,7 @@
 
 _Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// ---- Names ----------------------------------------------------------------------------------------------------------
 
 #define FINAL   "step_%08" PRId64
 #define PARTIAL "." FINAL ".partial"
@@ -81,8 +80,7 @@ bool archive_has(const char *out, int64_t step) {
     return step_path(out, step, FINAL, path, &(Error){0}) == 0 && directory_exists(path);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Partials
+// ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files of a checkpoint. The manifest, which lists them, is removed last.
 static const char *const own_files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "state.json",
@@ -140,8 +138,7 @@ int archive_tidy(const char *out, FILE *notes, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing and verifying
+// ---- Writing and verifying ------------------------------------------------------------------------------------------
 
 int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
     TRY(step_path(out, step, PARTIAL, directory, e));
@@ -174,8 +171,7 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
     return check(directory, VERIFY_DISK, pulse, NULL, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Removing
+// ---- Removing -------------------------------------------------------------------------------------------------------
 
 static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
@@ -271,8 +267,7 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
                 (double)left / (1 << 20));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Finding
+// ---- Finding --------------------------------------------------------------------------------------------------------
 
 int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], Error *e) {

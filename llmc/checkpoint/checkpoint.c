@@ -20,8 +20,7 @@ static const char *const fetch_again = "fetch the file again";
 #define PICKLE_FILE "pytorch_model.bin"
 #define INDEX       ".index.json" // the end of an index's name
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----------------------------------------------------------------------------------------------------
 
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
@@ -132,8 +131,7 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
     return manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors
+// ---- model.safetensors ----------------------------------------------------------------------------------------------
 
 // The weights' one file, or several with an index.
 typedef struct {
@@ -294,8 +292,7 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving
+// ---- Saving ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
     SafetensorsWriter *writer;
@@ -349,8 +346,7 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
     return write_config(directory, &model->config, text, manifest, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// optimizer.safetensors
+// ---- optimizer.safetensors ------------------------------------------------------------------------------------------
 
 // "moment1.0-124475904": the file names the range of the flat array that it holds, which is all of it.
 static void moment_name(char *out, size_t bytes, int moment, const Model *model) {

@@ -154,8 +154,7 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
     return offsets_check(reader, data_bytes, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 // Takes over the text of the header, which a NUL follows.
 static int header_parse(SafetensorsReader *reader, char *text, size_t bytes, Error *e) {
@@ -236,8 +235,7 @@ int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 struct SafetensorsWriter {
     OutFile *file;         // NULL once finished

@@ -29,8 +29,7 @@ size_t safetensors_type_bytes(SafetensorsType type);     // of one element
 
 enum { SAFETENSORS_MAX_DIMENSIONS = 8 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 typedef struct SafetensorsReader SafetensorsReader;
 

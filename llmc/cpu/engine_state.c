@@ -44,8 +44,7 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Gradients
+// ---- Gradients ------------------------------------------------------------------------------------------------------
 
 int cpu_clear(Engine *engine, Range range, Error *e) {
     (void)e;
@@ -89,8 +88,7 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The update
+// ---- The update -----------------------------------------------------------------------------------------------------
 
 static void update_floats(float *param, const float *grad, float *moment1, float *moment2, size_t n,
                           const AdamWStep *step, bool decay) {
@@ -122,8 +120,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Between ranks
+// ---- Between ranks --------------------------------------------------------------------------------------------------
 
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {

@@ -8,8 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Embedding
+// ---- Embedding ------------------------------------------------------------------------------------------------------
 
 void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const float *wte, const float *wpe, int B,
                        int T, int C) {
@@ -64,8 +63,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
     return norms;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// LayerNorm
+// ---- LayerNorm ------------------------------------------------------------------------------------------------------
 
 // Sums over a row with 16 running sums, so that they vectorise in a fixed order.
 enum { LANES = 16 };
@@ -174,8 +172,7 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// GELU
+// ---- GELU -----------------------------------------------------------------------------------------------------------
 
 enum { GELU_PARALLEL = 1 << 14 }; // floats that are worth a second thread
 
@@ -194,8 +191,7 @@ void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
     vec_store_part(dx + whole, dy_rest * vec_gelu_derivative(x_rest), rest);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Cross-entropy
+// ---- Cross-entropy --------------------------------------------------------------------------------------------------
 
 static float row_max(const float *x, int n) {
     Vec v = vec_set(x[0]);
@@ -236,8 +232,7 @@ void cross_entropy(float *loss, float *logits, const uint16_t *target, int N, in
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sums
+// ---- Sums -----------------------------------------------------------------------------------------------------------
 
 enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough that fp32 lanes lose nothing
 

@@ -118,8 +118,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
     }
 }
 #else
-// ---------------------------------------------------------------------------------------------------------------------
-// fp32: multiply-adds, no tensor cores. 8 lanes share two neighbouring rows.
+// ---- fp32: multiply-adds, no tensor cores. 8 lanes share two neighbouring rows. -------------------------------------
 
 enum { ROWS = 32, WARP_ROWS = 8, LANES = 8 };
 
@@ -173,8 +172,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Both
+// ---- Both -----------------------------------------------------------------------------------------------------------
 
 // Starts to copy rows row0.. of a slice; zeros beyond T and D.
 template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
@@ -236,8 +234,7 @@ __device__ static Place place_of(const real *qkv, AttentionShape s, bool backwar
     return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward --------------------------------------------------------------------------------------------------------
 
 template <int DP>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -280,8 +277,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward -------------------------------------------------------------------------------------------------------
 
 // A block owns ROWS queries and walks over the keys they see.
 template <int DP>

@@ -12,8 +12,7 @@
 
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Buffers, and the phases of a micro-step that need them
+// ---- Buffers, and the phases of a micro-step that need them ---------------------------------------------------------
 
 enum { FORWARD, HEAD, BACKWARD };
 

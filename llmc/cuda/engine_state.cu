@@ -114,8 +114,7 @@ void cuda_unpin(Engine *, void *memory) {
     if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Gradients and the update
+// ---- Gradients and the update ---------------------------------------------------------------------------------------
 
 int cuda_clear(Engine *engine, Range range, Error *e) {
     float *grad = engine->grad + shard_grad_place(&engine->config, range.begin);
@@ -212,8 +211,7 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e); // (1)
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Between ranks
+// ---- Between ranks --------------------------------------------------------------------------------------------------
 
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);

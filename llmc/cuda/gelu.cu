@@ -54,8 +54,7 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
     return forward<1>(y + body, x + body, n - body, stream, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Column sums: stage one of a column gradient (reduce.cuh) with one set
+// ---- Column sums: stage one of a column gradient (reduce.cuh) with one set ------------------------------------------
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 

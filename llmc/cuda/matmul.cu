@@ -145,8 +145,7 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Choices as text
+// ---- Choices as text ------------------------------------------------------------------------------------------------
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 

@@ -36,8 +36,7 @@ int reduce_example_partials(ExampleSums sums, const double *partials, int sets, 
     return CUDA_LAUNCHED(e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Column gradients
+// ---- Column gradients -----------------------------------------------------------------------------------------------
 
 ColumnSplit column_split(int B, int T, int target_blocks) {
     const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
@@ -155,8 +154,7 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
                         sums, example_sums, (const float *)batch_sums, (const double *)squares, f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Squared norms: of the tensors of a flat buffer, of per-example gradients
+// ---- Squared norms: of the tensors of a flat buffer, of per-example gradients ---------------------------------------
 
 enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
 
@@ -269,8 +267,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Whole arrays
+// ---- Whole arrays ---------------------------------------------------------------------------------------------------
 
 __global__ void sum_kernel(double *sum, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];

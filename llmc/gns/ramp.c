@@ -29,8 +29,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
     return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns or replay:FILE", "--ramp %s: no such ramp", text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Replay
+// ---- Replay ---------------------------------------------------------------------------------------------------------
 
 // One line: *rows is the batch, or 0 on a line that is no step (validation).
 static int ramp_replay_line(const char *line, int64_t expected_step, int64_t *rows, Error *e) {
@@ -106,8 +105,7 @@ done:
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Create and destroy
+// ---- Create and destroy ---------------------------------------------------------------------------------------------
 
 static int ramp_check(const RampConfig *c, Error *e) {
     if (c->batch_ref < 1 || c->seq_len < 1 || !(c->train_tokens > 0))
@@ -145,8 +143,7 @@ void ramp_destroy(Ramp *r) {
     *r = (Ramp){0};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The step
+// ---- The step -------------------------------------------------------------------------------------------------------
 
 // To whole rows, within [batch_min, batch_max]; rows may be infinite, and NaN is batch_min.
 static int64_t ramp_clamp(const RampConfig *c, double rows) {

@@ -104,8 +104,7 @@ typedef struct StepResult {
 
 typedef struct EngineApi EngineApi;
 struct EngineApi {
-    // -----------------------------------------------------------------------------------------------------------------
-    // Before there is an engine
+    // ---- Before there is an engine ----------------------------------------------------------------------------------
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 
@@ -178,8 +177,7 @@ struct EngineApi {
 
     int (*result)(Engine *engine, StepResult *result, Error *e); // waits for the device
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // Without training
+    // ---- Without training -------------------------------------------------------------------------------------------
 
     // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss: (n, T), in nats, of predicting
     // tokens[b][t + 1].
@@ -188,8 +186,7 @@ struct EngineApi {
     // Logits of the token that follows n <= seq_len tokens. logits: (V).
     int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // Several ranks (ranks/parallel.h)
+    // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
 
     void (*watch)(Engine *engine, const GradientWatch *watch);        // of the next micro-step, and no other
     void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: all weights are there
@@ -220,8 +217,7 @@ struct EngineApi {
 
 extern const EngineApi cpu_engine, cuda_engine; // train_gpt2.c, train_gpt2.cu
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Calls of an engine's functions, under the name engine_X
+// ---- Calls of an engine's functions, under the name engine_X --------------------------------------------------------
 
 static inline const EngineApi *engine_api(const Engine *engine) { return *(const EngineApi *const *)engine; }
 
@@ -269,8 +265,7 @@ static inline void engine_unpin(Engine *g, void *memory) {
 }
 static inline void *engine_stream(Engine *g) { return engine_api(g)->stream ? engine_api(g)->stream(g) : NULL; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// For the engines
+// ---- For the engines ------------------------------------------------------------------------------------------------
 
 // Does a micro-step in this mode measure the tensor's per-example norms?
 static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {

@@ -38,8 +38,7 @@ size_t shard_place(const EngineConfig *config, Range range) {
     return piece.place;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Gradients
+// ---- Gradients ------------------------------------------------------------------------------------------------------
 
 // The last block is the longest: ln_f comes with it.
 static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }

@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// --help
+// ---- --help ---------------------------------------------------------------------------------------------------------
 
 enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
 
@@ -77,8 +76,7 @@ void options_print_help(FILE *f, const char *program) {
                "is not finite; 78 a rank was lost, a deadline passed, or the ranks' weights differ.\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// run.json
+// ---- run.json -------------------------------------------------------------------------------------------------------
 
 // The fewest digits that read back as the same number.
 static void write_json_real(FILE *f, double x) {

@@ -7,8 +7,7 @@
 #include <ctype.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Unknown names
+// ---- Unknown names --------------------------------------------------------------------------------------------------
 
 // Edit distance (Levenshtein 1966): insertions, deletions and substitutions that make b of a.
 static int edit_distance(const char *a, const char *b) {
@@ -44,8 +43,7 @@ static int unknown_option(const char *said, const char *name, const char *dashes
     return *nearest ? error_hint(e, "did you mean %s%s?", dashes, nearest) : e->code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The command line
+// ---- The command line -----------------------------------------------------------------------------------------------
 
 // llm.c's flags without a counterpart here. Each takes a value, which is ignored.
 static const struct {

@@ -41,8 +41,7 @@ bool option_is_of_planning(OptionId id) {
     return id == OPTION_dry_run || need == NEED_PLAN || need == NEED_PLANNED_RANKS;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Values
+// ---- Values ---------------------------------------------------------------------------------------------------------
 
 bool option_range_contains(const OptionRow *row, double x) {
     char open = 0, close = 0;

@@ -6,8 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Devices
+// ---- Devices --------------------------------------------------------------------------------------------------------
 
 // NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
 // are assumed to reach the same part of theirs.
@@ -71,8 +70,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, d
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels
+// ---- Kernels --------------------------------------------------------------------------------------------------------
 
 double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->spec.bandwidth; }
 
@@ -125,8 +123,7 @@ static PlanWork micro_step(const Plan *p, int rows) {
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Between ranks
+// ---- Between ranks --------------------------------------------------------------------------------------------------
 
 const char *const sharding_names[SHARDINGS] = {"DP", "ZeRO-1/2", "FSDP"};
 
@@ -192,8 +189,7 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
            fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Steps and runs
+// ---- Steps and runs -------------------------------------------------------------------------------------------------
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
     int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps

@@ -56,8 +56,7 @@ static Figure duration(double seconds) {
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Model, device, memory
+// ---- Model, device, memory ------------------------------------------------------------------------------------------
 
 static void print_model(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
@@ -123,8 +122,7 @@ static void print_memory(FILE *f, const Plan *p) {
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A step: the roofline of its kernels
+// ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
 
 static void print_kernels(FILE *f, const Plan *p, const PlanStep *step) {
     double flops = 0;
@@ -159,8 +157,7 @@ static void print_step(FILE *f, const Plan *p) {
     fprintf(f, "  %.4g ms, %s tok/s, MFU %.1f%%\n", 1e3 * step.seconds, grouped(rate).s, 100 * mfu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ranks
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 enum { RANKS_MOST = 8960 };
 
@@ -258,8 +255,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             most_ranks(p, is_compute_bound), most_ranks(p, is_computing));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- The run --------------------------------------------------------------------------------------------------------
 
 static void print_run_line(FILE *f, const Plan *p, const char *what, const PlanRun *run) {
     fprintf(f, "%s%s%s step%s of %lld", what, run->cut ? "about " : "", grouped((double)run->steps).s,

@@ -26,8 +26,7 @@ static void add(Workload *w, Work work) {
     if (work.count > 0) w->work[w->count++] = work;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Matrix products: 2 m n k FLOPs, operands read once, the result written once
+// ---- Matrix products: 2 m n k FLOPs, operands read once, the result written once ------------------------------------
 
 // y (N, out) = x (N, in) W, forward; dx (N, in) = dy (N, out) W^T, backward: in and out swapped.
 static void add_product(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
@@ -48,8 +47,7 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
                   .read = (examples + 1) * gradient, .written = gradient, .count = count});
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The parts of the model
+// ---- The parts of the model -----------------------------------------------------------------------------------------
 
 // `count` kernels that stream over n values: FLOPs for each value, values read and written for each.
 static void add_stream(Workload *w, WorkFamily family, WorkPass pass, double n, double flops, double read,

@@ -17,8 +17,7 @@
 #    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Who started us
+// ---- Who started us -------------------------------------------------------------------------------------------------
 
 static int environment_int(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -47,8 +46,7 @@ static void find_cores(Comm *comm) {
 
 #ifdef GNS_MPI
 
-// ---------------------------------------------------------------------------------------------------------------------
-// MPI
+// ---- MPI ------------------------------------------------------------------------------------------------------------
 
 static bool mpi_runs(void) {
     int started = 0, ended = 0;
@@ -181,8 +179,7 @@ static int part(Comm *comm, const Error *e) {
 
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Begin, end, and the collectives that MPI has
+// ---- Begin, end, and the collectives that MPI has -------------------------------------------------------------------
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
@@ -246,8 +243,7 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Functions that follow from these
+// ---- Functions that follow from these -------------------------------------------------------------------------------
 
 int comm_refuse_strangers(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
@@ -370,8 +366,7 @@ int comm_same_build(Comm *comm, Error *e) {
     return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Cores
+// ---- Cores ----------------------------------------------------------------------------------------------------------
 
 static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
 

@@ -8,8 +8,7 @@ Share parallel_share(int64_t rows, int rank, int ranks) {
     return (Share){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Set-up
+// ---- Set-up ---------------------------------------------------------------------------------------------------------
 
 static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
 
@@ -53,8 +52,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Gradients
+// ---- Gradients ------------------------------------------------------------------------------------------------------
 
 // Collects the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
 static int collect_from(Parallel *p, int i, Error *e) {
@@ -140,8 +138,7 @@ int parallel_norms(Parallel *p, Error *e) {
     return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Update. The weights that the next forward pass reads first are gathered first
+// ---- Update. The weights that the next forward pass reads first are gathered first ----------------------------------
 
 static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
     Range bucket = model_bucket(p->model, i);
@@ -232,8 +229,7 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Replicas
+// ---- Replicas -------------------------------------------------------------------------------------------------------
 
 static int gather_hashes(Parallel *p, Range range, uint64_t *hashes, Error *e) {
     uint64_t mine;
@@ -291,8 +287,7 @@ int parallel_compare(Parallel *p, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The state as a whole
+// ---- The state as a whole -------------------------------------------------------------------------------------------
 
 // Rank 0's requests to the others.
 enum { REQUEST_END = -1, REQUEST_WAIT = -2 }; // the last one; keep waiting

@@ -27,8 +27,7 @@ struct Transport {
     int64_t ended; // transfers before all of `pending`
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// bf16. Sums are taken in fp32 and rounded again at every hop.
+// ---- bf16. Sums are taken in fp32 and rounded again at every hop. ---------------------------------------------------
 
 static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     (void)type;

@@ -41,8 +41,7 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 #define NCCL_CALL(call, t, e) nccl_status((call), (t)->nccl, #call, __FILE__, __LINE__, (e))
 #define NCCL_TRY(call, t, e)  TRY(nccl_status((call), (t)->nccl, #call, __FILE__, __LINE__, (e)))
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which GPU
+// ---- Which GPU ------------------------------------------------------------------------------------------------------
 
 static int take_device(const Comm *comm, Error *e) {
     int count;
@@ -96,8 +95,7 @@ static int choose_device(Comm *comm, Error *e) {
     return check_apart(comm, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Set-up and end
+// ---- Set-up and end -------------------------------------------------------------------------------------------------
 
 // Called in the watchdog's thread.
 static int check_nccl(void *context, Error *e) {
@@ -162,8 +160,7 @@ static void destroy(Transport *t) {
     memory_free(t);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Transfers
+// ---- Transfers ------------------------------------------------------------------------------------------------------
 
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);

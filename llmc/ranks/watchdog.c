@@ -49,8 +49,7 @@ struct Watchdog {
 
 static const char *const phase_names[PHASE_COUNT] = {"set-up", "step", "checkpoint"};
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The report
+// ---- The report -----------------------------------------------------------------------------------------------------
 
 __attribute__((format(printf, 2, 3))) static void append(Error *e, const char *format, ...) {
     size_t used = strlen(e->what);
@@ -142,8 +141,7 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
     name_guilty(w, v, now, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The thread
+// ---- The thread -----------------------------------------------------------------------------------------------------
 
 static void on_alarm(int signal_number) {
     (void)signal_number;
@@ -246,8 +244,7 @@ void watchdog_destroy(Watchdog *w) {
     memory_free(w);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From the main thread
+// ---- From the main thread -------------------------------------------------------------------------------------------
 
 void watchdog_join(Watchdog *w, int rank, int ranks) {
     if (!w) return;

@@ -1,8 +1,7 @@
 // Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
 #include "run/run.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Loss
+// ---- Loss -----------------------------------------------------------------------------------------------------------
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
 static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, int n, int64_t rows, Error *e) {
@@ -47,8 +46,7 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// HellaSwag
+// ---- HellaSwag ------------------------------------------------------------------------------------------------------
 
 // The sums of losses of this rank's rows, at their places in sum (rows).
 static int sum_endings(const Setup *setup, const RunData *data, Share share, double *sum, Error *e) {
@@ -83,8 +81,7 @@ done:
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// --eval-only
+// ---- --eval-only ----------------------------------------------------------------------------------------------------
 
 static int print_loss(const Setup *setup, const RunData *data, Error *e) {
     const Options *o = &setup->options;

@@ -29,8 +29,7 @@ static int cannot_read(const char *path, Error *e) {
     return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", path, strerror(errno));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening and closing
+// ---- Opening and closing --------------------------------------------------------------------------------------------
 
 int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
     Metrics *m;
@@ -80,8 +79,7 @@ int metrics_close(Metrics *m, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Resuming
+// ---- Resuming -------------------------------------------------------------------------------------------------------
 
 // *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete. 0 without a
 // file.
@@ -121,8 +119,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     return file_cut(m->samples_path, keep, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Lines
+// ---- Lines ----------------------------------------------------------------------------------------------------------
 
 // Writes the line in one call, so that a killed run leaves no half line.
 static int write_line(Metrics *m, int fd, const char *path, Error *e) {

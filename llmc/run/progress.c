@@ -7,8 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The line
+// ---- The line -------------------------------------------------------------------------------------------------------
 
 static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
 
@@ -110,8 +109,7 @@ void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore 
     fflush(p->out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The curve
+// ---- The curve ------------------------------------------------------------------------------------------------------
 
 void progress_curve(const Progress *p) {
     double loss[CURVE_WIDTH], low = INFINITY, high = -INFINITY; // mean of each column; NaN without steps

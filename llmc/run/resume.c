@@ -120,8 +120,7 @@ int setup_source(Run *r, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Resume
+// ---- Resume ---------------------------------------------------------------------------------------------------------
 
 // Do all ranks see the checkpoint that rank 0 has read (2)? Its manifest holds the hashes of its other files.
 static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {

@@ -156,8 +156,7 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 // Prints the samples that the options ask for (sample.c). In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Training
+// ---- Training -------------------------------------------------------------------------------------------------------
 
 // Trains from where the run stands to its horizon, with validation, samples and checkpoints (train.c). All ranks call it
 // after set-up. ERR_STOPPED after a signal.

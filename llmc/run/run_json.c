@@ -23,8 +23,7 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Parts
+// ---- Parts ----------------------------------------------------------------------------------------------------------
 
 // The parts in the existing run.json whose first step is kept. A damaged run.json has none.
 static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
@@ -71,8 +70,7 @@ static void put_this_part(FILE *f, const Run *r) {
     fputs("]}", f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The file
+// ---- The file -------------------------------------------------------------------------------------------------------
 
 static void put_run_json(FILE *f, const Run *r, const char *path) {
     char engine[256];

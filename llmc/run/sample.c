@@ -8,8 +8,7 @@
 
 enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those below initialise tensors
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One token
+// ---- One token ------------------------------------------------------------------------------------------------------
 
 static int likeliest(const float *logits, int V) {
     int best = 0;
@@ -48,8 +47,7 @@ int sample_token(float *logits, float *scratch, int V, double temperature, int t
     return best; // u = 1 - rounding
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A text
+// ---- A text ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
     uint16_t *tokens; // the whole text
@@ -133,8 +131,7 @@ done:
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The samples of a run
+// ---- The samples of a run -------------------------------------------------------------------------------------------
 
 static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
     const Setup *setup = &r->setup;

@@ -70,8 +70,7 @@ void saver_destroy(Saver *s) {
     memory_free(s);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The save itself, on the saver's thread; in saver_run on the main thread
+// ---- The save itself, on the saver's thread; in saver_run on the main thread ----------------------------------------
 
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
     count_piece(s); // the range before this one is written
@@ -141,8 +140,7 @@ static void *save_all(void *argument) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The main thread's side
+// ---- The main thread's side -----------------------------------------------------------------------------------------
 
 size_t saver_copy_stride(const Model *model) {
     const size_t largest_page = 64 << 10; // bytes

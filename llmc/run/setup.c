@@ -9,8 +9,7 @@
 
 #include <omp.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The model
+// ---- The model ------------------------------------------------------------------------------------------------------
 
 static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     const Options *o = &setup->options;
@@ -150,8 +149,7 @@ int setup_sampling(Setup *setup, Error *e) {
     return read_prompt(&setup->prompt_file, o->prompt + 1, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The engine
+// ---- The engine -----------------------------------------------------------------------------------------------------
 
 static int load_weights(void *engine, Range range, const float *values, Error *e) {
     return engine_load(engine, STATE_PARAM, range, values, e);
@@ -248,8 +246,7 @@ int setup_tuning(Run *r, Error *e) {
     return engine_set_tuning(r->setup.engine, "", e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Data and schedule
+// ---- Data and schedule ----------------------------------------------------------------------------------------------
 
 int setup_data(Run *r, Error *e) {
     const Options *o = &r->setup.options;

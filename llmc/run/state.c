@@ -16,8 +16,7 @@ static const char *const damaged = "use another checkpoint, or --fresh to start 
 static const char *const other_build = "resume with the program that wrote it, or --fresh to start over";
 static const char *const other_run = "give the run's own value, or another --out, or --fresh to start over";
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Shards
+// ---- Shards ---------------------------------------------------------------------------------------------------------
 
 int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
     int count = dataset_describe(data).shards, code = 0;
@@ -131,8 +130,7 @@ static const char *index_name(char out[16], int index) {
     return out;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Where the run stands
+// ---- Where the run stands -------------------------------------------------------------------------------------------
 
 static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error *e) {
     const struct {
@@ -204,8 +202,7 @@ static int io_position(const StateIO *io, Position *p, Error *e) {
     return io_noise(io, &p->noise, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What may not change: written as it is now, compared when read
+// ---- What may not change: written as it is now, compared when read --------------------------------------------------
 
 static int fixed_text(const StateIO *io, const char *name, const char *flag, const char *now, Error *e) {
     if (io->writing) return put(io, name, cJSON_CreateString(now), e);
@@ -258,8 +255,7 @@ static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Erro
     return io_shards(io, &data->shards, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What may change
+// ---- What may change ------------------------------------------------------------------------------------------------
 
 static int options_text(const Options *o, Text *text, Error *e) {
     TRY(text_begin(text, e));
@@ -347,8 +343,7 @@ static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Erro
     return at->step > at->examples ? malformed(io, "step", "at most examples", e) : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The file
+// ---- The file -------------------------------------------------------------------------------------------------------
 
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.object = cJSON_CreateObject(), .writing = true, .path = STATE_NAME};

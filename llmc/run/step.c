@@ -120,8 +120,7 @@ static int step_result(Setup *setup, Position *position, int64_t B, StepSums *su
     return finite ? 0 : fail_nonfinite(setup, position, B, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Outliers
+// ---- Outliers -------------------------------------------------------------------------------------------------------
 
 // A step that the horizon, or a replayed file, cut to fewer rows. Its mean gradient has more noise than that of a whole
 // step, so they are not compared.
@@ -159,8 +158,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     return parallel_update(&r->setup.parallel, update, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A step
+// ---- A step ---------------------------------------------------------------------------------------------------------
 
 // *B: the rows of the next step, over all ranks. Rank 0 decides.
 static int agree_batch(Run *r, int64_t *B, Error *e) {

@@ -43,8 +43,7 @@ static int train_loop(Run *r, Error *e) {
     return finish(r, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Validation, samples
+// ---- Validation, samples --------------------------------------------------------------------------------------------
 
 static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
@@ -96,8 +95,7 @@ static int compare_ranks(Setup *setup, Position *position, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reports of saves
+// ---- Reports of saves -----------------------------------------------------------------------------------------------
 
 // "SIGUSR1: stopped after step 7"
 static void describe_stop(const Run *r, char *out, size_t bytes) {
@@ -153,8 +151,7 @@ static void report_save(Run *r, const SaveReport *report) {
     fflush(stdout);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saves
+// ---- Saves ----------------------------------------------------------------------------------------------------------
 
 static void collect_save(Run *r, double seconds, Parallel *served) {
     SaveReport report;
@@ -220,8 +217,7 @@ static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
 static int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
 static int save_and_wait(Run *r, Error *e) { return save(r, save_here, e); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The end
+// ---- The end --------------------------------------------------------------------------------------------------------
 
 static int stop_and_save(Run *r, Error *e) {
     char stopped[80];

@@ -41,8 +41,7 @@ struct HellaSwag {
     size_t token_count;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Questions
+// ---- Questions ------------------------------------------------------------------------------------------------------
 
 // Writes the tokens of a question's next text, its context or an ending, to the end of h->tokens.
 typedef int (*ReadText)(HellaSwag *h, void *source, size_t *count, Error *e);
@@ -80,8 +79,7 @@ static int question_add(HellaSwag *h, int label, int endings, ReadText read, voi
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// jsonl
+// ---- jsonl ----------------------------------------------------------------------------------------------------------
 
 typedef struct {
     Encoder *encoder;
@@ -156,8 +154,7 @@ static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// llm.c's .bin
+// ---- llm.c's .bin ---------------------------------------------------------------------------------------------------
 
 typedef struct {
     const uint16_t *at, *end; // the rest of the question
@@ -201,8 +198,7 @@ static int bin_read(HellaSwag *h, const char *file, size_t bytes, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The file
+// ---- The file -------------------------------------------------------------------------------------------------------
 
 static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
     int32_t magic = 0;
@@ -252,8 +248,7 @@ void hellaswag_close(HellaSwag *h) {
 
 HellaSwagInfo hellaswag_describe(const HellaSwag *h) { return h->info; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Rows and scores
+// ---- Rows and scores ------------------------------------------------------------------------------------------------
 
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
     assert(first >= 0 && n >= 0 && first + n <= h->info.rows);

@@ -38,8 +38,7 @@ struct Dataset {
     DatasetInfo info;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A shard
+// ---- A shard --------------------------------------------------------------------------------------------------------
 
 // Reads tokens [at, at + count). A read rather than a memory map: a file that shrinks is an error, not a SIGBUS.
 static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
@@ -115,8 +114,7 @@ static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening --------------------------------------------------------------------------------------------------------
 
 static int shard_open(Dataset *data, Shard *shard, Error *e) {
     uint64_t bytes;
@@ -209,8 +207,7 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
     return data->shards[shard].path;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Examples
+// ---- Examples -------------------------------------------------------------------------------------------------------
 
 uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
     uint64_t epoch = example / data->info.windows, k = example % data->info.windows;
@@ -258,8 +255,7 @@ int dataset_check(const Dataset *data, Error *e) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 enum { PARTIAL_MAX = PATH_MAX + 16 };
 

@@ -25,8 +25,7 @@ enum {
     SHARD_MAX_TOKENS = INT32_MAX // the count is an int32
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
 
@@ -59,8 +58,7 @@ int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int coun
 // Checks every token of every shard against the vocabulary (`--check`).
 int dataset_check(const Dataset *data, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 // A shard is written as "PATH.partial". It gets its name, complete and synced to disk, or never.
 typedef struct ShardWriter ShardWriter;

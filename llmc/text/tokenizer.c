@@ -96,8 +96,7 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     return cut;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Merges
+// ---- Merges ---------------------------------------------------------------------------------------------------------
 
 static inline uint32_t pair_of(uint16_t left, uint16_t right) { return (uint32_t)left << 16 | right; }
 
@@ -227,8 +226,7 @@ done:
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The encoder: a direct-mapped cache of the tokens of words
+// ---- The encoder: a direct-mapped cache of the tokens of words ------------------------------------------------------
 
 enum { CACHE_BITS = 16, CACHE_KEY_BYTES = 32, CACHE_TOKENS = 15 };
 
@@ -360,8 +358,7 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_
     return encoder_run(&without_cache, text, bytes, out, count, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The tokenizer
+// ---- The tokenizer --------------------------------------------------------------------------------------------------
 
 static void classes_set(Tokenizer *t, const uint16_t *runs, size_t count, CharClass class) {
     size_t c = 0;

@@ -22,8 +22,7 @@ enum { FILE_BYTES_MAX = 1 << 28 };
 
 #define EOT_NAME "<|endoftext|>"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The alphabet
+// ---- The alphabet ---------------------------------------------------------------------------------------------------
 
 static int alphabet_char(int byte) {
     if (byte <= 0x20) return 0x100 + byte;
@@ -370,8 +369,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving
+// ---- Saving ---------------------------------------------------------------------------------------------------------
 
 static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     size_t bytes;

@@ -21,8 +21,7 @@ static unsigned char *data; // (LARGEST)
 static uint64_t seed, draws;
 static uint32_t draw(uint32_t below) { return rng_u32(seed, 9, draws++) % below; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Faults: the linker sends these calls here (--wrap)
+// ---- Faults: the linker sends these calls here (--wrap) -------------------------------------------------------------
 
 typedef enum { NOTHING, FAILS, FALLS_SHORT } What;
 typedef enum { WRITE, FSYNC, PREAD, CALLS } Call;

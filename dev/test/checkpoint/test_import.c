@@ -56,8 +56,7 @@ static void check_received(const char *path) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// safetensors
+// ---- safetensors ----------------------------------------------------------------------------------------------------
 
 static int receive_again(void *context, Range range, const float *from, Error *e) { // moment 2, which is -2 moment 1
     (void)context;
@@ -316,8 +315,7 @@ static void test_several_files(void) {
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// llm.c's .bin, written here from its description: 16 arrays, weights as (out, in)
+// ---- llm.c's .bin, written here from its description: 16 arrays, weights as (out, in) -------------------------------
 
 enum { PADDED = 128 };
 

@@ -13,8 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Conversions
+// ---- Conversions ----------------------------------------------------------------------------------------------------
 
 // The value of a 16-bit float with these fraction bits and this exponent bias, computed in double from its definition.
 static double half_value(unsigned bits, int fraction_bits, int bias) {
@@ -79,8 +78,7 @@ static void test_half_of_tests(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 static char directory[] = "/tmp/gns_safetensors_XXXXXX";
 
@@ -298,8 +296,7 @@ static void test_no_tensors(void) {
     safetensors_close(&reader);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Bad files
+// ---- Bad files ------------------------------------------------------------------------------------------------------
 
 // Writes a file with this header and `data` bytes of data.
 static void file_of(const char *path, uint64_t length, const char *header, size_t bytes, size_t data) {

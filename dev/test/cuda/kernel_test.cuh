@@ -17,8 +17,7 @@
 #include <numeric>
 #include <vector>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random numbers
+// ---- Random numbers -------------------------------------------------------------------------------------------------
 
 static uint64_t random_state = 1;
 
@@ -34,8 +33,7 @@ static double random_normal(void) {
     return sqrt(-2.0 * log(1.0 - random_uniform())) * cos(6.283185307179586 * random_uniform());
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Buffers on the device
+// ---- Buffers on the device ------------------------------------------------------------------------------------------
 
 #define CUDA_OK(call)                                                                                                  \
     do {                                                                                                               \
@@ -107,8 +105,7 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
     return v;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Comparing
+// ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // |got - want| <= tolerance, element by element. NaN fails.
 template <typename X>
@@ -166,8 +163,7 @@ static void run_twice(const char *name, const std::function<void()> &reset, cons
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Shapes
+// ---- Shapes ---------------------------------------------------------------------------------------------------------
 
 static bool small_shapes_only;
 
@@ -193,8 +189,7 @@ static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
     return tokens;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Column gradients on the device, and their expected values
+// ---- Column gradients on the device, and their expected values ------------------------------------------------------
 
 struct Columns {
     ColumnGradient device;

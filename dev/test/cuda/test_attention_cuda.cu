@@ -11,8 +11,7 @@ enum { GUARD = 1024 }; // elements before and after every buffer that must not c
 static uint64_t test_seed;
 static bool small_shapes_only;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random numbers, buffers
+// ---- Random numbers, buffers ----------------------------------------------------------------------------------------
 
 static double random_uniform(void) { // (0, 1]; splitmix64
     uint64_t z = (test_seed += 0x9e3779b97f4a7c15u);
@@ -137,8 +136,7 @@ static void twin(double *out, double *lse, double *dqkv, const real *qkv, const 
     free(block);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Comparing
+// ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Largest relative error over the D-vectors of part `part` of (B, T, parts, NH, D), each measured against its own norm
 // plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1). NaN gives NaN.
@@ -170,8 +168,7 @@ static const double OUT_TOLERANCE = 1e-5, GRADIENT_TOLERANCE = 2e-5, LSE_TOLERAN
 static const double OUT_TOLERANCE = 6e-3, GRADIENT_TOLERANCE = 1.2e-2, LSE_TOLERANCE = 2e-5;
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Running a path
+// ---- Running a path -------------------------------------------------------------------------------------------------
 
 enum Path { PUBLIC, TILED };
 
@@ -254,8 +251,7 @@ static void print_worst(const char *name, const Worst *w) {
            w->lse);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tests
+// ---- Tests ----------------------------------------------------------------------------------------------------------
 
 static void check_against_twin(AttentionShape s, double deviation, Worst *worst_public, Worst *worst_tiled) {
     Problem problem(s, deviation);

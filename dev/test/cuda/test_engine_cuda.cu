@@ -41,8 +41,7 @@ static void check_norms(const World *w, const double *got, const double *want, c
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Against the CPU
+// ---- Against the CPU ------------------------------------------------------------------------------------------------
 
 static void compare_batch(const World *w, Engine *a, Engine *b) {
     int batch = rows_of(w->c), micro = w->c->micro_batch;

@@ -73,8 +73,7 @@ static Norms source_norms(Source *s, int B) {
     return norms_of(B, g);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the estimators
+// ---- the estimators -------------------------------------------------------------------------------------------------
 
 typedef struct {
     double mean_s, mean_g2, se_s, se_g2, ratio, se_ratio;
@@ -168,8 +167,7 @@ static void test_identities(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the averages
+// ---- the averages ---------------------------------------------------------------------------------------------------
 
 // Averages, sum of squared weights and errors against sums over the whole history, with steps of changing size, and
 // steps of one example in between that must leave no trace. Differences weigh as the step, or as its square.
@@ -359,8 +357,7 @@ static void test_drift(void) {
     CHECK_CLOSE(gns_estimate(&still).s, 10, 0.01, 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// calibration
+// ---- calibration ----------------------------------------------------------------------------------------------------
 
 // total has 2.5 times the scale of ln: the ratio is found, waits for significance, and survives its loss.
 static void test_calibration(void) {
@@ -444,8 +441,7 @@ static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the estimate from the ranks' gradients
+// ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
 
 // One step: rank r draws rows[r] examples. |sum of its gradients|^2, summed over the ranks, and |sum over all|^2.
 typedef struct {
@@ -520,8 +516,7 @@ static void test_ranks_limits(void) {
     CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "a step of one rank changed the estimate");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A model's groups
+// ---- A model's groups -----------------------------------------------------------------------------------------------
 
 // S / G2 of averages of this half-life in tokens, from their definition.
 typedef struct {

@@ -26,8 +26,7 @@ static Ramp ramp_make(const RampConfig *c) {
     return r;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// scripted bounds
+// ---- scripted bounds ------------------------------------------------------------------------------------------------
 
 typedef struct {
     int steps;
@@ -92,8 +91,7 @@ static void test_target(void) {
           "a fixed batch listened");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// simulated gradient noise
+// ---- simulated gradient noise ---------------------------------------------------------------------------------------
 
 enum { MAX_STEPS = 20000, DIRECTIONS = 40 };
 
@@ -284,8 +282,7 @@ static void test_resume(void) {
     CHECK(states[STEPS - 1].batch > 8, "only %lld rows", (long long)states[STEPS - 1].batch);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// open-loop modes and the learning rate
+// ---- open-loop modes and the learning rate --------------------------------------------------------------------------
 
 static void test_linear(void) {
     RampConfig c = config_make(RAMP_LINEAR);
@@ -424,8 +421,7 @@ static void test_settle(void) {
     ramp_destroy(&r);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// replay
+// ---- replay ---------------------------------------------------------------------------------------------------------
 
 static char directory[256], file[300];
 

@@ -5,8 +5,7 @@
 #include "math/rng.h"
 #include "math/schedule.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// rng
+// ---- rng ------------------------------------------------------------------------------------------------------------
 
 // The known answers that Random123 publishes for Philox4x32-10 (its file kat_vectors): counter, key, output.
 static void test_philox_known_answers(void) {
@@ -103,8 +102,7 @@ static void test_normal(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// AdamW
+// ---- AdamW ----------------------------------------------------------------------------------------------------------
 
 // Algorithm 2 of Loshchilov and Hutter 2019 as printed there (schedule multiplier 1, lambda scaled by the rate as in
 // every implementation), in double. Written from the paper, not from adamw.h: t and the powers are kept by the loop.
@@ -168,8 +166,7 @@ static void test_adamw_landmarks(void) {
     CHECK(isnan(adamw_grad_scale(INFINITY, 4, 1)) && isnan(adamw_grad_scale(NAN, 4, 0)), "scale of no finite norm");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// schedules
+// ---- schedules ------------------------------------------------------------------------------------------------------
 
 // Each kind as a closed form of the share x of its way, in long double.
 static double closed_form(ScheduleKind kind, double lr, double w, double n, double f, double t) {

@@ -26,8 +26,7 @@ static void make_model(int shape, Model *model) {
     CHECK_OK(model_create(model, &shapes[shape].model, &e), &e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// By hand. Every array begins at a multiple of 64 bytes.
+// ---- By hand. Every array begins at a multiple of 64 bytes. ---------------------------------------------------------
 
 static size_t whole(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static size_t of_floats(size_t n) { return whole(4 * n); }
@@ -141,8 +140,7 @@ static void test_inference_plan(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What is taken
+// ---- What is taken --------------------------------------------------------------------------------------------------
 
 enum { PIECES = 32 };
 static struct {
@@ -197,8 +195,7 @@ static void test_taken_as_planned(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What the program asks for. Its engines say so in the log.
+// ---- What the program asks for. Its engines say so in the log. ------------------------------------------------------
 
 static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
     printf("an engine of %zu bytes\n", planned_in_all(config));

@@ -100,8 +100,7 @@ static void world_close(World *w) {
     model_destroy(&w->model);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A rank's step
+// ---- A rank's step --------------------------------------------------------------------------------------------------
 
 static int collect_from(Rank *rank, int i, Error *e) {
     for (; rank->config.shard_grads && rank->pending > i; rank->pending--)
@@ -183,8 +182,7 @@ static int whole_gradients(World *w, int step, Error *e) {
     return turn_ends(w, w->whole, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What must be equal
+// ---- What must be equal ---------------------------------------------------------------------------------------------
 
 // The rank has the whole engine's bits where it owns, and nothing elsewhere; but weights that are read whole are whole.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) {
@@ -328,8 +326,7 @@ static void test_collected_micro_steps(void) {
     world_close(&w);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Weights in transfer
+// ---- Weights in transfer --------------------------------------------------------------------------------------------
 
 typedef struct {
     World *w;

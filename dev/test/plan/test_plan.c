@@ -4,8 +4,7 @@
 
 #include "../test.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Work and time of kernels
+// ---- Work and time of kernels ---------------------------------------------------------------------------------------
 
 // A machine with round numbers: 100 FLOP/s, 10 B/s, everything reached in full.
 static PlanDevice round_device(void) {
@@ -118,8 +117,7 @@ static void test_recomputing_and_exact_norms_cost(void) {
     model_destroy(&model);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Measured on an H200 (dev/RESULTS.md)
+// ---- Measured on an H200 (dev/RESULTS.md) ---------------------------------------------------------------------------
 
 static void check_step(const char *preset, int micro_batch, double tok_per_s, int64_t exact_interval) {
     Model model;
@@ -207,8 +205,7 @@ static void test_measured_cpu(void) {
     model_destroy(&model);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 // MiB of the CUDA engine's own plan, which is exact; the estimate replaces it where that engine is missing.
 static void test_memory_estimate(void) {
@@ -350,8 +347,7 @@ static void test_largest_micro_batch(void) {
     model_destroy(&model);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ranks
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 static void test_ring(void) {
     PlanDevice d = round_device(); // 4 devices a machine, 8 B/s inside, 4 x 0.5 B/s beyond, half of it reached
@@ -478,8 +474,7 @@ static void test_steps_are_cut(void) {
     model_destroy(&model);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Runs
+// ---- Runs -----------------------------------------------------------------------------------------------------------
 
 static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, double half_life, double target) {
     Model model;

@@ -162,8 +162,7 @@ done:
     return code;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The file. One walk over its tensors serves both to declare them and to write their data.
+// ---- The file. One walk over its tensors serves both to declare them and to write their data. -----------------------
 
 typedef struct {
     SafetensorsWriter *writer;

@@ -213,8 +213,7 @@ static void flip_on_disk(int fd) {
     faults->struck++;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The calls
+// ---- The calls ------------------------------------------------------------------------------------------------------
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);

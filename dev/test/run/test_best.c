@@ -120,8 +120,7 @@ static void test_alone(void) {
     remove_tree("part");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// On a disk that is too small for --keep
+// ---- On a disk that is too small for --keep -------------------------------------------------------------------------
 
 // Every validation is the best so far; the previous best is then the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "

@@ -19,8 +19,7 @@ static void test_undisturbed(void) {
     CHECK(faults->unnamed == 0 && calls_of_run[CALL_FSYNC] > 50, "%ld fsyncs", calls_of_run[CALL_FSYNC]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Killed
+// ---- Killed ---------------------------------------------------------------------------------------------------------
 
 static int count_good(const char *out) {
     int good = 0;
@@ -83,8 +82,7 @@ static void test_killed_at_random_moments(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Calls that fail
+// ---- Calls that fail ------------------------------------------------------------------------------------------------
 
 // One call of a kind fails, or it and all after it. Either training continues to the right end, or it stops with a
 // fitting exit code. In any case no checkpoint is lost, and the same command resumes.
@@ -275,8 +273,7 @@ static void test_slow_snapshots(void) {
         check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Damage
+// ---- Damage ---------------------------------------------------------------------------------------------------------
 
 static void flip_bit(const char *path, uint64_t bit) {
     size_t bytes;
@@ -393,8 +390,7 @@ static void test_check_of_a_file(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Signals
+// ---- Signals --------------------------------------------------------------------------------------------------------
 
 static pid_t start_and_wait_for_steps(const char *command) {
     pid_t child = start("%s", command);
@@ -535,8 +531,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     release(lock);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Checkpoints without a run
+// ---- Checkpoints without a run --------------------------------------------------------------------------------------
 
 static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
     char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];

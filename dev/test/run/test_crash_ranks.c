@@ -50,8 +50,7 @@ static void test_undisturbed(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Killed
+// ---- Killed ---------------------------------------------------------------------------------------------------------
 
 // Rank 0 alone writes.
 static void test_killed_at_every_call(void) {
@@ -103,8 +102,7 @@ static void test_killed_at_random_moments(void) {
     CHECK(kills > 0, "no kill came in time");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Calls that fail
+// ---- Calls that fail ------------------------------------------------------------------------------------------------
 
 // A call fails on one rank. Either training continues to the right end, or all ranks stop with one fitting message.
 static void check_failure(Fault fault, int rank, Call call, long n, int error) {
@@ -143,8 +141,7 @@ static void test_allocations_that_fail(void) {
         check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, (int)(k % RANKS), CALL_ALLOC, n, ENOMEM);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Signals
+// ---- Signals --------------------------------------------------------------------------------------------------------
 
 // One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns whether
 // it came in time.
@@ -183,8 +180,7 @@ static void test_signals(void) {
     check_resumes("after signals");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Other numbers of ranks
+// ---- Other numbers of ranks -----------------------------------------------------------------------------------------
 
 // All values of "name": in a metrics.jsonl. Returns their number.
 static int read_values(const char *path, const char *name, double *values, int most) {
@@ -245,8 +241,7 @@ static void test_other_ranks(void) {
     trainer.ranks = RANKS;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What is read at a start
+// ---- What is read at a start ----------------------------------------------------------------------------------------
 
 static void check_only_rank_0_reads(const char *checkpoint) {
     CHECK(log_mentions(path_of("(rank 0 reads %s)", checkpoint)), "not by rank 0: %s", log_tail());
@@ -281,8 +276,7 @@ static void test_rank_0_finds_the_checkpoint(void) {
     check_only_rank_0_reads(last);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Weights that differ between ranks
+// ---- Weights that differ between ranks ------------------------------------------------------------------------------
 
 // One bit of one rank flips before step 5: the run ends at the next comparison, names the ranks that differ and the
 // tensor, saves nothing after it, and resumes from the checkpoint before.

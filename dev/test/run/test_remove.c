@@ -77,8 +77,7 @@ int __wrap_unlinkat(int directory, const char *name, int flags) {
     return __real_unlinkat(directory, name, flags);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Victims and checkpoints
+// ---- Victims and checkpoints ----------------------------------------------------------------------------------------
 
 // One file of the user's own, one called like a checkpoint's, one in a directory.
 static const char *const victim_files[] = {"notes.txt", "state.json", "inner/state.json"};
@@ -151,8 +150,7 @@ static int count_in(const char *directory) {
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Links
+// ---- Links ----------------------------------------------------------------------------------------------------------
 
 static void test_a_link_for_an_unfinished_checkpoint(void) {
     const char *const targets[] = {"../victim", path_of("%s/victim", trainer.scratch), "victim", "../nowhere"};
@@ -200,8 +198,7 @@ static void test_a_link_for_an_old_checkpoint(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files of others
+// ---- Files of others ------------------------------------------------------------------------------------------------
 
 static void test_other_files_stay_and_are_named_once(void) {
     static const char *const kept[] = {"out/step_00000001.kept", "out/step_00000001.kept.2"};
@@ -257,8 +254,7 @@ static void test_nothing_of_ours_is_left(void) {
     memory_free(said);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A directory that becomes a link, or a file that becomes one, at any call
+// ---- A directory that becomes a link, or a file that becomes one, at any call ---------------------------------------
 
 static void swap_for_link(void) {
     if (rename(partial, "moved") == 0) CHECK(symlink("../victim", partial) == 0, "no link");
@@ -304,8 +300,7 @@ static void test_a_file_replaced_by_a_link_or_a_fifo(void) {
         }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Outputs
+// ---- Outputs --------------------------------------------------------------------------------------------------------
 
 static bool have_device; // "device", for whom root made it
 
@@ -345,8 +340,7 @@ static void test_nothing_is_cut_back_through_a_link(void) {
     check_victim("victim", "samples");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The whole program, as it was found
+// ---- The whole program, as it was found -----------------------------------------------------------------------------
 
 static void test_a_run_enters_no_link(void) {
     begin();

@@ -10,8 +10,7 @@ enum { MAX_V = 40 };
 
 static uint64_t seed; // another in every run
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One token
+// ---- One token ------------------------------------------------------------------------------------------------------
 
 // softmax(logits / temperature) of the k largest, of equal ones those with the lower numbers; 0 for the others.
 static void shares(const float *logits, int V, double temperature, int k, double *share) {
@@ -66,8 +65,7 @@ static void test_likeliest(void) {
     CHECK(last == 4, "token %d at the end of the interval", last);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A text of one-byte tokens, with a short context that slides
+// ---- A text of one-byte tokens, with a short context that slides ----------------------------------------------------
 
 enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
 

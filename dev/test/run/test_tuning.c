@@ -30,8 +30,7 @@ static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
     return fits ? 0 : FAIL(e, ERR_INPUT, NULL, "tuned for another than %s", machine);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 // "tuning" of a JSON file, or "(none)".
 static const char *recorded(const char *path) {
@@ -62,8 +61,7 @@ static bool begins(const char *text, const char *with) { return strncmp(text, wi
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 "                      \
     "--seq-len 8 --threads 1 --micro-batch 4 "
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tests
+// ---- Tests ----------------------------------------------------------------------------------------------------------
 
 static void test_not_asked_for(void) {
     machine = "Fake 1";

@@ -31,8 +31,7 @@ static const char *write_bytes(const char *name, const void *data, size_t bytes)
 
 static const char *write_text(const char *text) { return write_bytes("q.jsonl", text, strlen(text)); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Questions, and files with them
+// ---- Questions, and files with them ---------------------------------------------------------------------------------
 
 typedef struct {
     char context[TEXT_MOST + 1], ending[ENDINGS_MOST][TEXT_MOST + 1];
@@ -122,8 +121,7 @@ static const char *write_bin(const Example *examples, int count) {
     return path;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A model that sees only the token before: its loss of predicting b after a
+// ---- A model that sees only the token before: its loss of predicting b after a --------------------------------------
 
 static float loss_of(int a, int b) { return (float)((a * 37 + b * 101) % 59) / 8; } // exact in fp32
 
@@ -268,8 +266,7 @@ static void test_sum_and_mean(void) {
     hellaswag_close(NULL);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Bad files
+// ---- Bad files ------------------------------------------------------------------------------------------------------
 
 static void refuse_json(const char *text, const char *mention) {
     HellaSwag *h;

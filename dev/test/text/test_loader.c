@@ -133,8 +133,7 @@ static void test_shares_of_ranks(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The thread
+// ---- The thread -----------------------------------------------------------------------------------------------------
 
 // Calls f with every thread of this process but the first, which calls it and has the process's number.
 static int other_threads(void (*f)(const char *thread)) {
@@ -200,8 +199,7 @@ static void test_signals(void) {
     fixture_close(&f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors ---------------------------------------------------------------------------------------------------------
 
 // A shard is cut off or damaged while in use: loader_rows returns the thread's error, and rows once the file is whole
 // again.

@@ -17,8 +17,7 @@ static void write_text(const char *name, const char *text) {
     if (!f || fputs(text, f) < 0 || fclose(f) != 0) printf("  cannot write %s\n", path);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Merges, against the definition
+// ---- Merges, against the definition ---------------------------------------------------------------------------------
 
 enum { MERGES = 300, NAME = 64 };
 typedef struct {
@@ -313,8 +312,7 @@ static void test_forms(void) {
     tokenizer_destroy(first);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Added tokens, against a search of the whole text for each of them
+// ---- Added tokens, against a search of the whole text for each of them ----------------------------------------------
 
 static const struct {
     const char *name;

@@ -9,8 +9,7 @@
 
 static Error e;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// UTF-8, against the table of RFC 3629 section 4
+// ---- UTF-8, against the table of RFC 3629 section 4 -----------------------------------------------------------------
 
 static bool rfc_valid(const unsigned char *s, size_t n) { // exactly one character of n bytes
     static const unsigned char rows[][8] = {
@@ -66,8 +65,7 @@ static void test_utf8(void) {
         CHECK(utf8_boundary(text, n) == want[n], "boundary of %zu is %zu", n, utf8_boundary(text, n));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Words, against PCRE2
+// ---- Words, against PCRE2 -------------------------------------------------------------------------------------------
 
 // GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, which is no space since Unicode 6.3, nor
 // in the engines that made GPT-2's data.
