@@ -108,8 +108,8 @@ hangs() {
     step=2 checkpoint=8 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" || return 1
     one_error
 }
-# Where each rank sees those of its own machine only. The machine that knows says so first; what the others see, perhaps
-# one that is behind and waits just as they do, is no reason to blame it.
+# Each rank sees the ranks of its own machine only. The machine that knows reports first; the others may see a late rank
+# that waits as they do, and accuse nobody.
 stopped_elsewhere() { # RANK: the last one, and its neighbour on machine 1 sees it; AFTER
     local machine=("$work/machine.sh" 2)
     step=3 setup=8 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
@@ -121,7 +121,7 @@ stopped_alone() { # on a machine of its own, which nobody sees
         --checkpoint-every 0 || return 1
     ! grep -E '^error.*(is stopped|keeps the others)' log
 }
-hangs_elsewhere() { # its watchdog runs on: its neighbour sees it behind, and so may others see theirs
+hangs_elsewhere() { # its watchdog runs: its neighbour sees it at the earliest collective, and others may see theirs there
     local machine=("$work/machine.sh" 2)
     step=3 setup=8 harm 4 3 hang "$1" 78 "^error \(rank [23] on node1\): .*; this machine's 2 ranks run; rank 3 \(process [0-9]+ on node1\) is at the earliest collective" \
         --checkpoint-every 0 || return 1
@@ -196,12 +196,12 @@ not_finite_while_saving() { # OPTIONS...: known to all, who wait for the save: a
         --checkpoint-every 3 "$@"
     ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
-asked_to_stop_while_saving() { # OPTIONS...: two saves, and both get on
+asked_to_stop_while_saving() { # OPTIONS...: two saves, and both make progress
     # shellcheck disable=SC2046,SC2086
     launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(checkpoint=2 options) --steps 100000000 --out stop --checkpoint-every 400 "$@"
     ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && one_error
 }
-# What takes long on rank 0 but gets on is no hang, however long the others wait for all of it; what never returns is.
+# Long work of rank 0 that makes progress is no hang, however long the others wait; a call that never returns is one.
 saves_slowly() { # ZERO
     # shellcheck disable=SC2046,SC2086
     launch 2 ${slow_disk/0.5/0.6} "$train" $(checkpoint=2 options) --steps 3 --out slow --zero "$1"

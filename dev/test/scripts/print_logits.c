@@ -2,7 +2,7 @@
 // transformers: print_logits DIR OUT, where DIR is read as --model is, and OUT is a safetensors file with
 //
 //     tokens  I32 (ROWS, T)     uniform, T the model's whole context
-//     logits  F32 (ROWS, T, V)  of the token behind tokens[row][0..t]
+//     logits  F32 (ROWS, T, V)  of the token after tokens[row][0..t]
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "../small_model.h"

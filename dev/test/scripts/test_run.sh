@@ -28,13 +28,13 @@ counts() {
         says "$work/log" "FAIL test_crash: exit code 139" && says "$work/log" "FAIL test_silent: exit code 0"
 }
 alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS; burying it is another's business
-ends_what_never_ends() { # with all that it began, and goes on
+ends_what_never_ends() { # with all that it started, and runs the next test
     GNS_TEST_LIMIT=3 runs "2 passed, 1 failed, 1 skipped" 1 endless.sh good.sh &&
         says "$work/log" "FAIL test_endless: did not end within 3 s" || return 1
     local apart i
     apart=$(cat "$work/apart") || return 1
     for ((i = 0; i < 100; i++)); do alive "$apart" && sleep 0.1 || return 0; done
-    echo "process $apart goes on"
+    echo "process $apart still runs"
     return 1
 }
 inner_make() { # minds its own -j
