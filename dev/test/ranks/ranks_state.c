@@ -88,7 +88,8 @@ static int setup(State *s, Error *e) {
     TRY(comm_create(&s->comm, &deadlines, e));
     if (s->finders < 0) s->finders = s->comm.ranks - 1;
     TRY(model_create(&s->model, &shape, e));
-    ParallelConfig sharing = {ZERO_2, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s)};
+    ParallelConfig sharing = {ZERO_2, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),
+                              .transport = TRANSPORT_OR_NULL(mpi_transport)};
     collects.model = &s->model;
     TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
     parallel_shard(&s->parallel, &config);
