@@ -54,7 +54,7 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
 
 // ---- Can the text be taken? -----------------------------------------------------------------------------------------
 
-int check_kind(const Input *input, const char *text, size_t bytes, Error *e) {
+int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
         const char *begin, *what, *command;
     } kinds[] = {{"\x1f\x8b", "gzip, not text", "zcat"},
@@ -113,7 +113,7 @@ static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e
 }
 
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
-    if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_kind(b->input, b->text, b->bytes, e));
+    if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_text_kind(b->input, b->text, b->bytes, e));
     if (b->input->jsonl) return block_parse_jsonl(b, o, e);
     for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) TRY(piece_check_utf8(b, &b->pieces[i], e));
     return 0;

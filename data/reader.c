@@ -288,7 +288,7 @@ static int reader_check_file(Reader *r, bool *valid, Error *e) {
     for (size_t got = 1, total = 0; got && *valid && !reader_signalled(r);) {
         TRY(reader_read(r, r->buffer + r->have, BLOCK_BYTES - r->have, &got, e));
         r->have += got;
-        if (total == 0 && check_kind(input, r->buffer, r->have, &ignored)) *valid = false;
+        if (total == 0 && check_text_kind(input, r->buffer, r->have, &ignored)) *valid = false;
         total += got;
         if (input->jsonl) return 0;
         size_t whole = got ? utf8_boundary(r->buffer, r->have) : r->have;

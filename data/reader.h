@@ -36,6 +36,6 @@ void reader_free(Reader *r);
 // cannot be read or, resumed, differs from the interrupted one.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
-// --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_kind refuses. Comes first:
+// --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_text_kind refuses. Comes first:
 // the beginning of a document cannot be taken back. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
