@@ -9,7 +9,7 @@
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
 // NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
-// are assumed to reach the same part of theirs.
+// are assumed to reach the same share of their peak.
 static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's

@@ -1,4 +1,4 @@
-// device_specs: the table of GPUs, against data sheets and how the chips are made.
+// devices: the table of GPUs, against data sheets and how the chips are made.
 #include "plan/devices.h"
 
 #include "../test.h"

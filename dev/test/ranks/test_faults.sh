@@ -2,7 +2,7 @@
 # One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
 #
 #     dev/test/ranks/test_faults.sh          each fault once or twice: what make test runs
-#     dev/test/ranks/test_faults.sh ROUNDS   at random times, so many rounds of six (make test-faults)
+#     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline is 2 s where it is what must end the run, and otherwise long
 # enough for a slow disk and busy cores; a run may take 25 s more to end.
@@ -121,7 +121,7 @@ stopped_alone() { # on a machine of its own, which nobody sees
         --checkpoint-every 0 || return 1
     ! grep -E '^error.*(is stopped|keeps the others)' log
 }
-hangs_elsewhere() { # its watchdog runs: its neighbour sees it at the earliest collective, and others may see theirs there
+hangs_elsewhere() { # its watchdog runs: its neighbour, like other machines, sees which of its ranks is at the earliest collective
     local machine=("$work/machine.sh" 2)
     step=3 setup=8 harm 4 3 hang "$1" 78 "^error \(rank [23] on node1\): .*; this machine's 2 ranks run; rank 3 \(process [0-9]+ on node1\) is at the earliest collective" \
         --checkpoint-every 0 || return 1

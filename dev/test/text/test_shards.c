@@ -14,7 +14,7 @@
 static char directory[512]; // a fresh one, removed at the end
 static Error e;
 
-// Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see the Makefile).
+// Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see dev/make/tests.mk).
 static struct {
     bool interrupt_read, halve_read; // EINTR, fewer bytes
     bool fail_sync;                  // EIO
