@@ -1,5 +1,6 @@
 // A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
-// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). That directory
+//    is held by descriptor: where another takes its place nothing is written to that one.
 // 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
 //    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
 // 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
@@ -126,7 +127,10 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
     return file_exists(path) ? keep_rest(out, step, path, notes, e) : 0;
 }
 
-void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }
+void archive_abandon(const char *out, int64_t step, Manifest *manifest, FILE *notes) {
+    manifest_release(manifest);
+    remove_partial(out, step, notes, &(Error){0});
+}
 
 int archive_tidy(const char *out, FILE *notes, Error *e) {
     Names names;
@@ -140,21 +144,24 @@ int archive_tidy(const char *out, FILE *notes, Error *e) {
 
 // ---- Writing and verifying ------------------------------------------------------------------------------------------
 
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
+                  Error *e) {
     TRY(step_path(out, step, PARTIAL, directory, e));
     TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
         return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
                     strerror(errno));
-    return 0;
+    return manifest_hold(manifest, directory, e);
 }
 
-int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
+int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
     TRY(step_path(out, step, PARTIAL, partial, e));
     TRY(step_path(out, step, FINAL, final, e));
     TRY(manifest_write(manifest, partial, e));
     pulse_beat(manifest->pulse);
+    TRY(directory_is(partial, manifest->place, e));
+    manifest_release(manifest);
     return path_rename(partial, final, out, e);
 }
 

@@ -25,14 +25,15 @@ typedef struct {
 int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
                       const Pulse *pulse, Error *e);
 
-// Creates an empty directory for the checkpoint of a step, under its temporary name.
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e);
+// Creates an empty directory for the checkpoint of a step, under its temporary name. The manifest holds it.
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
+                  Error *e);
 
 // Removes that directory if the checkpoint could not be written.
-void archive_abandon(const char *out, int64_t step, FILE *notes);
+void archive_abandon(const char *out, int64_t step, Manifest *manifest, FILE *notes);
 
 // Makes the checkpoint visible. All files of the manifest must be on the disk.
-int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
 // Does this step have a checkpoint, damaged or not?
 bool archive_has(const char *out, int64_t step);

@@ -35,18 +35,19 @@ static bool describe_process(long process, char out[HOLDER_BYTES]) {
     return true;
 }
 
-int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e) {
+int run_lock_take(int fd, const char *path, const char *directory, LockHolder *holder, Error *e) {
     char holder_path[PATH_MAX], *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
     size_t bytes;
     long process;
-    *may_expire = false;
+    *holder = LOCK_FREE;
     TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    *may_expire = true;
+    *holder = LOCK_UNKNOWN;
     if (file_read(holder_path, HOLDER_BYTES, &text, &bytes, &(Error){0}) == 0) {
         if (sscanf(text, "%255s %ld", host, &process) == 2) {
-            *may_expire = !describe_process(process, now) || strcmp(text, now) != 0;
-            snprintf(who, sizeof who, "%s process %ld on %s", *may_expire ? ": it was" : ":", process, host);
+            if (describe_process(process, now) && strcmp(text, now) == 0) *holder = LOCK_ALIVE;
+            snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_UNKNOWN ? ": it was" : ":", process,
+                     host);
         }
         memory_free(text);
     }

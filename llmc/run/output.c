@@ -32,7 +32,7 @@ static int move_old_run(const char *out, Error *e) {
 // Afterwards this run alone writes to the directory, which ends at its step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
-    bool ignored;
+    LockHolder ignored;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &ignored, e));
@@ -65,6 +65,7 @@ int setup_output(Run *r, Error *e) {
     float *copy = NULL;
     if (in_background)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
+    r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
     TRY(write_run_json(r, e));

@@ -54,7 +54,7 @@ static void put_this_part(FILE *f, const Run *r) {
     host[sizeof host - 1] = 0;
     if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
+    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)

@@ -280,9 +280,25 @@ int __wrap_open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
-    if ((flags & (O_WRONLY | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    if ((flags & (O_WRONLY | O_RDWR | O_CREAT)) && strikes(CALL_OPEN)) return -1;
     int fd = __real_open(path, flags, mode);
     if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
+    return fd;
+}
+
+int __real_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...) {
+    char path[PATH_MAX], place[PATH_MAX] = "";
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if ((flags & (O_WRONLY | O_RDWR | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    int fd = __real_openat(directory, name, flags, mode);
+    if (directory != AT_FDCWD) path_of_descriptor(directory, place);
+    if (fd < 0 || !(flags & O_CREAT) || !in_child()) return fd;
+    if (snprintf(path, sizeof path, "%s%s%s", place, *place ? "/" : "", name) < (int)sizeof path) disk_created(path);
     return fd;
 }
 

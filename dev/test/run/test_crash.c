@@ -538,7 +538,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     Manifest manifest = {.count = 0};
     FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin(out, step, directory, stderr, &e), &e);
+    CHECK_OK(archive_begin(out, step, directory, &manifest, stderr, &e), &e);
     CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
