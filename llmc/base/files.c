@@ -270,11 +270,10 @@ static int copy_file(int fd, uint64_t bytes, const char *path, Error *e) {
 
 int file_own(const char *path, int *fd, Error *e) {
     char partial[PATH_MAX];
-    struct stat st, named;
+    struct stat st;
     int copy, flags = fcntl(*fd, F_GETFL);
     if (fstat(*fd, &st) != 0) return cannot_write(path, e);
-    bool gone = lstat(path, &named) != 0 && errno == ENOENT;
-    if (!gone && st.st_nlink <= 1) return 0;
+    if (!file_missing(path) && st.st_nlink <= 1) return 0;
     TRY(partial_path(partial, path, e));
     TRY(copy_file(*fd, (uint64_t)st.st_size, partial, e));
     TRY(publish(partial, path, e));
@@ -300,7 +299,11 @@ int file_cut(const char *path, int64_t bytes, Error *e) {
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a FIFO's writer
-    if (*fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    if (*fd < 0) {
+        FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+        e->unreadable = !file_missing(path);
+        return e->code;
+    }
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
         *bytes = (uint64_t)st.st_size;
         return 0;
@@ -316,10 +319,13 @@ static int read_between(int fd, const char *path, uint64_t offset, void *out, si
         ssize_t n = pread(fd, (char *)out + have, room - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
-        if (n <= 0)
-            return FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
-                        "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),
-                        n ? strerror(errno) : "the file ends there");
+        if (n <= 0) {
+            FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
+                 "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),
+                 n ? strerror(errno) : "the file ends there");
+            e->unreadable = n < 0;
+            return e->code;
+        }
         have += (size_t)n;
     }
     return 0;
@@ -402,6 +408,11 @@ bool file_exists(const char *path) {
 bool directory_holds(const char *directory, const char *name) {
     char path[PATH_MAX];
     return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
+}
+
+bool file_missing(const char *path) {
+    struct stat st;
+    return lstat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR);
 }
 
 bool directory_exists(const char *path) {

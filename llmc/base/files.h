@@ -69,6 +69,8 @@ int descriptor_sync(int fd, const char *path, Error *e);
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
+// These set e->unreadable where the file may be undamaged.
+
 // Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
 
@@ -89,7 +91,8 @@ int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest 
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
-bool file_exists(const char *path); // of any kind, a broken link included
+bool file_exists(const char *path);  // of any kind, a broken link included
+bool file_missing(const char *path); // of no kind; false where the path cannot be looked up
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 int directory_sync(const char *path, Error *e);

@@ -10,6 +10,7 @@
 #include "base/text.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
@@ -138,8 +139,11 @@ static int verify_file(const Manifest *manifest, int i, const char *directory, V
     struct stat st;
     FileDigest got = *want;
     TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
+    if (stat(path, &st) != 0) {
+        if (!file_missing(path)) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
+        st.st_mode = 0;
+    }
+    if (!S_ISREG(st.st_mode)) return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
     if ((uint64_t)st.st_size != want->bytes)
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);

@@ -8,7 +8,9 @@
 //    `notes`. A checkpoint that is a link is unlinked (directory_remove).
 // 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
-// 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
+// 6. A checkpoint that cannot be read is not called damaged: nothing is removed or renamed on its account, and no older
+//    one takes its place.
+// 7. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
 #include "checkpoint/archive.h"
 
@@ -78,7 +80,7 @@ int archive_count(const char *out, int *count, Error *e) {
 
 bool archive_has(const char *out, int64_t step) {
     char path[ARCHIVE_PATH];
-    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && directory_exists(path);
+    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && !file_missing(path);
 }
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
@@ -168,6 +170,9 @@ int archive_commit(const char *out, int64_t step, Manifest *manifest, char final
 // foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
 static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
     Manifest manifest;
+    struct stat st;
+    if (stat(directory, &st) != 0 && file_exists(directory))
+        return FAIL_UNREADABLE(e, "make it readable", "%s: %s", directory, strerror(errno));
     int code = manifest_read(&manifest, directory, e);
     if (foreign) *foreign = manifest.foreign;
     manifest.pulse = pulse;
@@ -225,13 +230,15 @@ static uint64_t step_bytes(const char *out, int64_t step) {
     return bytes;
 }
 
-// Index of the newest checkpoint that the disk gives back undamaged; -1: none.
-static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse) {
+// Index of the newest checkpoint that the disk gives back undamaged; -1: none. Takes newer ones that cannot be read from
+// the list: they stay.
+static int newest_whole(const char *out, Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
-    Error ignored;
-    for (int i = 0; i < steps->count; i++)
-        if (step_path(out, steps->step[i], FINAL, path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0)
-            return i;
+    for (int i = 0; i < steps->count; i++) {
+        Error e = {0};
+        if (step_path(out, steps->step[i], FINAL, path, &e) == 0 && archive_verify(path, pulse, &e) == 0) return i;
+        if (e.unreadable) steps->step[i] = -1;
+    }
     return -1;
 }
 
@@ -241,7 +248,8 @@ static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_
     uint64_t in_all = *left;
     int newest = newest_whole(out, steps, pulse);
     for (int i = 0; i < steps->count; i++) {
-        uint64_t one = i == newest || steps->step[i] == stays ? 0 : step_bytes(out, steps->step[i]);
+        bool kept = i == newest || steps->step[i] == stays || steps->step[i] < 0;
+        uint64_t one = kept ? 0 : step_bytes(out, steps->step[i]);
         if (!one) steps->step[i] = -1; // stays
         in_all += one;
     }
@@ -287,7 +295,12 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
         TRY_GOTO(step_path(out, steps.step[i], FINAL, directory, e));
         *step = steps.step[i];
         code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
-        if (code && (code != ERR_INPUT || foreign)) goto done;
+        if (code && e->unreadable)
+            error_hint(e,
+                       "the checkpoint may be undamaged, and nothing was changed: make it readable and start again; "
+                       "or rename %s, to resume from an older one",
+                       directory);
+        if (code && (code != ERR_INPUT || foreign || e->unreadable)) goto done;
         *found = code == 0;
         if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
     }

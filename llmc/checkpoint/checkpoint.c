@@ -267,12 +267,13 @@ int checkpoint_verify_model(const char *path, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
-    if (!file_exists(file)) return 0;
+    if (file_missing(file)) return 0;
     TRY(manifest_read(&manifest, path, e));
     for (int i = manifest.count - 1; i >= 0; i--)
         if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
     int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
-    return code == ERR_INPUT ? error_hint(e, "use another one; where the change is meant, remove %s", file) : code;
+    if (code != ERR_INPUT || e->unreadable) return code;
+    return error_hint(e, "use another one; where the change is meant, remove %s", file);
 }
 
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {

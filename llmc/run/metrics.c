@@ -34,7 +34,7 @@ static int cannot_write(const char *path, Error *e) {
 }
 
 static int cannot_read(const char *path, int error, Error *e) {
-    return FAIL(e, ERR_INPUT, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
+    return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
 // ---- Lines that wait ------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ int metrics_restore(Metrics *m, bool *again, Error *e) {
         int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
         close(code ? m->fd : ours_was);
         if (code) m->fd = ours_was;
-        TRY(code);
+        if (code) return e->code = ERR_WRITE;
         m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
     }
     TRY(take(m, &holder, e));

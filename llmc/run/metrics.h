@@ -56,7 +56,7 @@ size_t metrics_waiting(const Metrics *m);
 int metrics_flush(Metrics *m, Error *e);
 
 // Makes sure that DIRECTORY/metrics.jsonl is the locked log. Where that file or its directory was removed or moved it is
-// made again, from all that was written: *again is true then. Another file that took its place is appended to. ERR_USAGE
+// made again, from all that was written: *again is true then. Another file that took its place is appended to. ERR_WRITE
 // where another run has that one open.
 int metrics_restore(Metrics *m, bool *again, Error *e);
 

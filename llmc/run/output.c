@@ -48,6 +48,7 @@ static int setup_directory(Run *r, Error *e) {
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
     TRY(archive_tidy(out, stderr, e));
+    TRY(write_run_json(r, e)); // reads the old one: before anything of the run is changed
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
@@ -68,7 +69,6 @@ int setup_output(Run *r, Error *e) {
     r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
-    TRY(write_run_json(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,

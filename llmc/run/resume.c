@@ -41,8 +41,10 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
     const struct timespec moment = {0, 20000000}, second = {1, 0};
     enum { ENDING = 5, SILENT = 2, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
     const char *out = setup->options.out;
+    char log[ARCHIVE_PATH];
     double begin = clock_seconds();
-    if (!directory_holds(out, "metrics.jsonl")) return 0;
+    TRY(path_join(log, sizeof log, out, "metrics.jsonl", e));
+    if (file_missing(log)) return 0;
     for (bool said = false;;) {
         LockHolder holder;
         int code = metrics_open(&output->metrics, out, &holder, e);
@@ -134,7 +136,8 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // stays so without a manifest
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    (void)file_digest(path, DIGEST_ALL, NULL, &manifest, &(Error){0});
+    int code = file_digest(path, DIGEST_ALL, NULL, &manifest, e);
+    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
     return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }
