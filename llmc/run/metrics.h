@@ -39,8 +39,8 @@ typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 // Opens or creates DIRECTORY/metrics.jsonl to append to. ERR_USAGE where another process has it open, *holder (lock.h).
 int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e);
 
-// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept), and signs the lock.
-// Called before anything is written.
+// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before anything
+// is written to them.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 // Calls `each` with the training loss of every step in metrics.jsonl.

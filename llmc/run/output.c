@@ -47,6 +47,7 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
+    TRY(run_lock_sign(out, e));
     TRY(archive_tidy(out, stderr, e));
     TRY(write_run_json(r, e)); // reads the old one: before anything of the run is changed
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
