@@ -41,7 +41,7 @@ static int train_loop(Run *r, Error *e) {
         if (samples) TRY(sample(r, e));
         collect_save(r, 0, NULL);
         if (r->position.save && !last) TRY(save_for_log(r, e));
-        else if (saves || (r->saving.is_best && !last)) TRY(save_in_background(r, e));
+        if (saves || (r->saving.is_best && !last)) TRY(save_in_background(r, e));
     }
     return finish(r, e);
 }
@@ -200,6 +200,7 @@ static int start_save(Run *r, Error *e) {
     size_t bytes;
     await_save(r, e);
     int code = restore_directory(r, &why);
+    if (!code && r->saving.saved_step == r->position.at.step) return 0; // for the log
     if (!code) code = prepare_save(r, &text, &bytes, &why);
     if (!code) code = saver_start(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &why);
     if (!code) return 0;
@@ -242,7 +243,7 @@ static int save_log_here(Run *r, Error *e) {
     progress_break(&r->output.progress);
     if (first) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
     int unsaved = save_here(r, &why);
-    if (unsaved) report_failure(r, r->position.at.step, &why, false);
+    if (unsaved) report_failure(r, r->position.at.step, &why, metrics_waiting(r->output.metrics) > LOG_WAITS_MAX);
     if (metrics_flush(r->output.metrics, e) == 0) {
         if (first) printf("note: the log is written again\n");
         return 0;
