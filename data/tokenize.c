@@ -229,7 +229,7 @@ static int run_prepare_output(Run *run, Error *e) {
     char directory[PATH_MAX];
     *w = writer_create(o, run->tokenizer, &run->inputs);
     w->state.place = r->place;
-    r->resumed = !o->force && state_read(w, &unfit);
+    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
     if (!w->state.publishing) TRY(writer_check_free(w, e));
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));

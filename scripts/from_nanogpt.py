@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, refuse_special, run_main, write_whole
@@ -60,7 +61,9 @@ def write_model(directory, model, config):
     try:
         os.makedirs(directory, exist_ok=True)
         refuse_special(weights)
-        save_file(model, weights, {"format": "pt"})
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # the library writes through links
+            save_file(model, os.path.join(scratch, "weights"), {"format": "pt"})
+            os.replace(os.path.join(scratch, "weights"), weights)
         # Last: without it the directory is no model.
         write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:

@@ -75,13 +75,27 @@ def refuse_special(path):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
 
 
+def open_own(path, mode):
+    """Opens a file that no link leads to, of either kind: "x", a new one, or "ab"."""
+    refuse_special(path)
+    file = open(path, mode, encoding=None if "b" in mode else "utf-8",
+                opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    state = os.fstat(file.fileno())
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+        return file
+    file.close()
+    raise Fault(EXIT_WRITE, f"{path}: not written: it has another name (a hard link); move it away, or choose another place")
+
+
 def write_whole(path, text):
     """Writes the whole file, or none of it."""
     partial = path + ".tmp"
     try:
         refuse_special(path)
         refuse_special(partial)
-        with open(partial, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)  # of a script that was killed
+        with open_own(partial, "x") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:

@@ -31,9 +31,11 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
     if (rows > windows) rows = windows;
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
+    int unread = 0; // a rank that cannot read its rows ends the evaluation of all
     for (int64_t done = 0; done < share.count;) {
         int n = (int)(share.count - done < setup->shape.micro_batch ? share.count - done : setup->shape.micro_batch);
-        TRY(read_val_rows(setup, data, share.first + done, n, rows, e));
+        unread = read_val_rows(setup, data, share.first + done, n, rows, e);
+        if (unread) break;
         TRY(engine_eval(setup->engine, data->rows, n, (int)T, data->losses, e));
         for (int64_t i = 0; i < n * T; i++) sums[0] += data->losses[i];
         for (int i = 0; i < n && setup->tokenizer; i++)
@@ -41,6 +43,7 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
         comm_progress(setup->comm);
         done += n;
     }
+    TRY(comm_agree(setup->comm, unread, e));
     TRY(comm_sum(setup->comm, sums, 2, e));
     *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sums[0] / (double)(rows * T), .bytes = sums[1]};
     return 0;

@@ -32,7 +32,7 @@ static int move_old_run(const char *out, Error *e) {
 // Afterwards this run alone writes to the directory, which ends at its step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
-    bool ignored;
+    LockHolder ignored;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &ignored, e));
@@ -47,7 +47,9 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
+    TRY(run_lock_sign(out, e));
     TRY(archive_tidy(out, stderr, e));
+    TRY(write_run_json(r, e)); // reads the old one: before anything of the run is changed
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
@@ -65,9 +67,9 @@ int setup_output(Run *r, Error *e) {
     float *copy = NULL;
     if (in_background)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
+    r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
-    TRY(write_run_json(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,

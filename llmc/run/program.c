@@ -153,7 +153,9 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
         // would report their lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
-        if (metrics_close(r->output.metrics, &closing) && !code) code = (e = closing).code;
+        int closed = metrics_close(r->output.metrics, &closing);
+        if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
+        else if (closed) code = (e = closing).code;
         unread = options_train(&r->setup.options) && !output_is_file();
         run_destroy(r);
         memory_free(r);

@@ -18,7 +18,7 @@
 #include "base/signals.h"
 #include "checkpoint/checkpoint.h"
 
-#include <unistd.h>
+#include <time.h>
 
 static int find_newest(const Setup *setup, const char *out, Newest *newest, Error *e) {
     const Pulse pulse = {comm_beat, setup->comm};
@@ -34,25 +34,34 @@ static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) 
     return comm_broadcast(setup->comm, newest, sizeof *newest, e);
 }
 
-// Locks a run that exists (1). A dead process on another machine may still hold the lock: waits for its lease to end,
-// except with --fresh, which resumes nothing.
+// Locks a run that exists (1). The process before may still be ending, after kill -9: waits a few seconds, and after 2 of
+// them says so. A dead process on another machine may still hold the lock: says so and waits for its lease to end, except
+// with --fresh, which resumes nothing.
 static int lock_run(const Setup *setup, Output *output, Error *e) {
-    enum { LEASE = 120 }; // s: a server of NFSv4 keeps a lock for 90 s
+    const struct timespec moment = {0, 20000000}, second = {1, 0};
+    enum { ENDING = 5, SILENT = 2, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
     const char *out = setup->options.out;
-    double timeout = fmin(LEASE, setup->options.deadline_setup), begin = clock_seconds();
-    if (!directory_holds(out, "metrics.jsonl")) return 0;
-    for (bool waiting = false;; waiting = true) {
-        bool may_expire;
-        int code = metrics_open(&output->metrics, out, &may_expire, e);
-        if (!code || !may_expire || setup->options.fresh) return code;
+    char log[ARCHIVE_PATH];
+    double begin = clock_seconds();
+    TRY(path_join(log, sizeof log, out, "metrics.jsonl", e));
+    if (file_missing(log)) return 0;
+    for (bool said = false;;) {
+        LockHolder holder;
+        int code = metrics_open(&output->metrics, out, &holder, e);
+        if (!code || holder == LOCK_FREE) return code;
         if (signals_requested())
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
                         signals_requested(), out);
-        if (clock_seconds() - begin >= timeout) return code;
-        if (!waiting)
-            fprintf(stderr, "note: %s. Waiting up to %.0f s: a lock may outlive its machine\n", e->what, timeout);
+        bool lease = holder == LOCK_UNKNOWN && !setup->options.fresh;
+        double waited = clock_seconds() - begin, timeout = fmin(lease ? LEASE : ENDING, setup->options.deadline_setup);
+        if (waited >= timeout) return code;
+        if (!said && (lease || waited > SILENT)) {
+            fprintf(stderr, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
+                    lease ? "a lock may outlive its machine" : "it may be ending");
+            said = true;
+        }
         comm_beat(setup->comm);
-        sleep(1);
+        nanosleep(waited < ENDING ? &moment : &second, NULL);
     }
 }
 
@@ -127,7 +136,8 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // stays so without a manifest
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    (void)file_digest(path, DIGEST_ALL, NULL, &manifest, &(Error){0});
+    int code = file_digest(path, DIGEST_ALL, NULL, &manifest, e);
+    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
     return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }

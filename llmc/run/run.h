@@ -65,6 +65,7 @@ typedef struct {
     Noise noise;
     StepResult result;     // of this step
     bool stop;             // a signal asked some rank to stop; all ranks know
+    bool save;             // rank 0 asked for a save, as lines of its log wait in memory; all ranks know
     bool uneven;           // some step's shares differed, and the user was told
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;
@@ -73,6 +74,9 @@ typedef struct {
     Saver *saver;               // NULL on other ranks
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
+    int64_t first_step;         // of this start of the run
+    bool last;                  // the save before the run's end was made, or failed
+    bool log_asked;             // the waiting lines of the log have had their save
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
@@ -81,6 +85,10 @@ typedef struct {
         Newest newest;
     } own; // rank 0's
 } Saving;
+
+enum {
+    LOG_WAITS_MAX = 1 << 20
+}; // bytes of log lines that may wait in memory before they end the run: some 1,700 steps
 
 // What rank 0 shows and writes step by step.
 typedef struct {

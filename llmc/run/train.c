@@ -1,6 +1,7 @@
 // The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes.
 #include "run/run.h"
 
+#include "base/files.h"
 #include "base/signals.h"
 
 // The parts of an iteration, in the order in which the loop calls them. saver.h says what a save in flight allows.
@@ -11,6 +12,7 @@ static int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RAN
 static int sample(Run *r, Error *e);
 static void collect_save(Run *r, double seconds, Parallel *served); // reports a save that ends within `seconds`
 static int save_in_background(Run *r, Error *e);                    // reports its own failure: training continues
+static int save_for_log(Run *r, Error *e);                          // lines of the log wait for room on the disk
 static int finish(Run *r, Error *e);
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -29,7 +31,7 @@ static int train_loop(Run *r, Error *e) {
         const bool compares = is_due(at->step, o->compare_every);
         const bool samples = !last && is_due(at->step, o->sample_every);
         const bool saves = !last && is_due(at->step, o->checkpoint_every);
-        if (last || r->position.stop || validates || tests || compares || samples || saves)
+        if (last || r->position.stop || r->position.save || validates || tests || compares || samples || saves)
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, &m, e));
@@ -38,6 +40,7 @@ static int train_loop(Run *r, Error *e) {
         if (is_first(&r->setup)) progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples) TRY(sample(r, e));
         collect_save(r, 0, NULL);
+        if (r->position.save && !last) TRY(save_for_log(r, e));
         if (saves || (r->saving.is_best && !last)) TRY(save_in_background(r, e));
     }
     return finish(r, e);
@@ -104,19 +107,20 @@ static void describe_stop(const Run *r, char *out, size_t bytes) {
              (long long)r->position.at.step);
 }
 
-// A save during training failed. The best checkpoint is again the one before, unless that was removed meanwhile.
-static void report_failure(Run *r, int64_t step, const Error *why) {
+// A save during training, or at an error that ends it, failed. The best checkpoint is again the one before, unless that
+// was removed meanwhile.
+static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
     BestPoint *best = &r->position.at.best;
     if (step == best->step) *best = r->saving.best_before;
     if (!archive_has(r->setup.options.out, best->step)) *best = (BestPoint){.loss = INFINITY};
-    fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
-            (long long)step, why->what, r->saving.saved[0] ? r->saving.saved : "none yet");
+    fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step, why->what,
+            ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
 // The save before the run's end failed: adds what is lost, and where the run can be resumed, to the error.
 static int report_unsaved(const Run *r, Error *e) {
     char step[100], remedy[sizeof e->hint];
-    if (r->position.at.tokens < r->setup.options.run.horizon_tokens) {
+    if (r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens) {
         describe_stop(r, step, sizeof step - strlen(", which"));
         strcat(step, ", which");
     } else snprintf(step, sizeof step, "step %lld", (long long)r->position.at.step);
@@ -140,7 +144,7 @@ static void report_save(Run *r, const SaveReport *report) {
     report_removed(r->setup.options.out, &report->removed);
     fputs(report->notes, stderr);
     if (report->error.code) {
-        report_failure(r, report->step, &report->error);
+        report_failure(r, report->step, &report->error, false);
         return;
     }
     snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
@@ -164,6 +168,19 @@ static int await_save(Run *r, Error *e) {
     return 0;
 }
 
+// Makes what was removed or moved of the run directory again. A checkpoint that is gone is no longer this run's newest.
+static int restore_directory(Run *r, Error *e) {
+    const char *out = r->setup.options.out;
+    bool again;
+    TRY(metrics_restore(r->output.metrics, &again, e));
+    if (!archive_has(out, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
+    if (!archive_has(out, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
+    if (!again) return 0;
+    progress_break(&r->output.progress);
+    fprintf(stderr, "warning: %s/metrics.jsonl was removed or moved: written again\n", out);
+    return directory_holds(out, "run.json") ? 0 : write_run_json(r, e);
+}
+
 // The text of state.json for a checkpoint of this step. Tells the saver which older checkpoints must survive.
 static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     RunPoint *at = &r->position.at;
@@ -182,11 +199,13 @@ static int start_save(Run *r, Error *e) {
     char *text;
     size_t bytes;
     await_save(r, e);
-    int code = prepare_save(r, &text, &bytes, &why);
+    int code = restore_directory(r, &why);
+    if (!code && r->saving.saved_step == r->position.at.step) return 0; // for the log
+    if (!code) code = prepare_save(r, &text, &bytes, &why);
     if (!code) code = saver_start(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &why);
     if (!code) return 0;
     progress_break(&r->output.progress);
-    report_failure(r, r->position.at.step, &why);
+    report_failure(r, r->position.at.step, &why, false);
     return 0;
 }
 
@@ -195,16 +214,43 @@ static int save_here(Run *r, Error *e) {
     char *text;
     size_t bytes;
     await_save(r, e);
+    TRY(restore_directory(r, e));
     if (r->saving.saved_step == r->position.at.step) return 0;
-    if (prepare_save(r, &text, &bytes, e)) return report_unsaved(r, e);
+    TRY(prepare_save(r, &text, &bytes, e));
     saver_run(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &report);
     if (report.error.code) {
         report_removed(r->setup.options.out, &report.removed);
         *e = report.error;
-        return report_unsaved(r, e);
+        return e->code;
     }
     report_save(r, &report);
     return 0;
+}
+
+// The run ends here, whatever comes of it.
+static int save_last_here(Run *r, Error *e) {
+    r->saving.last = true;
+    return save_here(r, e) ? report_unsaved(r, e) : 0;
+}
+
+// A full disk: a save makes room for itself and the waiting lines. Where nothing can be saved either, training continues
+// until the lines are too many. ERR_WRITE: they cannot be written, and everything else is done.
+static int save_log_here(Run *r, Error *e) {
+    Error why = {0};
+    bool first = !r->saving.log_asked;
+    r->saving.log_asked = true;
+    if (metrics_flush(r->output.metrics, e) == 0) return 0;
+    progress_break(&r->output.progress);
+    if (first) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
+    int unsaved = save_here(r, &why);
+    if (unsaved) report_failure(r, r->position.at.step, &why, metrics_waiting(r->output.metrics) > LOG_WAITS_MAX);
+    if (metrics_flush(r->output.metrics, e) == 0) {
+        if (first) printf("note: the log is written again\n");
+        return 0;
+    }
+    if (unsaved && metrics_waiting(r->output.metrics) <= LOG_WAITS_MAX) return 0;
+    r->saving.last = unsaved;
+    return unsaved ? report_unsaved(r, e) : e->code;
 }
 
 // No checkpoint is written of weights that differ between ranks.
@@ -215,7 +261,11 @@ static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
 }
 
 static int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
-static int save_and_wait(Run *r, Error *e) { return save(r, save_here, e); }
+static int save_and_wait(Run *r, Error *e) { return save(r, save_last_here, e); }
+static int save_for_log(Run *r, Error *e) {
+    int code = save(r, save_log_here, e);
+    return comm_agree(r->setup.comm, code, e);
+}
 
 // ---- The end --------------------------------------------------------------------------------------------------------
 
@@ -259,6 +309,25 @@ static int finish(Run *r, Error *e) {
     return code;
 }
 
+// A file that cannot be read or written ended training, between two steps: saves, and adds to the error where.
+static int save_at_error(Run *r, Error *e) {
+    Comm *comm = r->setup.comm;
+    char directory[ARCHIVE_PATH], name[40], remedy[sizeof e->hint];
+    Error why = {0};
+    int code = parallel_send_weights(&r->setup.parallel, &why), saved;
+    if (!code) code = save(r, save_here, &why);
+    if (code && is_first(&r->setup)) report_failure(r, r->position.at.step, &why, true);
+    saved = !code;
+    TRY(comm_broadcast(comm, &saved, sizeof saved, &why)); // this rank may be the one that reports the error
+    if (!saved) return 0;
+    archive_name(name, sizeof name, r->position.at.step);
+    snprintf(remedy, sizeof remedy, "%s", e->hint);
+    TRY(path_join(directory, sizeof directory, r->setup.options.out, name, &why));
+    error_hint(e, "%s%sstep %lld is saved in %s: the same command%s resumes there", remedy, *remedy ? "; " : "",
+               (long long)r->position.at.step, directory, r->setup.options.fresh ? " without --fresh" : "");
+    return 0;
+}
+
 // Training ended on an error; a save may still run. If all ranks know the error the other ranks wait for the save. If
 // only this rank does, they wait in a collective: this rank must speak before their timeout, so it waits half of one.
 static void end_save(Run *r) {
@@ -277,6 +346,9 @@ int train_run(Run *r, Error *e) {
     TRY(compare_ranks(&r->setup, &r->position, e));
     if (is_first(&r->setup)) print_setup(r);
     int code = train_loop(r, e);
+    bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1,
+         of_files = code == ERR_INPUT || code == ERR_WRITE;
+    if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
     if (code) end_save(r);
     return code;
 }

@@ -283,13 +283,16 @@ int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error
     TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
     partial_path(w->path, path);
     w->count = count;
-    TRY_GOTO(file_open_output(w->path, O_WRONLY | (count ? 0 : O_CREAT | O_TRUNC), &fd, e));
+    TRY_GOTO(file_open_output(IN_PATH, w->path, O_RDWR | (count ? 0 : O_TRUNC), &fd, e));
+    code = file_own(w->path, &fd, e);
     bool whole = count == 0 || (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0);
+    if (code) goto close;
     if (whole && lseek(fd, bytes, SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
     *out = w->file ? w : NULL;
     if (w->file) return 0;
     code = whole ? write_failed(w, e)
                  : FAIL(e, ERR_INPUT, "start again from nothing", "%s: shorter than it was, or unreadable", w->path);
+close:
     close(fd);
 done:
     memory_free(w);

@@ -25,6 +25,16 @@ from_nanogpt.convert({"transformer.wte.weight": x, "lm_head.weight": 2 * x}, 3)'
 check "an untied head" says "$work/log" "lm_head.weight is not wte.weight"
 end refusals
 
+begin
+mkdir "$work/model" && echo precious > "$work/victim" && ln "$work/victim" "$work/model/model.safetensors"
+returns 0 "$python" -c '
+import sys; sys.path.insert(0, "scripts")
+import numpy as np, from_nanogpt
+from_nanogpt.write_model(sys.argv[1], {"x": np.ones(3, np.float32)}, {})' "$work/model"
+check "a hard link: written through" [ "$(cat "$work/victim")" = precious ]
+check "more than the model" [ "$(ls "$work/model" | tr '\n' ' ')" = "config.json model.safetensors " ]
+end hard_link
+
 if python=$(find_python torch numpy safetensors); then
     "$python" dev/oracle/check_nanogpt.py "$build" --ckpt || failed=1
     begin
