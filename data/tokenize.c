@@ -8,9 +8,11 @@
 // interruption.
 #include "reader.h"
 #include "shards.h"
+#include "base/terminal.h"
 
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <omp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -56,28 +58,38 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// A line on stderr, at most every 0.2 s on a terminal, every 10 s elsewhere. `last` ends the line of a terminal.
+// A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
 static void show_progress(Run *run, uint64_t bytes, bool last) {
-    static const char done[] = "##############################", to_do[] = "..............................";
-    enum { WIDTH = sizeof done - 1 };
+    static const char done[] = "####################", to_do[] = "....................";
+    enum { WIDTH = sizeof done - 1, PARTS = 6 };
     const struct SplitState *splits = run->writer.state.split;
     bool terminal = isatty(STDERR_FILENO);
-    double now = clock_seconds(), every = terminal ? 0.2 : 10;
-    if (last ? !terminal : now - run->shown < every) return;
+    double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
+    LinePart part[PARTS] = {0};
+    char line[200];
+    if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
     run->shown = now;
     double rate = (double)(bytes - run->start_bytes) / (now - run->start + 1e-9);
-    if (terminal) fputs("\r", stderr);
     if (run->total_bytes) {
-        bytes = size_min(bytes, run->total_bytes);
-        double part = (double)bytes / (double)run->total_bytes;
-        double left = rate > 0 ? (double)(run->total_bytes - bytes) / rate : 0;
-        fprintf(stderr, "[%.*s%.*s] %5.1f%%  ETA %d:%02d:%02d  ", (int)(part * WIDTH), done,
-                WIDTH - (int)(part * WIDTH), to_do, 100 * part, (int)(left / 3600), (int)(left / 60) % 60,
-                (int)left % 60);
+        double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
+        double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
+        int filled = (int)(share * WIDTH);
+        part[0].worth = 1;
+        snprintf(part[0].text, sizeof part->text, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
+        part[1].worth = PARTS;
+        snprintf(part[1].text, sizeof part->text, " %5.1f%%", floor(1000 * share) / 10);
+        part[2].worth = PARTS - 1;
+        snprintf(part[2].text, sizeof part->text, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60,
+                 (int)left % 60);
     }
-    fprintf(stderr, "%.1f MB  %.1f MB/s  %" PRIu64 " tokens%s", (double)bytes / 1e6, rate / 1e6,
-            splits[TRAIN].tokens + splits[VAL].tokens, terminal ? "\x1b[K" : "\n");
-    if (last) fputs("\n", stderr);
+    part[3].worth = 4;
+    snprintf(part[3].text, sizeof part->text, "  %.1f MB", (double)bytes / 1e6);
+    part[4].worth = 3;
+    snprintf(part[4].text, sizeof part->text, "  %.1f MB/s", rate / 1e6);
+    part[5].worth = 2;
+    snprintf(part[5].text, sizeof part->text, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
+    line_fit(line, sizeof line, part, PARTS, terminal_columns(stderr) - terminal);
+    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", line, last || !terminal ? "\n" : "");
 }
 
 // Something is wrong with an input: the first fault of each counts. From the second input on they are printed.
@@ -210,7 +222,7 @@ static int run_prepare_input(Run *run, char **names, int count, Error *e) {
     run->reader.tokenizer = run->tokenizer;
     TRY(reader_init(&run->reader, e));
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
-    run->start = clock_seconds();
+    run->start = run->shown = clock_seconds();
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
         if (!input->left_out) run->total_bytes += input->bytes;

@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "base/signals.h"
+#include "base/terminal.h"
 
 // What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
@@ -18,11 +19,15 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
 
 // This rank's share of the step's rows. While the engine computes some, the loader reads the next; after the last it
 // reads the first of a next step of the same size. A rank without rows left takes part with n = 0.
-static int run_micro_steps(Setup *setup, const RunData *data, const Position *position, int64_t B, GnsMode mode,
-                           Error *e) {
+static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *e) {
+    Setup *setup = &r->setup;
+    const RunData *data = &r->data;
+    const Position *position = &r->position;
+    Progress *progress = &r->output.progress;
     Share share = parallel_share(B, setup->comm->rank, setup->comm->ranks);
     int64_t first = position->at.examples + share.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
+    progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
@@ -33,6 +38,7 @@ static int run_micro_steps(Setup *setup, const RunData *data, const Position *po
             TRY(loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, e));
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         }
+        progress_next(progress, done * setup->comm->ranks, n * setup->comm->ranks);
         TRY(parallel_micro_step(&setup->parallel, rows, (int)n, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;
@@ -167,8 +173,8 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
     r->position.uneven = true;
     progress_break(&r->output.progress);
-    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
-            (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
+    print_folded(stderr, 6, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
+                 (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
     return 0;
 }
 
@@ -186,10 +192,11 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
-    TRY(run_micro_steps(setup, &r->data, position, B, mode, e));
+    TRY(run_micro_steps(r, B, mode, e));
     TRY(parallel_norms(&setup->parallel, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(setup, position, B, &sums, e));
+    progress_end(&r->output.progress);
     if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, e));
     at->step++;
     at->batch = B;
