@@ -207,9 +207,9 @@ static int run_finish(Run *run, Error *e) {
     show_progress(run, run->writer.state.place.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
-            printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
-                   splits[i].tokens, splits[i].documents, plural(splits[i].documents), splits[i].shards,
-                   plural((uint64_t)splits[i].shards));
+            print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
+                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural(splits[i].documents),
+                         splits[i].shards, plural((uint64_t)splits[i].shards));
     print_left_out(run);
     return 0;
 }

@@ -1,6 +1,8 @@
 // Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
 #include "run/run.h"
 
+#include "base/terminal.h"
+
 // ---- Loss -----------------------------------------------------------------------------------------------------------
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
@@ -107,8 +109,8 @@ static int print_loss(const Setup *setup, const RunData *data, Progress *progres
                     o->model, o->val);
     }
     if (!is_first(setup)) return 0;
-    printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
-           (long long)windows);
+    print_folded(stdout, 12, "validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens,
+                 (long long)v.rows, (long long)windows);
     printf("  loss        %10.6f  nats a token\n", v.loss);
     printf("  perplexity  %10.4f\n", exp(v.loss));
     if (v.bytes > 0)
@@ -125,7 +127,7 @@ static int print_hellaswag(const Setup *setup, const RunData *data, Progress *pr
     TRY(evaluate_hellaswag(setup, data, progress, &score, e));
     if (!is_first(setup)) return 0;
     double acc = (double)score.correct / score.questions, norm = (double)score.correct_norm / score.questions;
-    printf("hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
+    print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
     printf("  acc         %10.6f  +- %.4f\n", acc, share_error(acc, score.questions));
     printf("  acc_norm    %10.6f  +- %.4f  by mean loss\n", norm, share_error(norm, score.questions));
     return 0;

@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "run/inspect.h"
 #include "run/run.h"
@@ -14,14 +15,16 @@
 
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
-    printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
-           (long long)r->position.at.tokens);
+    char counted[100] = "";
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
-        printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
-               (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
-    else printf("--train-tokens is %lld", (long long)o->train_tokens);
-    printf(". The model is in %s. A longer --%s resumes, --fresh starts over\n", r->saving.saved,
-           o->steps ? "steps" : "train-tokens");
+        snprintf(counted, sizeof counted, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+                 (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
+    print_folded(stdout, 4,
+                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "
+                 "--%s resumes, --fresh starts over\n",
+                 (long long)r->position.at.step, (long long)r->position.at.tokens, counted, r->saving.saved,
+                 o->steps ? "steps" : "train-tokens");
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.

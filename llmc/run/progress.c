@@ -407,8 +407,9 @@ void progress_val(Progress *p, const StepMetrics *s, double val_loss) {
 void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore *score) {
     int n = score->questions;
     progress_break(p);
-    fprintf(p->out, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)s->step,
-            score->correct, n, (double)score->correct / n, score->correct_norm, n, (double)score->correct_norm / n);
+    print_folded(p->out, 10, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)s->step,
+                 score->correct, n, (double)score->correct / n, score->correct_norm, n,
+                 (double)score->correct_norm / n);
     fflush(p->out);
 }
 

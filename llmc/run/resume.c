@@ -146,8 +146,8 @@ static int resume_from(Run *r, const char *directory, Error *e) {
     TRY(run_state_read(r, directory, &changes, e));
     int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
     if (!code && is_first(&r->setup))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", directory, (long long)r->position.at.step,
-               (long long)r->position.at.tokens, changes.text);
+        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", directory,
+                     (long long)r->position.at.step, (long long)r->position.at.tokens, changes.text);
     text_free(&changes);
     return code;
 }

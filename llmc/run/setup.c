@@ -215,7 +215,8 @@ static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     const char *resumed = r->saving.saved;
     int64_t arrays = resumed[0] ? 3 : 1; // weights, moments
-    progress_begin(&r->output.progress, STAGE_SETUP, "loading the model", arrays * (int64_t)s->model.parameters, 0);
+    const char *what = resumed[0] || s->source[0] ? "loading the model" : "drawing the weights";
+    progress_begin(&r->output.progress, STAGE_SETUP, what, arrays * (int64_t)s->model.parameters, 0);
     if (resumed[0]) {
         TRY(checkpoint_load_model(resumed, &s->model, load_weights, r, e));
         return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,

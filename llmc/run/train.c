@@ -135,8 +135,8 @@ static void report_removed(const char *out, const Removed *removed) {
     char newest[40];
     archive_name(newest, sizeof newest, removed->last);
     if (removed->count > 0)
-        printf("note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n", removed->count,
-               removed->count > 1 ? "s" : "", out, newest);
+        print_folded(stdout, 6, "note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n",
+                     removed->count, removed->count > 1 ? "s" : "", out, newest);
 }
 
 static void report_save(Run *r, const SaveReport *report) {
@@ -241,15 +241,15 @@ static void print_end(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     if (isfinite(at->val_loss)) {
-        printf("validation loss %.4f nats a token", at->val_loss);
+        char bits[40] = "";
         if (r->setup.tokenizer && tokenizer_is_bytes(r->setup.tokenizer))
-            printf(" = %.4f bits a byte", at->val_loss / log(2.0));
-        printf("\n");
+            snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0));
+        print_folded(stdout, 4, "validation loss %.4f nats a token%s\n", at->val_loss, bits);
     }
     if (o->keep_best && at->best.step && at->best.step != at->step)
-        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
-               (long long)at->best.step, o->out, (long long)at->best.step);
-    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
+        print_folded(stdout, 4, "lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
+                     (long long)at->best.step, o->out, (long long)at->best.step);
+    print_folded(stdout, 4, "model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
 }
 
 // Samples of the finished model, and its checkpoint. An error in sampling must not prevent the save.
