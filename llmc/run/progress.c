@@ -35,7 +35,7 @@ static void format_about(char *out, size_t bytes, double seconds) {
                               : "days");
 }
 
-// Nothing while nothing is known: a lower bound of 0 says nothing.
+// Nothing while nothing is known: a lower bound of a hundredth of a row says nothing.
 static void format_gns(Progress *p, const Noise *noise, GnsMode mode) {
     const GnsEstimate g = gns_estimate(&noise->ln);
     p->last.gns[0] = p->last.error[0] = 0;
@@ -43,7 +43,7 @@ static void format_gns(Progress *p, const Noise *noise, GnsMode mode) {
     if (g.significant) {
         snprintf(p->last.gns, sizeof p->last.gns, "  GNS %.3g", g.scale);
         snprintf(p->last.error, sizeof p->last.error, " +- %.2g", g.scale_se);
-    } else if (g.lower > 0) snprintf(p->last.gns, sizeof p->last.gns, "  GNS > %.3g", g.lower);
+    } else if (g.lower > 0.01) snprintf(p->last.gns, sizeof p->last.gns, "  GNS > %.3g", g.lower);
 }
 
 static void format_memory(char *out, size_t bytes, size_t memory) {

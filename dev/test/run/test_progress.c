@@ -85,6 +85,32 @@ static void test_line(void) {
     CHECK(strstr(line, "  614k tok/s"), "%s", line);
 }
 
+// The field of the noise scale: nothing while nothing is known.
+static void test_gns(void) {
+    static const struct {
+        double g2, spread; // of the squared gradient
+        const char *want;
+    } cases[] = {{1, 0, "  GNS 10 +- "}, {1, 3, "  GNS > "}, {1, 1e6, ""}, {-1, 1e4, ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Progress p;
+        double spread = cases[i].spread;
+        FILE *f = tmpfile();
+        StepMetrics s = metrics;
+        Noise noise = {
+            .ln = {.steps = 100, .weight = 1, .g2 = cases[i].g2, .s = 10, .weight_sq = 0.01, .diff_weight = 1}};
+        noise.ln.diff_gg = 100 * spread * spread, noise.ln.diff_ss = 1e-3;
+        s.mode = GNS_LN;
+        setenv("COLUMNS", "120", 1);
+        begin(&p, f, false);
+        progress_step(&p, &s, &noise, true);
+        const char *line = written(f), *gns = strstr(line, "  GNS");
+        unsetenv("COLUMNS");
+        CHECK(*cases[i].want ? gns && strncmp(gns, cases[i].want, strlen(cases[i].want)) == 0 : !gns, "%s", line);
+        progress_destroy(&p);
+        fclose(f);
+    }
+}
+
 // Resident memory by /proc/self/status, which counts in another way.
 static double resident_mib(void) {
     char text[200];
@@ -120,6 +146,19 @@ static void test_memory(void) {
     memory_free(block);
 }
 
+// All that was written to the terminal: the kernel may hand it over in parts.
+static void read_all(int master, FILE *f, char *out, size_t bytes) {
+    size_t used = 0;
+    fputc('@', f);
+    fflush(f);
+    while (used + 1 < bytes && (used == 0 || out[used - 1] != '@')) {
+        ssize_t n = read(master, out + used, bytes - 1 - used);
+        if (n <= 0) break;
+        used += (size_t)n;
+    }
+    out[used ? used - 1 : 0] = 0;
+}
+
 // What a step of a run with every number draws on a pseudo-terminal with this many columns, and then its curve.
 static void draw(int columns, char *line, char *curve, size_t bytes) {
     Progress p;
@@ -134,12 +173,9 @@ static void draw(int columns, char *line, char *curve, size_t bytes) {
     begin(&p, f, true);
     p.val_loss = 2.25;
     for (s.step = 18000; s.step < 18003; s.step++) s.loss -= 0.3, s.tokens += 100, progress_step(&p, &s, &noise, true);
-    ssize_t n = read(master, line, bytes - 1);
-    line[n > 0 ? n : 0] = 0;
+    read_all(master, f, line, bytes);
     progress_curve(&p);
-    fflush(f);
-    n = read(master, curve, bytes - 1);
-    curve[n > 0 ? n : 0] = 0;
+    read_all(master, f, curve, bytes);
     progress_destroy(&p);
     fclose(f);
     close(master);
@@ -350,6 +386,7 @@ int main(void) {
     api = cpu_engine;
     api.progress = share_of;
     RUN(test_line);
+    RUN(test_gns);
     RUN(test_memory);
     RUN(test_terminal);
     RUN(test_validation);
