@@ -61,12 +61,12 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
 // A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
 static void show_progress(Run *run, uint64_t bytes, bool last) {
     static const char done[] = "####################", to_do[] = "....................";
-    enum { WIDTH = sizeof done - 1, PARTS = 6 };
+    enum { WIDTH = sizeof done - 1 };
     const struct SplitState *splits = run->writer.state.split;
     bool terminal = isatty(STDERR_FILENO);
     double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
-    LinePart part[PARTS] = {0};
-    char line[200];
+    Line line = {0};
+    char text[200];
     if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
     run->shown = now;
     double rate = (double)(bytes - run->start_bytes) / (now - run->start + 1e-9);
@@ -74,22 +74,15 @@ static void show_progress(Run *run, uint64_t bytes, bool last) {
         double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
         double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
         int filled = (int)(share * WIDTH);
-        part[0].worth = 1;
-        snprintf(part[0].text, sizeof part->text, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
-        part[1].worth = PARTS;
-        snprintf(part[1].text, sizeof part->text, " %5.1f%%", floor(1000 * share) / 10);
-        part[2].worth = PARTS - 1;
-        snprintf(part[2].text, sizeof part->text, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60,
-                 (int)left % 60);
+        line_add(&line, 1, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
+        line_add(&line, 6, " %5.1f%%", floor(1000 * share) / 10);
+        line_add(&line, 5, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60, (int)left % 60);
     }
-    part[3].worth = 4;
-    snprintf(part[3].text, sizeof part->text, "  %.1f MB", (double)bytes / 1e6);
-    part[4].worth = 3;
-    snprintf(part[4].text, sizeof part->text, "  %.1f MB/s", rate / 1e6);
-    part[5].worth = 2;
-    snprintf(part[5].text, sizeof part->text, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
-    line_fit(line, sizeof line, part, PARTS, terminal_columns(stderr) - terminal);
-    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", line, last || !terminal ? "\n" : "");
+    line_add(&line, 4, "  %.1f MB", (double)bytes / 1e6);
+    line_add(&line, 3, "  %.1f MB/s", rate / 1e6);
+    line_add(&line, 2, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
+    line_fit(&line, terminal_columns(stderr) - terminal, text, sizeof text);
+    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
 // Something is wrong with an input: the first fault of each counts. From the second input on they are printed.

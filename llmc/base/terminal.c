@@ -15,23 +15,30 @@ int terminal_columns(FILE *f) {
     return columns < LEAST || columns > MOST ? USUAL : columns;
 }
 
-void line_fit(char *out, size_t bytes, const LinePart *parts, int count, int columns) {
-    bool gone[32] = {false};
+void line_add(Line *line, int worth, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line->part[line->count].text, sizeof line->part->text, format, arguments);
+    va_end(arguments);
+    line->part[line->count++].worth = worth;
+}
+
+void line_fit(const Line *line, int columns, char *out, size_t bytes) {
+    Line left = *line;
     size_t width = 0, used = 0;
-    int left = 0;
-    for (int i = 0; i < count; i++) width += strlen(parts[i].text), left += parts[i].text[0] != 0;
-    for (; width > (size_t)columns && left > 1; left--) {
-        int least = -1;
-        for (int i = 0; i < count; i++)
-            if (!gone[i] && parts[i].text[0] && (least < 0 || parts[i].worth < parts[least].worth)) least = i;
-        gone[least] = true;
-        width -= strlen(parts[least].text);
+    for (int i = 0; i < left.count; i++) width += strlen(left.part[i].text);
+    for (; width > (size_t)columns && left.count > 1; left.count--) {
+        int least = 0;
+        for (int i = 1; i < left.count; i++)
+            if (left.part[i].worth < left.part[least].worth) least = i;
+        width -= strlen(left.part[least].text);
+        memmove(&left.part[least], &left.part[least + 1], sizeof *left.part * (size_t)(left.count - least - 1));
     }
     out[0] = 0;
-    for (int i = 0; i < count && used < bytes; i++) {
-        const char *text = parts[i].text;
+    for (int i = 0; i < left.count && used < bytes; i++) {
+        const char *text = left.part[i].text;
         while (used == 0 && *text == ' ') text++; // nothing is before it
-        if (!gone[i]) used += (size_t)snprintf(out + used, bytes - used, "%s", text);
+        used += (size_t)snprintf(out + used, bytes - used, "%s", text);
     }
     if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;
 }
@@ -48,7 +55,7 @@ void fold_text(FILE *f, const char *text, int columns, int indent) {
     }
 }
 
-void print_text(FILE *f, int indent, const char *text) {
+void print_lines(FILE *f, int indent, const char *text) {
     if (isatty(fileno(f))) fold_text(f, text, terminal_columns(f), indent);
     else fputs(text, f);
 }
@@ -59,7 +66,7 @@ void print_folded(FILE *f, int indent, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    print_text(f, indent, text);
+    print_lines(f, indent, text);
 }
 
 double log_interval(double elapsed) {

@@ -1,7 +1,6 @@
 #include "run/progress.h"
 
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "gns/noise.h"
 #include "text/hellaswag.h"
 
@@ -36,37 +35,37 @@ static void format_about(char *out, size_t bytes, double seconds) {
 }
 
 // Nothing while nothing is known: a lower bound of a hundredth of a row says nothing.
-static void format_gns(Progress *p, const Noise *noise, GnsMode mode) {
+static void add_gns(Line *line, const Noise *noise, GnsMode mode) {
     const GnsEstimate g = gns_estimate(&noise->ln);
-    p->last.gns[0] = p->last.error[0] = 0;
     if (mode == GNS_OFF || !g.valid || isnan(g.lower)) return;
     if (g.significant) {
-        snprintf(p->last.gns, sizeof p->last.gns, "  GNS %.3g", g.scale);
-        snprintf(p->last.error, sizeof p->last.error, " +- %.2g", g.scale_se);
-    } else if (g.lower > 0.01) snprintf(p->last.gns, sizeof p->last.gns, "  GNS > %.3g", g.lower);
+        line_add(line, 65, "  GNS %.3g", g.scale);
+        line_add(line, 45, " +- %.2g", g.scale_se);
+    } else if (g.lower > 0.01) line_add(line, 65, "  GNS > %.3g", g.lower);
 }
 
-static void format_memory(char *out, size_t bytes, size_t memory) {
+static void add_memory(Line *line, size_t memory) {
     const double gib = 1 << 30;
-    if (!memory) out[0] = 0;
-    else if ((double)memory < gib) snprintf(out, bytes, "  %.0f MiB", (double)memory / (1 << 20));
-    else snprintf(out, bytes, "  %.1f GiB", (double)memory / gib);
+    if (!memory) return;
+    if ((double)memory < gib) line_add(line, 10, "  %.0f MiB", (double)memory / (1 << 20));
+    else line_add(line, 10, "  %.1f GiB", (double)memory / gib);
 }
 
-// What the line says of the last step until the next one.
+// What the line says of a step until the next one.
 static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     const double many = 99999.5; // tokens a second
-    snprintf(p->last.step, sizeof p->last.step, "step %5lld", (long long)s->step);
-    snprintf(p->last.share, sizeof p->last.share, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
-    snprintf(p->last.loss, sizeof p->last.loss, "  loss %.4f", s->loss);
-    snprintf(p->last.batch, sizeof p->last.batch, "  B %lld", (long long)s->batch);
-    snprintf(p->last.rate, sizeof p->last.rate, s->tok_per_s < many ? "  %.0f tok/s" : "  %.0fk tok/s",
-             s->tok_per_s < many ? s->tok_per_s : s->tok_per_s / 1000);
-    p->last.mfu[0] = p->last.val[0] = 0;
-    if (isfinite(s->mfu)) snprintf(p->last.mfu, sizeof p->last.mfu, "  MFU %.1f%%", 100 * s->mfu);
-    if (isfinite(p->val_loss)) snprintf(p->last.val, sizeof p->last.val, "  val %.4f", p->val_loss);
-    format_gns(p, noise, s->mode);
-    format_memory(p->last.memory, sizeof p->last.memory, engine_memory_in_use(p->engine));
+    bool thousands = s->tok_per_s >= many;
+    Line *line = &p->last;
+    line->count = 0;
+    line_add(line, 100, "step %5lld", (long long)s->step);
+    line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
+    line_add(line, 80, "  loss %.4f", s->loss);
+    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // it had a line of its own
+    line_add(line, 70, "  B %lld", (long long)s->batch);
+    add_gns(line, noise, s->mode);
+    line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
+    if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
+    add_memory(line, engine_memory_in_use(p->engine));
 }
 
 // ---- How much is done, and what is left -----------------------------------------------------------------------------
@@ -126,64 +125,38 @@ double progress_left(Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-#define PART(value, ...)                                                                                               \
-    do {                                                                                                               \
-        part[count].worth = (value);                                                                                   \
-        snprintf(part[count++].text, sizeof part->text, __VA_ARGS__);                                                  \
-    } while (0)
-
-// Work and its pieces, into two parts.
-static void work_parts(Progress *p, double now, LinePart *part) {
-    char left[32];
-    int count = 0, used;
-    double share = share_done(p), seconds = work_left(p, now);
-    bool ended = p->now.total && p->now.done >= p->now.total;
-    if (p->now.what) PART(85, "  %s", p->now.what);
-    else PART(85, "  step %lld:", (long long)p->step + 1);
-    used = (int)strlen(part->text);
-    if (share >= 0) // below 100% until the end
-        used += snprintf(part->text + used, sizeof part->text - (size_t)used, " %.0f%%",
-                         ended ? 100 : fmin(99, floor(100 * share)));
-    if (ended || isnan(seconds)) {
-        format_duration(left, sizeof left, now - p->now.begun);
-        snprintf(part->text + used, sizeof part->text - (size_t)used, "%s %s", ended ? ", took" : "", left);
-    } else {
-        format_duration(left, sizeof left, seconds);
-        snprintf(part->text + used, sizeof part->text - (size_t)used, ", %s left", left);
-    }
-    if (p->now.pieces < 2 || ended) PART(0, "%s", "");
-    else if (p->now.stage == STAGE_STEP)
-        PART(40, "  micro-step %lld of %lld", (long long)p->now.piece, (long long)p->now.pieces);
-    else PART(40, "  %lld of %lld", (long long)p->now.done, (long long)p->now.total);
+// Work: "step 4: 37%, 0:28 left  micro-step 2 of 8".
+static void add_work(Progress *p, double now, Line *line) {
+    char what[40], share[16] = "", time[32];
+    double part = share_done(p), left = work_left(p, now);
+    bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
+    if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
+    else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
+    if (part >= 0) // below 100% until the end
+        snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
+    format_duration(time, sizeof time, known ? left : now - p->now.begun);
+    line_add(line, 85, "  %s%s%s %s%s", what, share, known ? "," : ended ? ", took" : "", time, known ? " left" : "");
+    if (p->now.pieces < 2 || ended) return;
+    if (p->now.stage == STAGE_STEP)
+        line_add(line, 40, "  micro-step %lld of %lld", (long long)p->now.piece, (long long)p->now.pieces);
+    else line_add(line, 40, "  %lld of %lld rows", (long long)p->now.done, (long long)p->now.total);
 }
 
 // The line, without what does not fit. work: with the work that is going on. Without a step yet, and in a log, a line of
 // work has nothing of the last step.
 static void format_line(Progress *p, bool work, double now, char *out, size_t bytes) {
-    enum { MOST = 16 };
-    LinePart part[MOST];
+    enum { HEAD = 2 };
+    Line line = {0};
     char eta[32];
-    int count = 0, columns = terminal_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
     double left = progress_left(p, now);
-    bool with_step = p->last.step[0] && (p->terminal || !work);
-    if (with_step) {
-        PART(100, "%s", p->last.step);
-        PART(95, "%s", p->last.share);
-    }
-    if (work) work_parts(p, now, part + count), count += 2;
+    if (p->terminal || !work) line = p->last;
+    if (line.count) line.count = HEAD;
+    if (work) add_work(p, now, &line);
     format_duration(eta, sizeof eta, left);
-    if (p->horizon > 0 && isfinite(left)) PART(90, "  ETA %s", eta);
-    if (with_step) {
-        PART(80, "%s", p->last.loss);
-        PART(30, "%s", p->last.val); // a line of its own has told it
-        PART(70, "%s", p->last.batch);
-        PART(65, "%s", p->last.gns);
-        PART(45, "%s", p->last.error);
-        PART(60, "%s", p->last.rate);
-        PART(50, "%s", p->last.mfu);
-        PART(10, "%s", p->last.memory);
-    }
-    line_fit(out, bytes, part, count, columns);
+    if (p->horizon > 0 && isfinite(left)) line_add(&line, 90, "  ETA %s", eta);
+    for (int i = HEAD; i < p->last.count && (p->terminal || !work); i++)
+        line_add(&line, p->last.part[i].worth, "%s", p->last.part[i].text);
+    line_fit(&line, terminal_columns(p->out) - p->terminal, out, bytes); // a line that wraps cannot be redrawn
 }
 
 static void draw(Progress *p, bool work, double now) {

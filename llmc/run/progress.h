@@ -12,6 +12,7 @@
 // One of several ranks, the first, shows something. Elsewhere Progress is {0}, and every function does nothing.
 #pragma once
 
+#include "base/terminal.h"
 #include "base/thread.h"
 #include "model/engine.h"
 #include "run/metrics.h"
@@ -65,9 +66,7 @@ typedef struct {
         double seconds;
         int64_t count; // of times; of a step: tokens
     } past[STAGES];
-    struct {
-        char step[32], share[16], loss[24], val[24], batch[24], gns[24], error[16], rate[24], mfu[16], memory[24];
-    } last; // what the line says of the last step
+    Line last; // what the line says of the last step: first its number and the share of the run
     struct {
         pthread_t thread;
         pthread_mutex_t lock;

@@ -161,7 +161,7 @@ int print_setup(const Run *r, Error *e) {
     print_engine(text.f, r);
     print_notes(text.f, &r->setup, &r->data);
     TRY(text_end(&text, e));
-    print_text(stdout, INDENT, text.text);
+    print_lines(stdout, INDENT, text.text);
     text_free(&text);
     fflush(stdout);
     if (r->data.train || r->data.val) warn_of_small_tokens(&r->setup, r->data.train ? r->data.train : r->data.val);

@@ -12,21 +12,26 @@
 #define CHECK_STR(got, want) CHECK(strcmp(got, want) == 0, "\"%s\"", got)
 
 static void test_line_fit(void) {
-    static const LinePart parts[] = {{"step     7", 9}, {"  ETA 1:23", 8}, {"", 7}, {"  memory", 1}, {"  loss 2.5", 5}};
+    Line parts = {0}, one = {0};
     char line[100];
+    line_add(&parts, 9, "step %5d", 7);
+    line_add(&parts, 8, "  ETA %s", "1:23");
+    line_add(&parts, 1, "  memory");
+    line_add(&parts, 5, "  loss 2.5");
+    line_add(&one, 1, "  ETA 1:23");
     for (int columns = 1; columns < 60; columns++) {
-        line_fit(line, sizeof line, parts, 5, columns);
+        line_fit(&parts, columns, line, sizeof line);
         CHECK((int)strlen(line) <= columns, "%zu wide on %d columns: %s", strlen(line), columns, line);
     }
-    line_fit(line, sizeof line, parts, 5, 38);
+    line_fit(&parts, 38, line, sizeof line);
     CHECK_STR(line, "step     7  ETA 1:23  memory  loss 2.5");
-    line_fit(line, sizeof line, parts, 5, 37);
+    line_fit(&parts, 37, line, sizeof line);
     CHECK_STR(line, "step     7  ETA 1:23  loss 2.5");
-    line_fit(line, sizeof line, parts, 5, 29);
+    line_fit(&parts, 29, line, sizeof line);
     CHECK_STR(line, "step     7  ETA 1:23");
-    line_fit(line, sizeof line, parts, 5, 4); // the last part is cut
+    line_fit(&parts, 4, line, sizeof line); // the last part is cut
     CHECK_STR(line, "step");
-    line_fit(line, sizeof line, parts + 1, 1, 80); // the first part has nothing before it
+    line_fit(&one, 80, line, sizeof line); // the first part has nothing before it
     CHECK_STR(line, "ETA 1:23");
 }
 
