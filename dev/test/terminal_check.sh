@@ -37,7 +37,8 @@ training() { # COLUMNS: the line, validations, a save, the curve
         shows '^step +200  val loss' && shows '^ +[0-9.]+ \|\*' && hides 'unknown|val -|GNS (-|off|> 0)|NaN'
 }
 evaluating() { # COLUMNS: on standard error, so that the result can be read by a program
-    on_terminal "$1" bash -c "'$train' --eval-only --model run$1 --val 't$1_val_*.bin' > result.txt" && fits "$1" && says result.txt "loss "
+    on_terminal "$1" bash -c "'$train' --eval-only --threads 1 --model run$1 --val 't$1_train_*.bin' > result.txt" && fits "$1" &&
+        says result.txt "loss " && shows '^validation [0-9]+%, [0-9]:[0-9]{2} left' && shows '^validation 100%, took'
 }
 
 wait_for() { # PATTERN: at most a minute, in screen
@@ -47,23 +48,27 @@ wait_for() { # PATTERN: at most a minute, in screen
         sleep 0.1
     done
 }
+stop_job() { kill -KILL "$(cat pid)" && wait $job; } 2> /dev/null
+
 # A step of some minutes: a drawing within it, an answer to Ctrl-C, and an end at the second one.
 long_step() { # COLUMNS
     : > screen
     on_terminal "$1" "$train" --train "t$1_train_*.bin" --layers 4 --vocab-size 50257 --heads 8 --channels 512 --seq-len 64 \
-        --micro-batch 8 --batch-tokens 262144 --steps 1000 --out "long$1" &
-    local job=$! from=$SECONDS
-    wait_for 'step 1: [0-9]+%, [0-9]' && wait_for 'the run takes' && kill -INT "$(cat pid)" && wait_for 'finishing this step' || return 1
-    [ $((SECONDS - from)) -lt 60 ] || { echo "after $((SECONDS - from)) s"; return 1; }
+        --micro-batch 8 --batch-tokens 262144 --steps 1000 --out "long$1" > /dev/null &
+    local job=$!
+    wait_for 'step 1: [0-9]+%, [0-9]' && wait_for 'the run takes' && kill -INT "$(cat pid)" && wait_for 'finishing this step' ||
+        { stop_job; return 1; }
     kill -INT "$(cat pid)"
     wait $job
     [ $? = 130 ] && fits "$1" && [ ! -e "long$1"/step_00000001 ]
 }
-# In a log: whole lines, each within 80 columns, and the same answer.
+# In a log: lines of 80 columns, each whole, and the same answer.
 log() {
     "$train" --train 't80_train_*.bin' "${model[@]}" --batch-tokens 4096 --steps 100000 --out log > screen 2>&1 &
     local job=$!
-    wait_for '^step +[0-9]+ +[0-9]+%  ETA .*  loss' && wait_for '^step +[1-9][0-9]+ ' && kill -TERM $job && wait_for '^saved' || return 1
+    echo $job > pid
+    wait_for '^step +[0-9]+ +[0-9]+%  ETA .*  loss' && wait_for '^step +[1-9][0-9]+ ' && kill -TERM $job && wait_for '^saved' ||
+        { stop_job; return 1; }
     wait $job
     [ $? = 75 ] && ! grep -q $'\r' screen && grep '^step' screen | awk 'length > 80 { print; bad = 1 } END { exit bad }'
 }
