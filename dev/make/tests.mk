@@ -75,6 +75,9 @@ test-crash-run:
 	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
 
+test-terminal: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize ## what a terminal of 80 and of 40 columns shows; a minute
+	@GNS_BUILD=$(BUILD) dev/test/terminal_check.sh
+
 fuzz: ## the fuzzers, ten minutes each
 fuzz-run:
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
@@ -89,4 +92,4 @@ bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kerne
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs fuzz-coverage bench bench-save
+.PHONY: $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs test-terminal fuzz-coverage bench bench-save

@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "run/inspect.h"
 #include "run/run.h"
@@ -14,14 +15,16 @@
 
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
-    printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
-           (long long)r->position.at.tokens);
+    char counted[100] = "";
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
-        printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
-               (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
-    else printf("--train-tokens is %lld", (long long)o->train_tokens);
-    printf(". The model is in %s. A longer --%s resumes, --fresh starts over\n", r->saving.saved,
-           o->steps ? "steps" : "train-tokens");
+        snprintf(counted, sizeof counted, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+                 (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
+    print_folded(stdout, 4,
+                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "
+                 "--%s resumes, --fresh starts over\n",
+                 (long long)r->position.at.step, (long long)r->position.at.tokens, counted, r->saving.saved,
+                 o->steps ? "steps" : "train-tokens");
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
@@ -70,6 +73,15 @@ static int run_sampling(Run *r, Error *e) {
     return print_samples(r, e);
 }
 
+// Rank 0 shows what the program does: a run on standard output, unless that is mpirun's pseudo-terminal, which is often
+// logged; anything else, whose result may be read by a program, on standard error.
+static int start_progress(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    if (!is_first(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
+    progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
+    return progress_watch(&r->output.progress, e);
+}
+
 // All ranks must have the same options and the same program.
 static int check_same_options(const Setup *setup, Error *e) {
     Text text;
@@ -106,6 +118,7 @@ static int run_program(Run *r, Error *e) {
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
+    TRY(comm_agree(r->setup.comm, start_progress(r, e), e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
@@ -148,7 +161,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->position.at.best.loss = INFINITY;
         r->position.compared_step = -1;
         code = run_program(r, &e);
-        if (code && r->output.metrics) progress_break(&r->output.progress);
+        if (code) progress_break(&r->output.progress);
         e.code = code;
         // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
         // would report their lost connection first.

@@ -16,13 +16,22 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 
 #include <time.h>
 
-static int find_newest(const Setup *setup, const char *out, Newest *newest, Error *e) {
-    const Pulse pulse = {comm_beat, setup->comm};
-    return archive_newest(out, stderr, &pulse, &newest->found, &newest->step, newest->directory, e);
+// Its notes come out at the end: until then the progress has the terminal's line.
+static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
+    const Pulse pulse = {comm_beat, r->setup.comm};
+    Text notes;
+    TRY(text_begin(&notes, e));
+    progress_begin(&r->output.progress, STAGE_SETUP, "reading the checkpoint", 0, 0);
+    int code = archive_newest(out, notes.f, &pulse, &newest->found, &newest->step, newest->directory, e);
+    progress_end(&r->output.progress);
+    if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
+    text_free(&notes);
+    return code;
 }
 
 // From rank 0 to all. All ranks must call this. code: the result of rank 0's search.
@@ -56,8 +65,8 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
         double waited = clock_seconds() - begin, timeout = fmin(lease ? LEASE : ENDING, setup->options.deadline_setup);
         if (waited >= timeout) return code;
         if (!said && (lease || waited > SILENT)) {
-            fprintf(stderr, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
-                    lease ? "a lock may outlive its machine" : "it may be ending");
+            print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
+                         lease ? "a lock may outlive its machine" : "it may be ending");
             said = true;
         }
         comm_beat(setup->comm);
@@ -71,8 +80,7 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     if (!is_first(&r->setup)) return 0;
     if (!r->saving.own.looked) {
         TRY(lock_run(&r->setup, &r->output, e));
-        if (!r->setup.options.fresh && directory_exists(out))
-            TRY(find_newest(&r->setup, out, &r->saving.own.newest, e));
+        if (!r->setup.options.fresh && directory_exists(out)) TRY(find_newest(r, out, &r->saving.own.newest, e));
     }
     r->saving.own.looked = true;
     *newest = r->saving.own.newest;
@@ -93,10 +101,10 @@ static int find_own_of_model(Run *r, Newest *newest, Error *e) {
 }
 
 // The newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
-static int find_in_run(const Setup *setup, const char *path, Newest *newest, Error *e) {
+static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
     int checkpoints;
     if (!directory_exists(path)) return 0;
-    TRY(find_newest(setup, path, newest, e));
+    TRY(find_newest(r, path, newest, e));
     if (newest->found || !directory_holds(path, "metrics.jsonl")) return 0;
     TRY(archive_count(path, &checkpoints, e));
     return FAIL(e, ERR_INPUT, checkpoints ? "use another run" : "wait for its first one: see its --checkpoint-every",
@@ -109,7 +117,7 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     if (checkpoint_is_model(o->model)) return 0;
     if (options_train(o)) TRY(find_own_of_model(r, newest, e));
     if (newest->found) return 0;
-    TRY(find_in_run(&r->setup, o->model, newest, e));
+    TRY(find_in_run(r, o->model, newest, e));
     if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
     return 0;
 }
@@ -147,8 +155,8 @@ static int resume_from(Run *r, const char *directory, Error *e) {
     TRY(run_state_read(r, directory, &changes, e));
     int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
     if (!code && is_first(&r->setup))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", directory, (long long)r->position.at.step,
-               (long long)r->position.at.tokens, changes.text);
+        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", directory,
+                     (long long)r->position.at.step, (long long)r->position.at.tokens, changes.text);
     text_free(&changes);
     return code;
 }

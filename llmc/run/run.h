@@ -92,8 +92,8 @@ enum {
 
 // What rank 0 shows and writes step by step.
 typedef struct {
-    Metrics *metrics; // NULL on other ranks
-    Progress progress;
+    Metrics *metrics;  // NULL on other ranks
+    Progress progress; // {0} on other ranks
 } Output;
 
 typedef struct Run {
@@ -136,7 +136,7 @@ int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the m
 int setup_output(Run *r, Error *e);             // the run directory, on rank 0. Nothing is written before
 void run_destroy(Run *r);
 
-void print_setup(const Run *r);             // for the user (summary.c)
+int print_setup(const Run *r, Error *e);    // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c
 
 // True if the run is long enough for a checkpoint before its end, which needs the saver's copy.
@@ -146,7 +146,8 @@ bool saves_in_background(const Setup *setup, const Position *position);
 int run_dry(Run *r, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation (evaluate.c): all ranks call these together and share the work. Nothing of the run's state changes.
+// Evaluation (evaluate.c): all ranks call these together and share the work. Nothing of the run's state changes, but for
+// what its progress shows.
 
 typedef struct {
     int64_t rows, tokens;
@@ -156,8 +157,10 @@ typedef struct {
 
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
 // the whole set, because its beginning may be a single document.
-int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Evaluation *out, Error *e);
-int evaluate_hellaswag(const Setup *setup, const RunData *data, HellaSwagScore *score, Error *e);
+int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens);
+int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+                  Error *e);
+int evaluate_hellaswag(const Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);
 
 int evaluate_model(Run *r, Error *e); // --eval-only
 

@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "base/signals.h"
+#include "base/terminal.h"
 
 // What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
@@ -19,12 +20,16 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
 // This rank's share of the step's rows. While the engine computes some, the loader reads the next; after the last it
 // reads the first of a next step of the same size. A rank without rows left takes part with n = 0, and so does one that
 // cannot read them: *unread is its error then, for all ranks to end this step together.
-static int run_micro_steps(Setup *setup, const RunData *data, const Position *position, int64_t B, GnsMode mode,
-                           Error *unread, Error *e) {
+static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error *e) {
+    Setup *setup = &r->setup;
+    const RunData *data = &r->data;
+    const Position *position = &r->position;
+    Progress *progress = &r->output.progress;
     Share share = parallel_share(B, setup->comm->rank, setup->comm->ranks);
     int64_t first = position->at.examples + share.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
     unread->code = 0;
+    progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
@@ -35,6 +40,7 @@ static int run_micro_steps(Setup *setup, const RunData *data, const Position *po
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread->code && setup->comm->ranks == 1) return 0;
         if (unread->code) rows = NULL;
+        progress_next(progress, done * setup->comm->ranks, n * setup->comm->ranks);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;
@@ -170,8 +176,8 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
     r->position.uneven = true;
     progress_break(&r->output.progress);
-    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
-            (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
+    print_folded(stderr, 6, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
+                 (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
     return 0;
 }
 
@@ -198,12 +204,13 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
-    TRY(run_micro_steps(setup, &r->data, position, B, mode, &unread, e));
+    TRY(run_micro_steps(r, B, mode, &unread, e));
     if (setup->comm->ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
     if (unread.code) *e = unread;
     TRY(comm_agree(setup->comm, unread.code, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(setup, position, B, &sums, e));
+    progress_end(&r->output.progress);
     if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, e));
     at->step++;
     at->batch = B;

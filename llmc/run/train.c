@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 
 // The parts of an iteration, in the order in which the loop calls them. saver.h says what a save in flight allows.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
@@ -37,7 +38,7 @@ static int train_loop(Run *r, Error *e) {
         if (validates) TRY(validate(r, &m, e));
         if (tests) TRY(test_hellaswag(r, &m, e));
         if (compares) TRY(compare_ranks(&r->setup, &r->position, e));
-        if (is_first(&r->setup)) progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
+        progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples) TRY(sample(r, e));
         collect_save(r, 0, NULL);
         if (r->position.save && !last) TRY(save_for_log(r, e));
@@ -50,7 +51,7 @@ static int train_loop(Run *r, Error *e) {
 
 static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
-    TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &v, e));
+    TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &r->output.progress, &v, e));
     r->position.at.val_loss = v.loss;
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
         TRY(comm_broadcast(r->setup.comm, &r->position.at.best, sizeof r->position.at.best, e));
@@ -63,7 +64,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
 
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     HellaSwagScore score;
-    TRY(evaluate_hellaswag(&r->setup, &r->data, &score, e));
+    TRY(evaluate_hellaswag(&r->setup, &r->data, &r->output.progress, &score, e));
     if (!is_first(&r->setup)) return 0;
     progress_hellaswag(&r->output.progress, m, &score);
     return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
@@ -79,7 +80,6 @@ static int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
 }
 
 static int sample_here(Run *r, Error *e) {
-    progress_break(&r->output.progress);
     printf("\nsample%s after step %lld:\n", r->setup.options.samples > 1 ? "s" : "", (long long)r->position.at.step);
     int code = print_samples(r, e);
     printf("\n");
@@ -88,7 +88,11 @@ static int sample_here(Run *r, Error *e) {
 
 static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    return on_rank_0(r, sample_here, e);
+    progress_break(&r->output.progress);
+    progress_begin(&r->output.progress, STAGE_SAMPLE, NULL, 0, 0);
+    int code = on_rank_0(r, sample_here, e);
+    progress_end(&r->output.progress);
+    return code;
 }
 
 static int compare_ranks(Setup *setup, Position *position, Error *e) {
@@ -113,8 +117,8 @@ static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
     BestPoint *best = &r->position.at.best;
     if (step == best->step) *best = r->saving.best_before;
     if (!archive_has(r->setup.options.out, best->step)) *best = (BestPoint){.loss = INFINITY};
-    fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step, why->what,
-            ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
+    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
+                 why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
 // The save before the run's end failed: adds what is lost, and where the run can be resumed, to the error.
@@ -135,8 +139,8 @@ static void report_removed(const char *out, const Removed *removed) {
     char newest[40];
     archive_name(newest, sizeof newest, removed->last);
     if (removed->count > 0)
-        printf("note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n", removed->count,
-               removed->count > 1 ? "s" : "", out, newest);
+        print_folded(stdout, 6, "note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n",
+                     removed->count, removed->count > 1 ? "s" : "", out, newest);
 }
 
 static void report_save(Run *r, const SaveReport *report) {
@@ -149,9 +153,9 @@ static void report_save(Run *r, const SaveReport *report) {
     }
     snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
     r->saving.saved_step = report->step;
-    printf("saved   %s in %.2f s, training stood still for %.3f s\n", r->saving.saved, report->seconds,
-           report->stall_seconds);
-    if (report->note.code) fprintf(stderr, "warning: %s: older checkpoints are kept\n", report->note.what);
+    print_folded(stdout, 8, "saved   %s in %.2f s, training stood still for %.3f s\n", r->saving.saved, report->seconds,
+                 report->stall_seconds);
+    if (report->note.code) print_folded(stderr, 9, "warning: %s: older checkpoints are kept\n", report->note.what);
     fflush(stdout);
 }
 
@@ -257,7 +261,10 @@ static int save_log_here(Run *r, Error *e) {
 static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
-    return on_rank_0(r, save_on_rank_0, e);
+    progress_begin(&r->output.progress, STAGE_SAVE, "saving", 0, 0);
+    int code = on_rank_0(r, save_on_rank_0, e);
+    progress_end(&r->output.progress);
+    return code;
 }
 
 static int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
@@ -272,7 +279,7 @@ static int save_for_log(Run *r, Error *e) {
 static int stop_and_save(Run *r, Error *e) {
     char stopped[80];
     describe_stop(r, stopped, sizeof stopped);
-    if (is_first(&r->setup)) progress_break(&r->output.progress);
+    progress_break(&r->output.progress);
     TRY(save_and_wait(r, e));
     comm_settle(r->setup.comm);
     const char *hint = r->setup.options.fresh ? "run the same command without --fresh to resume"
@@ -284,24 +291,22 @@ static void print_end(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     if (isfinite(at->val_loss)) {
-        printf("validation loss %.4f nats a token", at->val_loss);
+        char bits[40] = "";
         if (r->setup.tokenizer && tokenizer_is_bytes(r->setup.tokenizer))
-            printf(" = %.4f bits a byte", at->val_loss / log(2.0));
-        printf("\n");
+            snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0));
+        print_folded(stdout, 4, "validation loss %.4f nats a token%s\n", at->val_loss, bits);
     }
     if (o->keep_best && at->best.step && at->best.step != at->step)
-        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
-               (long long)at->best.step, o->out, (long long)at->best.step);
-    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
+        print_folded(stdout, 4, "lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
+                     (long long)at->best.step, o->out, (long long)at->best.step);
+    print_folded(stdout, 4, "model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
 }
 
 // Samples of the finished model, and its checkpoint. An error in sampling must not prevent the save.
 static int finish(Run *r, Error *e) {
     Error sampling;
-    if (is_first(&r->setup)) {
-        progress_break(&r->output.progress);
-        progress_curve(&r->output.progress);
-    }
+    progress_break(&r->output.progress);
+    if (is_first(&r->setup)) progress_curve(&r->output.progress);
     int code = r->setup.options.sample_every > 0 ? sample(r, &sampling) : 0;
     TRY(save_and_wait(r, e));
     if (code) *e = sampling;
@@ -344,7 +349,7 @@ static void end_save(Run *r) {
 int train_run(Run *r, Error *e) {
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
-    if (is_first(&r->setup)) print_setup(r);
+    if (is_first(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1,
          of_files = code == ERR_INPUT || code == ERR_WRITE;
