@@ -31,7 +31,6 @@ static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
 int run_dry(Run *r, Error *e) {
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
-    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
     EngineDevice here;
     Error unknown;
@@ -39,6 +38,7 @@ int run_dry(Run *r, Error *e) {
     uint64_t free_bytes;
     TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
+    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(setup, &r->position, e));
     setup->engine_api->device(&setup->shape, true, &here);
     bool cpu = here.flops > 0;

@@ -19,9 +19,12 @@ static void print_complete(const Run *r) {
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
         printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
                (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else if (o->epochs) printf("--epochs %g are %lld tokens", o->epochs, (long long)o->run.horizon_tokens);
     else printf("--train-tokens is %lld", (long long)o->train_tokens);
     printf(". The model is in %s. A longer --%s resumes, --fresh starts over\n", r->saving.saved,
-           o->steps ? "steps" : "train-tokens");
+           o->steps    ? "steps"
+           : o->epochs ? "epochs"
+                       : "train-tokens");
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
@@ -39,9 +42,9 @@ static int check_shares(const Setup *setup, const Position *position, Error *e) 
 // All checks that need no engine.
 static int setup_start(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
+    TRY(setup_data(r, e));
     TRY(setup_schedule(&r->setup, &r->position, e));
-    TRY(check_shares(&r->setup, &r->position, e));
-    return setup_data(r, e);
+    return check_shares(&r->setup, &r->position, e);
 }
 
 static int setup_training(Run *r, Error *e) {

@@ -105,8 +105,8 @@ static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0;
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
 int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
+int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
 int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
-int setup_data(Run *r, Error *e);                                     // training data, validation data, questions
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);

@@ -249,11 +249,14 @@ int setup_tuning(Run *r, Error *e) {
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
 int setup_data(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    Options *o = &r->setup.options;
     RunData *data = &r->data;
     int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
-    if (!o->eval_only) TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+    if (!o->eval_only) {
+        TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        TRY(options_resolve_epochs(o, (int64_t)dataset_describe(data->train).windows, e));
+    }
     if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
     return data->train ? shard_list_create(&data->shards, data->train, e) : 0;

@@ -139,6 +139,18 @@ prints_its_length() { # a new run, one that resumes with another batch, and a co
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --train-tokens is 15360\. ' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
+a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, and a plan knows it
+    local windows tokens
+    windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
+    tokens=$((32 * ((windows + 25) / 50)))
+    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && run e2 --train-tokens $tokens --batch-tokens 640 --threads 1 --lr 1e-3 && same e1 e2 || return 1
+    grep -q "the run is 0.02 epochs" e1.log && grep -q "\"horizon_tokens\": $tokens," e1/run.json && grep -q '"epochs": 0.02' e1/run.json || { cat e1.log; return 1; }
+    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q -- '--epochs 0.02 are .* A longer --epochs resumes' e1.log &&
+        run e1 --epochs 0.04 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q '^resuming from e1' e1.log || { cat e1.log; return 1; }
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
+        grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
+}
 notes_validation_on_training_data() { # under another name, too
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
@@ -215,7 +227,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
-    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length \
+    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
     try $test
