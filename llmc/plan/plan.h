@@ -59,6 +59,8 @@ typedef struct {
     int64_t rows;                             // of a step: the batch that the page is about
     int64_t val_rows;                         // of a validation; 0: none
     double train_tokens;                      // in --train; 0: not looked at
+    double epoch_tokens;                      // of the run, until a source of --train is read once
+    bool mixture;                             // several sources
     double host_bytes;                        // of the copy that checkpoints are written from
     double checkpoint_bytes, disk_free_bytes; // disk_free: -1: unknown
     const char *disk;                         // where

@@ -72,7 +72,8 @@ static void print_model(FILE *f, const Plan *p) {
     fprintf(f, "\n");
     if (!(p->train_tokens > 0)) return;
     fprintf(f, "data        %s tokens", short_count(p->train_tokens).s);
-    if (p->ramp) fprintf(f, ": %.2f epochs", p->ramp->config.train_tokens / p->train_tokens);
+    double epochs = p->ramp ? p->ramp->config.train_tokens / p->epoch_tokens : 0;
+    if (p->ramp) fprintf(f, ": %.2f epochs%s", epochs, p->mixture ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
 }
 

@@ -48,6 +48,7 @@ int run_dry(Run *r, Error *e) {
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
+    DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
@@ -58,7 +59,9 @@ int run_dry(Run *r, Error *e) {
         .ramp = ramp,
         .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
         .val_rows = val_rows(o, r->data.val, T),
-        .train_tokens = r->data.train ? (double)dataset_describe(r->data.train).windows * T : 0,
+        .train_tokens = data.windows * (double)T,
+        .epoch_tokens = data.epoch * T,
+        .mixture = data.weighted,
         .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,

@@ -255,9 +255,18 @@ int setup_data(Run *r, Error *e) {
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
-        TRY(options_resolve_epochs(o, (int64_t)dataset_describe(data->train).windows, e));
+        DatasetInfo info = dataset_describe(data->train);
+        if (o->epochs && info.weighted)
+            return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
+                        "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
+        TRY(options_resolve_epochs(o, (int64_t)info.windows, e));
     }
-    if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+    if (o->val[0]) {
+        TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+        if (dataset_describe(data->val).weighted)
+            return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
+                        o->val);
+    }
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
     return data->train ? shard_list_create(&data->shards, data->train, e) : 0;
 }
@@ -284,6 +293,10 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
+    for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {
+        int shards = dataset_source(data->train, s).shards;
+        hash[SAME_TRAIN] = hash_bytes(hash[SAME_TRAIN], &shards, sizeof shards);
+    }
     if (data->val) {
         TRY(shard_list_create(&val, data->val, e));
         hash[SAME_VAL] = hash_shards(&val);

@@ -37,9 +37,15 @@ static void print_shared_shards(const RunData *data) {
 
 static void print_data(const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
-    double epoch = (double)info.windows * setup->shape.seq_len; // tokens
-    printf("data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
-           (unsigned long long)info.windows, (double)setup->options.run.horizon_tokens / epoch);
+    double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
+    printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
+    if (!info.weighted) printf("; the run is %.3g epochs", examples / (double)info.windows);
+    printf("\n");
+    for (int s = 0; info.weighted && s < info.sources; s++) {
+        DatasetSource source = dataset_source(data->train, s);
+        printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
+               (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
+    }
     print_shared_shards(data);
 }
 

@@ -151,6 +151,39 @@ a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, 
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
         grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
 }
+mixes_sources() { # by weight, whatever the micro-batches; weights are the run's, and are checked when it resumes
+    head -c 90000 text.txt | tr a-z A-Z > other.txt
+    "$tokenize" --tokenizer bytes --out other other.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
+    local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why
+    local mixed="code_train_*.bin:3 other_*.bin:1"
+    run x1 --train "$mixed" --steps 8 $common --micro-batch 12 && run x2 --train "$mixed" --steps 4 $common --micro-batch 5 &&
+        run x2 --train code_train_*.bin:3 other_*.bin:1 --steps 8 $common --micro-batch 5 && run x3 --train 'code_train_*.bin' --steps 8 $common || return 1
+    losses() { grep -o '"loss": [0-9.]\{6\}' "$1/metrics.jsonl"; }
+    diff <(losses x1) <(losses x2) && ! diff <(losses x1) <(losses x3) > diff.log || { echo "not the examples of the mixture"; return 1; }
+    grep -q '^ *75\.00% of the rows from code_train_\*.bin: .* epochs$' x1.log && grep -q '"sources": \[{"files": "code_train_\*.bin", "share": 0.75, ' x1/run.json || { cat x1.log; return 1; }
+    while IFS='|' read -r code words why; do
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' "$train" $small --out x1 $common --steps 9 $words > refused.log 2>&1
+        [ $? = "$code" ] && one_line refused.log && grep -qF -- "$why" refused.log || { echo "$words"; cat refused.log; return 1; }
+    done <<- END
+		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture.0.share = 0.75 (--train), the command has 0.5
+		65|--train code_train_*.bin other_*.bin|this run has 2 weights (--train), the command has 0
+		64|--train code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
+		64|--train code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
+	END
+    "$train" ${small/code_val/code_train} --train "$mixed" --epochs 1 > refused.log 2>&1
+    [ $? = 64 ] && grep -q '^error: --epochs 1: the sources of a --train with weights have epochs' refused.log || { cat refused.log; return 1; }
+    "$train" --train 'other_*.bin' --val 'code_val_*.bin:1' --vocab-size 256 --steps 1 > refused.log 2>&1
+    [ $? = 64 ] && grep -q '^error: --val .*: it has weights' refused.log || { cat refused.log; return 1; }
+}
+several_patterns_are_one() { # without weights: as one pattern that matches all their files; a shell's expansion, too
+    cp other_*.bin code_train_000001.bin
+    local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
+    run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
+    # shellcheck disable=SC2086
+    "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
+    rm code_train_000001.bin
+}
 notes_validation_on_training_data() { # under another name, too
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
@@ -227,7 +260,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
-    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs \
+    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
     greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
     try $test
