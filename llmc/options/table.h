@@ -18,7 +18,7 @@ typedef enum {
 enum { BY_CHECK = 1, BY_SAMPLE = 2, BY_EVAL = 4, BY_MODEL = BY_SAMPLE | BY_EVAL, BY_ALL = BY_CHECK | BY_MODEL };
 
 // Options of one group exclude each other; in the file of --config they yield to one of the command line.
-typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB } OptionGroup;
+typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup;
 
 typedef struct {
     OptionType type;

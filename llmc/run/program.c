@@ -70,7 +70,7 @@ static int run_training(Run *r, Error *e) {
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_engine(r, e));
-    return print_samples(r, e);
+    return r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
 }
 
 // All ranks must have the same options and the same program.

@@ -155,6 +155,7 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 
 // Prints the samples that the options ask for (sample.c). In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);
+int print_answers(Run *r, Error *e); // --interactive
 
 // ---- Training -------------------------------------------------------------------------------------------------------
 

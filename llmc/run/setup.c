@@ -116,8 +116,12 @@ static int setup_shape(Setup *setup, Error *e) {
 }
 
 int setup_model(Run *r, Error *e) {
+    Options *o = &r->setup.options;
     TRY(setup_source(r, e));
-    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
+    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
+    bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
+    if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
+    return 0;
 }
 
 static int check_tokenizer(const Setup *setup, Error *e) {

@@ -421,6 +421,7 @@ void tokenizer_destroy(Tokenizer *t) {
 int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 bool tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+bool tokenizer_has_merges(const Tokenizer *t) { return t->merge_count > 0; }
 
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     bool known = token >= 0 && token < t->vocab_size;

@@ -29,6 +29,7 @@ void tokenizer_destroy(Tokenizer *t); // NULL is fine
 int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
 int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 if the vocabulary has none
 bool tokenizer_is_bytes(const Tokenizer *t);
+bool tokenizer_has_merges(const Tokenizer *t); // otherwise every token is a byte or a character
 
 // The bytes of one token, not NUL-terminated; a token outside the vocabulary (padding) is an empty string.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);

@@ -117,6 +117,7 @@ static void test_no_effect(void) {
         {"--prompt x", "--prompt", "--sample-every"},
         {"--temperature 0", "--temperature", "--sample-every"},
         {"--top-k 5", "--top-k", "--sample-every"},
+        {"--top-p 0.5", "--top-p", "--sample-every"},
         {"--sample-tokens 5", "--sample-tokens", "--sample-every"},
         {"--sample-tokens 5 --sample-every 0", "--sample-tokens", "--sample-every"},
         {"--hellaswag q", "--hellaswag", "--hellaswag-every"},
@@ -168,6 +169,7 @@ static void test_no_effect_is_noted(void) {
         {"-k constant -q 0.0", "--final-lr-frac"},
         {"--val b --val-every 0 --val-tokens 512", "--val-tokens"},
         {"--sample-every 5 --temperature 0 --top-k 5", "--top-k"},
+        {"--sample-every 5 --temperature 0 --top-p 0.5", "--top-p"},
         {"--ramp replay:x --batch-max 5", "--batch-max"},
         {"--ramp replay:x --batch-min 5 --batch-tokens 4096", "--batch-min"},
         {"--eval-only --model dir --val b", "--train"},
@@ -251,7 +253,9 @@ static void test_effect(void) {
         CHECK(!*o.notes, "%s: %s", words, o.notes);
     }
     static const char *const others[] = {
-        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5 --seed 3 --tokenizer t "
+        "--sample-only --model dir --interactive",
+        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --top-p 0.9 --sample-tokens 5 --seed 3 "
+        "--tokenizer t "
         "--seq-len 64 --threads 1",
         "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
         "--eval-only --model dir --hellaswag q --deadline-step 5",
@@ -262,6 +266,8 @@ static void test_effect(void) {
         CHECK_OK(resolve(&o, others[i], &e), &e);
         CHECK(!*o.notes, "%s: %s", others[i], o.notes);
     }
+    CHECK_ERROR(resolve(&o, "--train a --steps 5 --interactive", &e), &e, ERR_USAGE,
+                "--interactive has no effect without --sample-only");
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 

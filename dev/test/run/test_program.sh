@@ -219,6 +219,51 @@ greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
 }
+keeps_the_nucleus() { # the tokens of --top-k and --top-p, at a temperature, as Python has them
+    local python
+    python=$(find_python) || skip "no python3" || return
+    "$python" - "$root/$build/dev/test/run/print_kept" << 'END'
+import itertools, math, random, subprocess, sys
+cases, lines = [], []
+while len(cases) < 400:
+    V, temperature, p = random.randint(1, 40), random.choice([0.3, 1, 2.5]), random.choice([1e-9, 0.1, 0.5, 0.9, 0.999, 1])
+    k, logits = random.choice([0, 1, 3, 1000]), [random.randint(-40, 40) / 8 for _ in range(V)]
+    ranked = sorted(range(V), key=lambda v: (-logits[v], v))[: k or V]  # of equal ones the first
+    weight = [math.exp(logits[v] / temperature) for v in ranked]
+    share = [sum_ / sum(weight) for sum_ in itertools.accumulate(weight)]
+    if p < 1 and min(abs(x - p) for x in share) < 1e-12:
+        continue  # a matter of rounding
+    fewest = next((n for n, x in enumerate(share, 1) if x >= p), V) if p < 1 else len(ranked)
+    cases.append(sorted(ranked[:fewest]))
+    lines.append(" ".join(map(str, [temperature, k, p, V, *logits])))
+out = subprocess.run(sys.argv[1], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.splitlines()
+assert len(out) == len(cases), len(out)
+for line, want, got in zip(lines, cases, out):
+    assert [int(v) for v in got.split()] == want, (line, want, got)
+END
+}
+samples_with_top_p() { # through the program: almost 0 is the likeliest token
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-p 1e-9 --seed 9 > s2 && cmp s1 s2 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-p 0.5 > s3 && ! cmp -s s1 s3 || return 1
+    [ "$(wc -c < s1)" = $((4 + 400 + 1)) ] || { echo "$(wc -c < s1) bytes by default"; return 1; }
+}
+a_conversation() { # each line is a prompt; the model is read once, and the end of the input ends it
+    local answer
+    cp -r "$(newest_checkpoint f)" spoken && "$train" --sample-only --model spoken --sample-tokens 20 --prompt 'static int' > s1 &&
+        "$train" --sample-only --model spoken --sample-tokens 20 --prompt 'void' --samples 2 > s2 || return 1
+    coproc "$train" --sample-only --model spoken --sample-tokens 20 --interactive 2> spoken.err
+    local pid=$COPROC_PID
+    exec {answer}<&"${COPROC[0]}"
+    echo 'static int' >&"${COPROC[1]}" && head -c "$(wc -c < s1)" <&"$answer" > a1 && cmp s1 a1 || return 1
+    rm -r spoken
+    echo 'void' >&"${COPROC[1]}" && eval "exec ${COPROC[1]}>&-" && cat <&"$answer" > a2
+    wait "$pid" || { echo "exit code $?"; cat spoken.err; return 1; }
+    diff <(sed '1,/^--- sample 2/d' s2) a2 || return 1
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < /dev/null > a3 && [ ! -s a3 ] || return 1
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive --prompt x > a3 2>&1
+    [ $? = 64 ] && grep -q '^error: --prompt and --interactive exclude' a3 || { cat a3; return 1; }
+}
 a_run_is_checked() { # its checkpoints, and nothing else in it
     cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
         [ "$(grep -c ': undamaged$' checked.log)" = "$(ls -d checked/step_0* | wc -l)" ] || { tail -n 3 checked.log; }
@@ -262,7 +307,7 @@ for test in two_runs_are_identical threads_do_not_matter another_seed_is_another
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
-    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
