@@ -37,6 +37,7 @@ IGNORED = [
     "state.json:build", "state.json:metrics_bytes",  # the bytes count the digits of tok_per_s
     "run.json:program", "run.json:engine", "run.json:parts.*.started", "run.json:parts.*.host",
     "run.json:parts.*.program_xxh3_128", "run.json:parts.*.directory", "run.json:parts.*.command",
+    "state.json:options.sample_tokens", "run.json:options.sample_tokens",  # whose default depends on the tokenizer
     "MANIFEST.json:files.*.bytes", "MANIFEST.json:files.*.xxh3_128", "MANIFEST.json:xxh3_128_above",
 ]
 

@@ -70,13 +70,14 @@ typedef struct {
 
 static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
 
-// The prompt; without one what begins a document: <|endoftext|>, or a newline if the tokenizer has none.
+// The prompt; without one what begins a document: <|endoftext|>, a newline if the tokenizer has none, else token 0.
 static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
     int eot = tokenizer_eot(tokenizer);
-    const char *begin = has_prompt(config) ? config->prompt : "\n";
-    if (has_prompt(config) || eot < 0)
-        return tokenizer_encode(tokenizer, begin, strlen(begin), d->tokens, &d->count, e);
-    d->tokens[d->count++] = (uint16_t)eot;
+    if (has_prompt(config))
+        return tokenizer_encode(tokenizer, config->prompt, strlen(config->prompt), d->tokens, &d->count, e);
+    if (eot < 0 && tokenizer_encode(tokenizer, "\n", 1, d->tokens, &d->count, e) == 0) return 0;
+    d->tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
+    d->count = 1;
     return 0;
 }
 

@@ -112,7 +112,7 @@ static void print_notes(const Setup *setup, const RunData *data) {
 // Warns where a model of words is trained on bytes, or on the characters of a small alphabet.
 static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words occur
-    bool words = setup->tokenizer && !tokenizer_is_bytes(setup->tokenizer);
+    bool words = setup->tokenizer && tokenizer_has_merges(setup->tokenizer);
     const char *remedy = words || !setup->tokenizer
                              ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"

@@ -23,6 +23,21 @@ import numpy as np, from_nanogpt
 x = np.ones((3, 2), np.float32)
 from_nanogpt.convert({"transformer.wte.weight": x, "lm_head.weight": 2 * x}, 3)'
 check "an untied head" says "$work/log" "lm_head.weight is not wte.weight"
+returns 0 "$python" - "$work/meta.pkl" << 'END'
+import os, pickle, sys
+sys.path.insert(0, "scripts")
+import from_nanogpt
+for content, says in (({"itos": {0: "a", 1: "b"}}, "2 characters, and the model has 3 tokens"),
+                      ({"itos": {0: "a", 1: "b", 2: "ab"}}, "(ValueError: itos is not a character a token)"),
+                      ({"stoi": {}}, "no meta.pkl of nanoGPT's data (KeyError"),
+                      (os.system, "(UnpicklingError: it holds posix.system")):
+    with open(sys.argv[1], "wb") as file:
+        pickle.dump(content, file)
+    try:
+        raise SystemExit(f"taken: {from_nanogpt.read_characters(sys.argv[1], 3)}")
+    except from_nanogpt.Fault as fault:
+        assert fault.code == 65 and str(fault).startswith(sys.argv[1]) and says in str(fault), fault
+END
 end refusals
 
 if python=$(find_python torch numpy safetensors); then
