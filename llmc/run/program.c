@@ -16,6 +16,13 @@ static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
            (long long)r->position.at.tokens);
+    if (r->position.at.tokens < o->run.horizon_tokens) {
+        printf("--patience %lld ended it after step %lld's validation loss of %.4f, the lowest. The model is in "
+               "%s/step_%08lld. A larger --patience resumes, --fresh starts over\n",
+               (long long)o->patience, (long long)r->position.at.best.step, r->position.at.best.loss, o->out,
+               (long long)r->position.at.best.step);
+        return;
+    }
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
         printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
                (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
@@ -56,7 +63,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens) {
+    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || out_of_patience(r))) {
         if (is_first(&r->setup)) print_complete(r);
         return 0;
     }

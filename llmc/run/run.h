@@ -96,6 +96,11 @@ typedef struct Run {
     Output output;
 } Run;
 
+// Does --patience end the run? All ranks know.
+static inline bool out_of_patience(const Run *r) {
+    return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
+}
+
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -188,6 +188,8 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
     TRY(io_real(io, "best_loss", &at->best.loss, e));
+    if (io->writing ? at->best.stale > 0 : get(io, "best_stale") != NULL)
+        TRY(io_int(io, "best_stale", &at->best.stale, e));
     TRY(io_window(io, "loss_window", &at->loss_window, e));
     TRY(io_window(io, "grad_window", &at->grad_window, e));
     return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);

@@ -114,6 +114,7 @@ static void test_no_effect(void) {
     } cases[] = {
         {"--val-every 5", "--val-every", "--val"},
         {"--val-tokens 512", "--val-tokens", "--val"},
+        {"--val b --patience 3", "--patience", "--keep-best"},
         {"--prompt x", "--prompt", "--sample-every"},
         {"--temperature 0", "--temperature", "--sample-every"},
         {"--top-k 5", "--top-k", "--sample-every"},
@@ -231,6 +232,8 @@ static void test_effect(void) {
     Error e;
     static const char *const cases[] = {
         "--val b --val-every 5 --val-tokens 512",
+        "--val b --keep-best --patience 3",
+        "--patience 0",
         "--val-every 0",
         "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5",
         "--prompt= --top-k 0",
