@@ -67,7 +67,11 @@ int run_dry(Run *r, Error *e) {
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
     };
-    TRY(plan_device(&plan.device, o->device, &here, 1e9 * o->link, e));
+    DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
+                      .bandwidth = 1e9 * o->device_bandwidth,
+                      .memory_bytes = o->device_memory * (1 << 30),
+                      .network = 1e9 * o->link};
+    TRY(plan_device(&plan.device, o->device, &here, &own, e));
     plan_print(stdout, &plan);
     return 0;
 }
