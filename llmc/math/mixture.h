@@ -15,13 +15,13 @@
 #include "base/hash.h"
 
 // u(e)
-static inline double mixture_draw(uint64_t seed, uint64_t example) {
+GNS_HD static inline double mixture_draw(uint64_t seed, uint64_t example) {
     uint64_t key = hash_finish(seed + 2 * HASH_GOLDEN);
     return (double)(hash_finish(key + example * HASH_GOLDEN) >> 11) * 0x1p-53;
 }
 
 // s(e). end[s] is p_0 + ... + p_s; the last one is 1.
-static inline int mixture_source(const double *end, uint64_t seed, uint64_t example) {
+GNS_HD static inline int mixture_source(const double *end, uint64_t seed, uint64_t example) {
     double u = mixture_draw(seed, example);
     int s = 0;
     while (u >= end[s]) s++;
