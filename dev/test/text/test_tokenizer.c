@@ -626,6 +626,12 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
     CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
     tokenizer_destroy(t);
+    char path[1024], vocab[200] = "";
+    snprintf(path, sizeof path, "%s/vocab.json", directory);
+    FILE *f = fopen(path, "rb");
+    CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "%s", path);
+    if (f) fclose(f);
+    CHECK(strcmp(vocab, "{\"\xc4\x8d\": 0, \"\xc4\xa0\": 1, \"a\": 2, \"b\": 3}\n") == 0, "a name twice? %s", vocab);
 }
 
 static void test_characters(void) {
