@@ -44,7 +44,7 @@ read_given() { # ARGUMENTS...
             name=${ALIASES[$word]:-}
             [ -z "$name" ] || given[$name]=''
         elif [ -n "$name" ]; then
-            given[$name]=$word
+            given[$name]+=${given[$name]:+ }$word # --train takes several words
         fi
     done
 }
@@ -66,13 +66,13 @@ without_effect() {
     [ -n "$VAL" ] || printf '%s ' --val-every --val-tokens
 }
 
-# Removes from OPTIONS what the user gives, and what has no effect then; --steps and --train-tokens both set the length.
+# Removes from OPTIONS what the user gives, and what has no effect then; --steps, --train-tokens and --epochs set the length.
 drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1} idle
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1} idle
     idle=" $(without_effect)"
     for word in "${OPTIONS[@]}"; do
         case $word in
-        --steps | --train-tokens) drop=$length ;;
+        --steps | --train-tokens | --epochs) drop=$length ;;
         --*) [[ $idle == *" $word "* ]] && drop=1 || drop=${given[$word]+1} ;;
         esac
         [ -n "$drop" ] || kept+=("$word")
@@ -98,7 +98,7 @@ need_files() {
         TRAIN='' VAL=''
         return
     fi
-    compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
+    [[ $TRAIN == *[:\ ]* ]] || compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
     compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
 }
 

@@ -255,6 +255,43 @@ class Clock:
         return self.seconds
 
 
+class Live:
+    """A run that may still be training: new() returns what it has written since the last call."""
+
+    def __init__(self, path):
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
+                                                                ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.rewind()
+
+    def rewind(self):
+        self.info, self.parts, self.clock, self.seconds = {}, [], Clock(), {}
+        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+
+    def has_begun(self):
+        return has_log(self.info_path) and has_log(self.metrics_path)
+
+    def new(self):
+        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut where something that was
+        returned is gone: rewind, and all of it is new."""
+        self.info = read_json(self.info_path)
+        parts, told = parts_of(self.info_path, self.info), len(self.parts)
+        if parts[:told] != self.parts:
+            raise Cut
+        self.parts = parts
+        rows = list(checked_rows(self.metrics.new_lines()))
+        for row in rows:
+            if "loss" in row:
+                self.seconds[row["step"]] = self.clock.advance(row)
+            row["seconds"] = self.seconds_at(row["step"])
+        samples = list(checked_samples(self.samples.new_lines())) if has_log(self.samples_path) else []
+        return parts[told:], rows, samples
+
+    def seconds_at(self, step):
+        return self.seconds.get(step, self.clock.seconds)
+
+
 def column(rows, name):
     """A field of every row, NaN where a row has none."""
     return [math.nan if row.get(name) is None else float(row[name]) for row in rows]

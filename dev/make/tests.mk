@@ -52,6 +52,7 @@ $(WITH_DEPS):
 	@$(MAKE) --no-print-directory -s $@-run
 
 test: ## every test that needs no GPU
+check: test ## the same
 test-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
@@ -92,4 +93,4 @@ bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kerne
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs test-terminal fuzz-coverage bench bench-save
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs test-terminal fuzz-coverage bench bench-save

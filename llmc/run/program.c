@@ -16,15 +16,29 @@
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     char counted[100] = "";
+    if (r->position.at.tokens < o->run.horizon_tokens) {
+        print_folded(stdout, 4,
+                     "this run is complete: %lld steps, %lld tokens are done, and --patience %lld ended it after step "
+                     "%lld's validation loss of %.4f, the lowest. The model is in %s/step_%08lld. A larger --patience "
+                     "resumes, --fresh starts over\n",
+                     (long long)r->position.at.step, (long long)r->position.at.tokens, (long long)o->patience,
+                     (long long)r->position.at.best.step, r->position.at.best.loss, o->out,
+                     (long long)r->position.at.best.step);
+        return;
+    }
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
         snprintf(counted, sizeof counted, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
                  (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else if (o->epochs)
+        snprintf(counted, sizeof counted, "--epochs %g are %lld tokens", o->epochs, (long long)o->run.horizon_tokens);
     else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
     print_folded(stdout, 4,
                  "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "
                  "--%s resumes, --fresh starts over\n",
                  (long long)r->position.at.step, (long long)r->position.at.tokens, counted, r->saving.saved,
-                 o->steps ? "steps" : "train-tokens");
+                 o->steps    ? "steps"
+                 : o->epochs ? "epochs"
+                             : "train-tokens");
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
@@ -42,9 +56,9 @@ static int check_shares(const Setup *setup, const Position *position, Error *e) 
 // All checks that need no engine.
 static int setup_start(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
+    TRY(setup_data(r, e));
     TRY(setup_schedule(&r->setup, &r->position, e));
-    TRY(check_shares(&r->setup, &r->position, e));
-    return setup_data(r, e);
+    return check_shares(&r->setup, &r->position, e);
 }
 
 static int setup_training(Run *r, Error *e) {
@@ -56,7 +70,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens) {
+    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || out_of_patience(r))) {
         if (is_first(&r->setup)) print_complete(r);
         return 0;
     }
@@ -70,7 +84,7 @@ static int run_training(Run *r, Error *e) {
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_engine(r, e));
-    return print_samples(r, e);
+    return r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
 }
 
 // Rank 0 shows what the program does: a run on standard output, unless that is mpirun's pseudo-terminal, which is often

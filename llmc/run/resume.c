@@ -6,7 +6,7 @@
 //     same manifest.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp, the
 //     noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
-//  4. Model, --seq-len, --seed and the shards of --train make the run. They may not change (state.c); the rest may, and
+//  4. Model, --seq-len, --seed and the shards and weights of --train make the run. They may not change (state.c); the rest may, and
 //     is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints.

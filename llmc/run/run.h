@@ -104,6 +104,11 @@ typedef struct Run {
     Output output;
 } Run;
 
+// Does --patience end the run? All ranks know.
+static inline bool out_of_patience(const Run *r) {
+    return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
+}
+
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,8 +118,8 @@ static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0;
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
 int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
+int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
 int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
-int setup_data(Run *r, Error *e);                                     // training data, validation data, questions
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);
@@ -166,6 +171,7 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 
 // Prints the samples that the options ask for (sample.c). In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);
+int print_answers(Run *r, Error *e); // --interactive
 
 // ---- Training -------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,16 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
     DatasetInfo info = dataset_describe(data);
-    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
+    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu", name, info.shards,
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
+    for (int s = 0; info.weighted && s < info.sources; s++) {
+        DatasetSource source = dataset_source(data, s);
+        fprintf(f, "%s{\"files\": ", s ? ", " : ", \"sources\": [");
+        text_write_json(f, source.files);
+        fprintf(f, ", \"share\": %.17g, \"shards\": %d, \"tokens\": %llu, \"windows\": %llu}", source.share,
+                source.shards, (unsigned long long)source.tokens, (unsigned long long)source.windows);
+    }
+    fputs(info.weighted ? "]},\n" : "},\n", f);
 }
 
 // ---- Parts ----------------------------------------------------------------------------------------------------------

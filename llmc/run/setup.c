@@ -117,8 +117,12 @@ static int setup_shape(Setup *setup, Error *e) {
 }
 
 int setup_model(Run *r, Error *e) {
+    Options *o = &r->setup.options;
     TRY(setup_source(r, e));
-    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
+    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
+    bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
+    if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
+    return 0;
 }
 
 static int check_tokenizer(const Setup *setup, Error *e) {
@@ -269,13 +273,25 @@ int setup_tuning(Run *r, Error *e) {
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
 int setup_data(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    Options *o = &r->setup.options;
     RunData *data = &r->data;
     int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
     progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
-    if (!o->eval_only) TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
-    if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+    if (!o->eval_only) {
+        TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        DatasetInfo info = dataset_describe(data->train);
+        if (o->epochs && info.weighted)
+            return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
+                        "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
+        TRY(options_resolve_epochs(o, (int64_t)info.windows, e));
+    }
+    if (o->val[0]) {
+        TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+        if (dataset_describe(data->val).weighted)
+            return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
+                        o->val);
+    }
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
     if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
     progress_end(&r->output.progress);
@@ -304,6 +320,10 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
+    for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {
+        int shards = dataset_source(data->train, s).shards;
+        hash[SAME_TRAIN] = hash_bytes(hash[SAME_TRAIN], &shards, sizeof shards);
+    }
     if (data->val) {
         TRY(shard_list_create(&val, data->val, e));
         hash[SAME_VAL] = hash_shards(&val);

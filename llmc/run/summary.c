@@ -40,9 +40,16 @@ static void print_shared_shards(FILE *f, const RunData *data) {
 
 static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
-    double epoch = (double)info.windows * setup->shape.seq_len; // tokens
-    fprintf(f, "data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
-            (unsigned long long)info.windows, (double)setup->options.run.horizon_tokens / epoch);
+    double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
+    fprintf(f, "data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens,
+            (unsigned long long)info.windows);
+    if (!info.weighted) fprintf(f, "; the run is %.3g epochs", examples / (double)info.windows);
+    fprintf(f, "\n");
+    for (int s = 0; info.weighted && s < info.sources; s++) {
+        DatasetSource source = dataset_source(data->train, s);
+        fprintf(f, "        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
+                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
+    }
     print_shared_shards(f, data);
 }
 
@@ -106,7 +113,7 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
 // Warns where a model of words is trained on bytes, or on the characters of a small alphabet.
 static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words occur
-    bool words = setup->tokenizer && !tokenizer_is_bytes(setup->tokenizer);
+    bool words = setup->tokenizer && tokenizer_has_merges(setup->tokenizer);
     const char *remedy = words || !setup->tokenizer
                              ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"

@@ -22,27 +22,27 @@ static int train_loop(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     StepMetrics m;
-    while (at->tokens < o->run.horizon_tokens) {
+    for (bool last = false; !last;) {
         if (r->setup.comm->ranks == 1) r->position.stop = signals_requested() != NULL; // more ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
-        const bool last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
+        last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
-        const bool tests = r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every));
         const bool compares = is_due(at->step, o->compare_every);
-        const bool samples = !last && is_due(at->step, o->sample_every);
-        const bool saves = !last && is_due(at->step, o->checkpoint_every);
-        if (last || r->position.stop || r->position.save || validates || tests || compares || samples || saves)
+        const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
+        if (last || r->position.stop || r->position.save || validates || compares || samples || saves ||
+            is_due(at->step, o->hellaswag_every))
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, &m, e));
-        if (tests) TRY(test_hellaswag(r, &m, e));
+        last = last || out_of_patience(r);
+        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, &m, e));
         if (compares) TRY(compare_ranks(&r->setup, &r->position, e));
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
-        if (samples) TRY(sample(r, e));
+        if (samples && !last) TRY(sample(r, e));
         collect_save(r, 0, NULL);
         if (r->position.save && !last) TRY(save_for_log(r, e));
-        if (saves || (r->saving.is_best && !last)) TRY(save_in_background(r, e));
+        if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
     return finish(r, e);
 }
@@ -56,6 +56,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
         TRY(comm_broadcast(r->setup.comm, &r->position.at.best, sizeof r->position.at.best, e));
         r->saving.is_best = v.loss < r->position.at.best.loss;
+        if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
     }
     if (!is_first(&r->setup)) return 0;
     progress_val(&r->output.progress, m, v.loss);
@@ -191,7 +192,7 @@ static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     const BestPoint before = at->best;
     bool keeps = r->setup.options.keep_best;
     r->saving.best_before = before;
-    if (r->saving.is_best) at->best = (BestPoint){at->step, at->val_loss};
+    if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
     saver_protect(r->saving.saver, keeps && before.step ? before.step : -1,
                   keeps && at->best.step ? at->best.step : -1);
     at->metrics_bytes = metrics_bytes(r->output.metrics);
@@ -290,6 +291,10 @@ static int stop_and_save(Run *r, Error *e) {
 static void print_end(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
+    if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
+        print_folded(stdout, 4,
+                     "ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
+                     (long long)at->step, (long long)at->best.stale, (long long)o->patience);
     if (isfinite(at->val_loss)) {
         char bits[40] = "";
         if (r->setup.tokenizer && tokenizer_is_bytes(r->setup.tokenizer))
