@@ -82,11 +82,9 @@ drop_given() {
 
 print_help() {
     print_header "$self"
-    echo "The recipe: ${OPTIONS[*]}"
-    echo
+    print "The recipe: ${OPTIONS[*]}"$'\n'
     print_header "$root/scripts/launch.sh"
-    echo
-    echo "All options: $PROGRAM --help"
+    print $'\n'"All options: $PROGRAM --help"
 }
 
 need_files() {

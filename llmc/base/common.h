@@ -10,6 +10,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
+// Losses and gradients that are not numbers end a run: the compiler must not assume that there are none.
+#if defined __FAST_MATH__ || (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__ > 0)
+#    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
+#endif
+
 // Around the declarations of headers that C++ includes too.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {

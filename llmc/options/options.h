@@ -57,8 +57,9 @@ enum {
 };
 
 // Defaults, then the config file, then the command line. Nothing after --help or --version counts.
-// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
-int options_parse(Options *o, int argc, char **argv, Error *e);
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: no other rank reads the file, which
+// may be a pipe then.
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);

@@ -1,7 +1,8 @@
 // The command line and the config file.
 #include "options/table.h"
 
-#include "base/files.h"
+#include "base/pipe.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <ctype.h>
@@ -233,19 +234,23 @@ int options_parse_config(Options *o, char *text, size_t bytes, const char *name,
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     char *line;
+    text += utf8_mark(text, bytes);
     for (int number = 1; (line = strsep(&text, "\n")); number++)
         if (parse_config_line(o, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
     return 0;
 }
 
-int options_parse(Options *o, int argc, char **argv, Error *e) {
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
     options_defaults(o);
     TRY(parse_command_line(o, argc, argv, e));
     if (o->help || o->version || !o->given[OPTION_config]) return 0;
     const size_t max_bytes = 1 << 20; // far more than all options take
     char *text;
     size_t bytes;
-    int code = file_read(o->config, max_bytes, &text, &bytes, e);
+    if (!alone && pipe_is(o->config))
+        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
+                    o->config);
+    int code = pipe_read(o->config, max_bytes, &text, &bytes, e);
     if (code) return error_prefix(e, "--config");
     code = options_parse_config(o, text, bytes, o->config, e);
     memory_free(text);

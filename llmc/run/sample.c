@@ -117,6 +117,10 @@ static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, con
     size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
     TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
     int V = shape->model->config.vocab;
+    for (int v = 0; v < V; v++)
+        if (!isfinite(d->logits[v]))
+            return FAIL(e, ERR_NONFINITE, "check the model with --check", "the logits after token %zu are not finite",
+                        d->count);
     d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config, u);
     return 0;
 }
@@ -138,8 +142,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
         fflush(out);
         pulse_beat(config->pulse);
     }
-    fputc('\n', out);
 done:
+    fputc('\n', out);
     memory_free(d.logits);
     memory_free(d.tokens);
     return code;

@@ -3,12 +3,14 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/pipe.h"
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
 
 #include <omp.h>
+#include <stdlib.h>
 
 // ---- The model ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +74,8 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     if (!path) return 0;
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = tokenizer_vocab_size(setup->tokenizer);
-    if (tokens <= vocab) return 0;
+    bool other = model_from_file && *o->tokenizer && vocab > 2 * tokens; // padding never doubles a vocabulary
+    if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
                       tokens);
@@ -94,6 +97,15 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
+// libgomp takes any number, modulo 2^32.
+static int check_omp_threads(Error *e) {
+    enum { THREADS_MAX = 4096 }; // as of --threads
+    const char *asked = getenv("OMP_NUM_THREADS");
+    if (!asked || strtod(asked, NULL) <= THREADS_MAX) return 0;
+    return FAIL(e, ERR_USAGE, "set it to the number of cores, or use --threads",
+                "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     ModelConfig config = {0};
@@ -110,6 +122,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
+    if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
     TRY(check_shape(setup, from_file, e));
@@ -136,11 +149,11 @@ static int check_tokenizer(const Setup *setup, Error *e) {
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
-    if (file_read(path, most, text, &bytes, e)) {
+    if (pipe_read(path, most, text, &bytes, e)) {
         if (!file_exists(path))
             error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
-    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", path);
-    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", path);
+    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", pipe_name(path));
+    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", pipe_name(path));
     else return 0;
     return error_prefix(e, "--prompt");
 }

@@ -290,6 +290,16 @@ static void test_aliases(void) {
     CHECK_ERROR(parse(&o, "-b nan", &e), &e, ERR_USAGE, "-b (--micro-batch)");
 }
 
+// Only a process alone can read a pipe: of several ranks each would get a part.
+static void test_config_of_several_ranks(void) {
+    static Options o;
+    CommandLine c;
+    Error e = {0};
+    split(&c, "--config /dev/null");
+    CHECK_OK(options_parse(&o, c.argc, c.argv, true, &e), &e);
+    CHECK_ERROR(options_parse(&o, c.argc, c.argv, false, &e), &e, ERR_USAGE, "every rank reads it");
+}
+
 static void test_config_lines(void) {
     Options o;
     Error e;
@@ -455,6 +465,7 @@ int main(void) {
     RUN(test_several_words);
     RUN(test_aliases);
     RUN(test_config_lines);
+    RUN(test_config_of_several_ranks);
     RUN(test_config_precedence);
     RUN(test_help_is_phrases);
     RUN(test_help);

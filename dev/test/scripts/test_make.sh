@@ -89,6 +89,30 @@ returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
+# The compiler and CFLAGS: what does not work is named, -march= counts, and NaN checks are not compiled away.
+begin
+mkdir "$work/flags"
+cd "$work/flags" || exit 70
+with_make
+ln -s "$root/llmc" .
+compiles() { rm -rf build && returns "$1" make build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu "${@:2}"; } # CODE VARIABLE=VALUE
+for bad in CC=nosuchcc CFLAGS=-march=nosuch; do
+    compiles 2 "$bad"
+    check "$bad: not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
+    check "$bad: $(cat "$work/log")" grep -qE '^error: CC=.* does not work: .*nosuch' "$work/log"
+done
+for fast in -Ofast "-O2 -ffast-math" "-O2 -ffinite-math-only"; do
+    compiles 2 CFLAGS="$fast"
+    check "$fast: $(cat "$work/log")" says "$work/log" "NaN checks need IEEE arithmetic"
+done
+compiles 0
+check "not for this machine: $(cat "$work/log")" says "$work/log" "-march=native"
+for machine in -march=one -mcpu=one; do
+    returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="-O1 $machine"
+    check "$machine: $(cat "$work/log")" [ "$(grep -c -- -march=native "$work/log")$(grep -c -- "$machine -c" "$work/log")" = 01 ]
+done
+end compiler
+
 # An nvcc that logs its arguments, and prints the file `report` for what it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
