@@ -5,6 +5,7 @@
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
+#   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
 
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
@@ -57,6 +58,18 @@ train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 
 data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 	@ln -sf ../$< $@
+
+all: train_gpt2 data/tokenize ## both of these
+
+# What was built; train_gpt2cu if it was. "tokenize" would be a name for anything: it is installed as gns_tokenize.
+PREFIX ?= /usr/local
+BIN = $(DESTDIR)$(PREFIX)/bin
+install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is built; data/tokenize becomes gns_tokenize
+	@install -d '$(BIN)' && install train_gpt2 $(wildcard train_gpt2cu) '$(BIN)' && install data/tokenize '$(BIN)/gns_tokenize'
+	@echo "installed in $(BIN): train_gpt2$(if $(wildcard train_gpt2cu), train_gpt2cu) gns_tokenize$(if $(filter 0,$(NATIVE)),, (for this machine; NATIVE=0 for any))"
+
+uninstall: ## removes them from PREFIX/bin
+	rm -f '$(BIN)/train_gpt2' '$(BIN)/train_gpt2cu' '$(BIN)/gns_tokenize'
 
 # The library: plain C, compiled once, linked to either trainer. The mains are not in it.
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
@@ -120,7 +133,7 @@ clean: ## removes what was compiled; keeps runs and build/venv
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
 		echo "kept: $${kept[*]/#/build/} (rm -rf build removes these as well)"; }
 
-.PHONY: FORCE demo help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: FORCE all install uninstall demo help clean train_gpt2 train_gpt2cu data/tokenize
 
 include dev/make/tests.mk dev/make/cuda.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

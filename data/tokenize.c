@@ -9,9 +9,11 @@
 #include "reader.h"
 #include "shards.h"
 #include "base/process.h"
+#include "base/terminal.h"
 
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <omp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -57,28 +59,31 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// A line on stderr, at most every 0.2 s on a terminal, every 10 s elsewhere. `last` ends the line of a terminal.
+// A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
 static void show_progress(Run *run, uint64_t bytes, bool last) {
-    static const char done[] = "##############################", to_do[] = "..............................";
+    static const char done[] = "####################", to_do[] = "....................";
     enum { WIDTH = sizeof done - 1 };
     const struct SplitState *splits = run->writer.state.split;
     bool terminal = isatty(STDERR_FILENO);
-    double now = clock_seconds(), every = terminal ? 0.2 : 10;
-    if (last ? !terminal : now - run->shown < every) return;
+    double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
+    Line line = {0};
+    char text[200];
+    if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
     run->shown = now;
     double rate = (double)(bytes - run->start_bytes) / (now - run->start + 1e-9);
-    if (terminal) fputs("\r", stderr);
     if (run->total_bytes) {
-        bytes = size_min(bytes, run->total_bytes);
-        double part = (double)bytes / (double)run->total_bytes;
-        double left = rate > 0 ? (double)(run->total_bytes - bytes) / rate : 0;
-        fprintf(stderr, "[%.*s%.*s] %5.1f%%  ETA %d:%02d:%02d  ", (int)(part * WIDTH), done,
-                WIDTH - (int)(part * WIDTH), to_do, 100 * part, (int)(left / 3600), (int)(left / 60) % 60,
-                (int)left % 60);
+        double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
+        double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
+        int filled = (int)(share * WIDTH);
+        line_add(&line, 1, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
+        line_add(&line, 6, " %5.1f%%", floor(1000 * share) / 10);
+        line_add(&line, 5, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60, (int)left % 60);
     }
-    fprintf(stderr, "%.1f MB  %.1f MB/s  %" PRIu64 " tokens%s", (double)bytes / 1e6, rate / 1e6,
-            splits[TRAIN].tokens + splits[VAL].tokens, terminal ? "\x1b[K" : "\n");
-    if (last) fputs("\n", stderr);
+    line_add(&line, 4, "  %.1f MB", (double)bytes / 1e6);
+    line_add(&line, 3, "  %.1f MB/s", rate / 1e6);
+    line_add(&line, 2, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
+    line_fit(&line, terminal_columns(stderr) - terminal, text, sizeof text);
+    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
 // Something is wrong with an input: the first fault of each counts. From the second input on they are printed.
@@ -196,9 +201,9 @@ static int run_finish(Run *run, Error *e) {
     show_progress(run, run->writer.state.place.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
-            printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
-                   splits[i].tokens, splits[i].documents, plural(splits[i].documents), splits[i].shards,
-                   plural((uint64_t)splits[i].shards));
+            print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
+                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural(splits[i].documents),
+                         splits[i].shards, plural((uint64_t)splits[i].shards));
     print_left_out(run);
     return 0;
 }
@@ -209,7 +214,7 @@ static int run_prepare_input(Run *run, Error *e) {
     run->reader.tokenizer = run->tokenizer;
     TRY(reader_init(&run->reader, e));
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
-    run->start = clock_seconds();
+    run->start = run->shown = clock_seconds();
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
         if (!input->left_out) run->total_bytes += input->bytes;
@@ -228,7 +233,7 @@ static int run_prepare_output(Run *run, Error *e) {
     char directory[PATH_MAX];
     *w = writer_create(o, run->tokenizer, &run->inputs);
     w->state.place = r->place;
-    r->resumed = !o->force && state_read(w, &unfit);
+    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
     if (!w->state.publishing) TRY(writer_check_free(w, e));
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));

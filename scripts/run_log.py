@@ -92,14 +92,27 @@ def refuse_special(path):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
 
 
+def open_own(path, mode):
+    """Opens a file that no link leads to, of either kind: "x", a new one, or "ab"."""
+    refuse_special(path)
+    file = open(path, mode, encoding=None if "b" in mode else "utf-8", errors=None if "b" in mode else "replace",
+                opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    state = os.fstat(file.fileno())
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+        return file
+    file.close()
+    raise Fault(EXIT_WRITE, f"{path}: not written: it has another name (a hard link); move it away, or choose another place")
+
+
 def write_whole(path, text):
     """Writes the whole file, or none of it."""
     partial = path + ".tmp"
     try:
         refuse_special(path)
         refuse_special(partial)
-        with open(partial, "w", encoding="utf-8", errors="replace",
-                  opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)  # of a script that was killed
+        with open_own(partial, "x") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:
@@ -264,6 +277,43 @@ class Clock:
         self.seconds += (row["tokens"] - self.tokens) / self.rate
         self.tokens = row["tokens"]
         return self.seconds
+
+
+class Live:
+    """A run that may still be training: new() returns what it has written since the last call."""
+
+    def __init__(self, path):
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
+                                                                ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.rewind()
+
+    def rewind(self):
+        self.info, self.parts, self.clock, self.seconds = {}, [], Clock(), {}
+        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+
+    def has_begun(self):
+        return has_log(self.info_path) and has_log(self.metrics_path)
+
+    def new(self):
+        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut where something that was
+        returned is gone: rewind, and all of it is new."""
+        self.info = read_json(self.info_path)
+        parts, told = parts_of(self.info_path, self.info), len(self.parts)
+        if parts[:told] != self.parts:
+            raise Cut
+        self.parts = parts
+        rows = list(checked_rows(self.metrics.new_lines()))
+        for row in rows:
+            if "loss" in row:
+                self.seconds[row["step"]] = self.clock.advance(row)
+            row["seconds"] = self.seconds_at(row["step"])
+        samples = list(checked_samples(self.samples.new_lines())) if has_log(self.samples_path) else []
+        return parts[told:], rows, samples
+
+    def seconds_at(self, step):
+        return self.seconds.get(step, self.clock.seconds)
 
 
 def column(rows, name):

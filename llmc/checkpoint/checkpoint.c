@@ -310,12 +310,13 @@ int checkpoint_verify_model(const char *path, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
-    if (!file_exists(file)) return 0;
+    if (file_missing(file)) return 0;
     TRY(manifest_read(&manifest, path, e));
     for (int i = manifest.count - 1; i >= 0; i--)
         if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
     int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
-    return code == ERR_INPUT ? error_hint(e, "use another one; where the change is meant, remove %s", file) : code;
+    if (code != ERR_INPUT || e->unreadable) return code;
+    return error_hint(e, "use another one; where the change is meant, remove %s", file);
 }
 
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
@@ -342,11 +343,11 @@ typedef struct {
     float *buffer; // (CHUNK)
 } ValueWriter;
 
-static int values_begin(ValueWriter *s, const char *directory, const char *name, Error *e) {
+static int values_begin(ValueWriter *s, const Manifest *manifest, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
-    int code = safetensors_create(&s->writer, path, e);
+    int code = safetensors_create(&s->writer, manifest_place(manifest), path, e);
     if (code) memory_free(s->buffer);
     return code;
 }
@@ -374,7 +375,7 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
                           Manifest *manifest, Error *e) {
     ValueWriter s;
     int code = 0;
-    TRY(values_begin(&s, directory, MODEL_FILE, e));
+    TRY(values_begin(&s, manifest, directory, MODEL_FILE, e));
     safetensors_add_metadata(s.writer, "format", "pt"); // transformers refuses a file without it
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
@@ -402,7 +403,7 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
     const uint64_t count = model->flat_count;
     char name[40];
     ValueWriter s;
-    TRY(values_begin(&s, directory, OPTIMIZER_NAME, e));
+    TRY(values_begin(&s, manifest, directory, OPTIMIZER_NAME, e));
     for (int k = 0; k < 2; k++) {
         moment_name(name, sizeof name, k, model);
         safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);

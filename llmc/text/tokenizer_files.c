@@ -253,10 +253,8 @@ static int index_names(Reader *r, Error *e) {
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
         int token = find_token(r, &(char){(char)b}, 1);
-        if (token < 0)
-            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
-                        r->vocab->path, b);
-        r->t->byte_token[b] = (uint16_t)token;
+        r->t->lacks[b] = token < 0;
+        if (token >= 0) r->t->byte_token[b] = (uint16_t)token;
     }
     r->t->eot = find_token(r, EOT_NAME, strlen(EOT_NAME));
     return 0;
@@ -328,6 +326,19 @@ static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", 
     return 0;
 }
 
+// Only a vocabulary of characters, which has no merges, may lack bytes.
+static int read_merges(Reader *r, Error *e) {
+    int code = r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e);
+    for (int b = 0; b < BYTE_VALUES; b++) {
+        if (!r->t->lacks[b]) continue;
+        if (code || r->t->merge_count > 0)
+            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
+                        r->vocab->path, b);
+        r->t->lacks_some = true;
+    }
+    return code;
+}
+
 static int read_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
     TRY(tokenizer_new(&r->t, e));
     Tokenizer *t = r->t;
@@ -338,7 +349,7 @@ static int read_files(Reader *r, const char *directory, const char *const form[2
     TRY(spell_tokens(r, e));
     TRY(index_names(r, e));
     TRY(memory_alloc((void **)&r->scratch, 2 * r->longest, "vocabulary", e));
-    TRY(r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e));
+    TRY(read_merges(r, e));
     t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
     return tokenizer_index_merges(t, e);
@@ -394,9 +405,18 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     }
 }
 
+static bool is_added(const Tokenizer *t, int token) {
+    int i = 0;
+    while (i < t->added_count && t->added[i].token != token) i++;
+    return i < t->added_count;
+}
+
 static void put_vocab(const Tokenizer *t, FILE *f) {
+    const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        fputs(token ? ", \"" : "{\"", f);
+        if (t->lacks_some && is_added(t, token)) continue; // a character here could be the name of another one's byte
+        fputs(before, f);
+        before = ", \"";
         put_token(t, token, true, f);
         fprintf(f, "\": %d", token);
     }

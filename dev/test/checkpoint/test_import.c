@@ -118,7 +118,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
 static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     for (int k = part; k < model.tensor_count; k += parts) {
         const Tensor *t = &model.tensors[k];
         char name[80];
@@ -270,7 +270,7 @@ static void test_moments_of_another_kind(void) {
         char name[2][40];
         uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
         SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
-        CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
+        CHECK_OK(safetensors_create(&writer, IN_PATH, "kind/optimizer.safetensors", &e), &e);
         for (int k = 0; k < 2; k++) {
             snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
             safetensors_add(writer, name[k], type[k], 1, &count[k]);

@@ -740,6 +740,12 @@ def test_unfit_state():
     args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
     run_with_fault(args, name="out_train_000000.bin", at=1)
     whole = open("out.state", "rb").read()
+    os.rename("out.state", "aside")
+    os.symlink("elsewhere/out.state", "out.state")  # on a disk that is not there: unreadable, not damaged
+    before = leftovers()
+    check("error: out.state: cannot open" in run(*args, expect=65), "not said")
+    check(leftovers() == before and os.path.islink("out.state"), f"{leftovers()} are left of {before}")
+    os.rename("aside", "out.state")
     check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
     for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
                        (changed_at(whole, 0), "is of another command or other inputs")):

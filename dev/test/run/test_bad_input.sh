@@ -208,8 +208,9 @@ bad temperature_negative  $usage --temperature      "${run[@]}" --temperature -1
 bad schedule_unknown      $usage --lr-schedule      "${run[@]}" --lr-schedule exponential
 bad gns_unknown           $usage --gns              "${run[@]}" --gns LN
 bad ramp_unknown          $usage --ramp             "${run[@]}" --ramp steep
-bad unquoted_pattern      $usage "quote"            --val good.bin token_300.bin --config run.cfg
-bad unquoted_pattern_2    $usage "'token_300.bin'"  "${run[@]}" -i good.bin token_300.bin no_tokens.bin
+# shellcheck disable=SC2046
+bad unquoted_pattern      $usage "quote"            --val $(printf 'token_300.bin %.0s' {1..300}) --config run.cfg
+bad unquoted_pattern_2    $input "token_300.bin: "  "${run[@]}" -i good.bin token_300.bin
 bad no_option             $usage "--help"           "${run[@]}" --steps 5 good.bin
 bad llmc_nccl_tcp         $usage mpirun             "${run[@]}" -pi tcp
 

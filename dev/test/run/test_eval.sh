@@ -178,7 +178,7 @@ refusals() {
     mkdir empty_run
     refuse 64 "--eval-only has nothing to evaluate" --eval-only --model "$model" || return 1
     refuse 64 "--eval-only of the preset gpt2-124M" --eval-only --val 'code_val_*.bin' || return 1
-    refuse 64 "--eval-only and --sample-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
+    refuse 64 "--sample-only and --eval-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "--eval-only and --check" --eval-only --check "$model" --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "--hellaswag-every" --train 'code_train_*.bin' --steps 2 --hellaswag questions.jsonl || return 1
     refuse 65 "text.txt: neither a preset" --eval-only --model text.txt --val 'code_val_*.bin' || return 1

@@ -111,6 +111,15 @@ END
         check "$name: written through" [ "$(cat "$work/victim")" = precious ]
     done
     check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a -L "$work/there.tmp" ]
+    ln "$work/victim" "$work/twin.tmp" # a hard link where its temporary file goes: unlinked
+    returns 0 "$python" scripts/report.py "$work/b128" -o "$work/twin"
+    check "a hard link: written through" [ "$(cat "$work/victim")" = precious -a ! -e "$work/twin.tmp" ]
+    ln "$work/victim" "$work/log.of.it"
+    for name in log.of.it link fifo; do
+        returns 74 "$python" -c 'import sys; sys.path.insert(0, "scripts"); import run_log
+run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
+        check "$name: appended to: $(cat "$work/log")" says "$work/log" "move it away"
+    done
     if mknod "$work/device" c 1 7 2> /dev/null; then # one that is always full
         returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
         check "a device was replaced" [ -c "$work/device" ]
