@@ -264,35 +264,15 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     return 0;
 }
 
-// The driver's cuTensorMapEncodeTiled, without linking to the driver's library.
-static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
-    cudaDriverEntryPointQueryResult found;
-#    if CUDART_VERSION >= 12050
-    CUDA_TRY(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
-        e);
-#    else
-    CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
-#    endif
-    if (found != cudaDriverEntryPointSuccess)
-        return FAIL(e, ERR_NO_GPU, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
-    return 0;
-}
-
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
-    PFN_cuTensorMapEncodeTiled_v12000 encode;
-    TRY(encode_find(&encode, e));
-    cuuint64_t size[3] = {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B};
-    cuuint64_t stride[2] = {columns * sizeof(real),
-                            (cuuint64_t)s.T * columns * sizeof(real)}; // bytes, from dimension 1
-    cuuint32_t box[3] = {PANEL, (cuuint32_t)rows, 1}, step[3] = {1, 1, 1};
-    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor, size, stride, box, step,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for B %d T %d columns %d", (int)result,
-                    s.B, s.T, columns);
-    return 0;
+    const cuuint64_t row_bytes = columns * sizeof(real);
+    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                          3,
+                          {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
+                          {row_bytes, s.T * row_bytes},
+                          {PANEL, (cuuint32_t)rows, 1},
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+    return copy_map(map, tensor, t, e);
 }
 
 #endif
