@@ -22,13 +22,7 @@
 #include <math.h>
 #include <type_traits>
 
-enum {
-    TILE_M = 128,
-    PAIR = 2,
-    CLUSTERS_MAX = 66,
-    OUT_ROWS = 16,
-    OUT_COLUMNS = 32
-}; // OUT: what a warp stores at a time
+enum { TILE_M = 128, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
@@ -501,11 +495,8 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return p;
 }
 
-size_t weight_gradient_workspace_bytes(WeightGradientShape s) {
-    size_t most = 0;
-    for (int clusters = 1; clusters <= CLUSTERS_MAX; clusters++)
-        most = size_max(most, places_of(tiling_of(s, clusters), s, clusters).bytes);
-    return most;
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
+    return places_of(tiling_of(s, clusters), s, clusters).bytes;
 }
 
 template <class L, bool SQUARES>
@@ -564,7 +555,7 @@ int weight_gradient_clusters(int *clusters, Error *e) {
     CUDA_TRY(cudaFuncGetAttributes(&attributes, product_kernel<L, true>), e);
     if (attributes.maxThreadsPerBlock < THREADS) return 0;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    *clusters = std::min(blocks / PAIR, (int)CLUSTERS_MAX);
+    *clusters = blocks / PAIR;
     return 0;
 }
 
@@ -603,7 +594,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
 #else
 
 int weight_gradient_clusters(int *clusters, Error *) { return *clusters = 0; }
-size_t weight_gradient_workspace_bytes(WeightGradientShape) { return 0; }
+size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
 int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape, int, void *, cudaStream_t,
                     Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");

@@ -9,8 +9,9 @@
 #include "cuda/reduce.cuh"
 
 struct WeightGradientShape {
-    int B, T, in, out; // in and out: multiples of 8
+    int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
 };
+enum { WEIGHT_GRADIENT_MULTIPLE = 8 };
 
 // What is wanted.
 struct WeightGradient {
@@ -28,7 +29,7 @@ struct WeightGradient {
 // Pairs of multiprocessors that the kernel runs on; 0: it does not run on this GPU, or in this build.
 int weight_gradient_clusters(int *clusters, Error *e);
 
-size_t weight_gradient_workspace_bytes(WeightGradientShape s);
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
 
 int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s, int clusters,
                     void *workspace, cudaStream_t stream, Error *e);

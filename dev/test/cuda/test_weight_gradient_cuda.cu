@@ -46,7 +46,7 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
         p.g.row_at = device_from(p.row_at);
         p.g.rows = device_new<float>(p.rows_count());
     }
-    p.workspace_bytes = weight_gradient_workspace_bytes(s);
+    p.workspace_bytes = weight_gradient_workspace_bytes(s, clusters);
     p.workspace = workspace_new(p.workspace_bytes);
     return p;
 }
