@@ -226,7 +226,9 @@ SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM9
 SM90_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_32(c, 96))
 
-// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call.
+// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call. Taking waits until
+// there are enough, forever where all warpgroups together want more than the block has at launch (for 384 threads 168 a
+// thread: 2 x 232 + 40, 2 x 240 + 24).
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));

@@ -194,7 +194,7 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
             if (k % job.shares == share) {
                 UNROLL_FOR (int p = 0; p < PANELS; p++) {
                     const int panel = first + p * COLUMN_WARPS;
-#        pragma unroll 4
+#        pragma unroll 2
                     for (int r = row0; panel < L::Y::PANELS && r < ROWS; r += WARP / 8) {
                         float v[VEC];
                         pack_get(v, *(const Pack<VEC> *)(s.y[ring.stage] + panel * L::Y::PANEL_BYTES + L::Y::row(r) +
@@ -370,7 +370,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     after_allow();
     // At the end of each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
-        registers_give<48>();
+        registers_give<40>();
         const int warp = threadIdx.x / WARP - WARPS;
         if (threadIdx.x == WORKERS) feed<L>(s, &x, &dy, job, cluster, rank);
         if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
