@@ -10,8 +10,9 @@
 // in a tile, total goes out, 32 columns with every 64 rows of the next step: to dW, or, where other pairs have examples
 // of this tile, to a place of its own, from which finish_kernel sums. So every sum has a fixed order.
 //
-// The columns of dY are summed by the feeder's idle warps, from shared memory. A block takes the 64 rows whose number
-// falls to its row of tiles, so that each is read once and all blocks have the same work; column_finish adds the shares.
+// The columns of dY are summed by the feeder's idle warps, from shared memory. Of the rows of a stage, a block takes those
+// whose number falls to its row of tiles: each is read once, and all stages take the same time. (A whole stage now and then
+// made the kernel a third longer.) column_finish adds the shares.
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -26,23 +27,42 @@ enum { TILE_M = 128, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
-// First whole rounds: each pair has a tile with all of its examples. Of the tiles that remain, fewer than there are
-// pairs, each has `full` pairs with `run` examples each; the examples left over are dealt to the remaining pairs, one
-// tile after the other. So all pairs are at few places in X and dY at any time, and find these in L2; and the cuts are a
-// function of shape and pairs alone.
-struct Schedule {
-    int B, clusters, whole, rest, run, full;
-
-    __host__ __device__ int left() const { return B - full * run; }
-    __host__ __device__ bool cut() const { return full > 1 || left() > 0; } // the remaining tiles have several parts
-    __host__ __device__ int parts() const { return rest && cut() ? clusters + rest : 0; }
-    __host__ __device__ int steps() const { return whole * B + (rest ? run : 0); } // of a pair, at most
+// A level of the schedule deals tiles, each with B examples, to its pairs. First whole rounds: a pair has a tile with all B
+// examples. Of the `rest` of the tiles, fewer than there are pairs, each has `full` pairs with `run` examples each. The
+// examples left over are for the pairs left over, by the same rules: the next level. So all pairs end at about the same
+// time, and are at few places in X and dY at any time, and find these in L2; and the cuts are a function of shape and
+// pairs alone.
+struct Level {
+    int first, pairs, tile, b, B, whole, rest, run, full; // first: pair; tile, b: the level's first
+    int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
 };
 
-static Schedule schedule_of(int tiles, int B, int clusters) {
-    Schedule s = {B, clusters, tiles / clusters, tiles % clusters, 0, 0};
-    if (s.rest) s.run = ceil_div(s.rest * B, clusters), s.full = B / s.run;
-    return s;
+enum { LEVELS_MAX = 8 }; // 5 for any up to 66 pairs, 400 tiles and 130 examples: examples left over are few soon
+
+struct Schedule {
+    Level level[LEVELS_MAX];
+    int levels, parts, steps; // steps: of the pair that has most
+};
+
+static Schedule schedule_of(int tiles, int B, int pairs) {
+    Schedule s = {};
+    Level l = {};
+    l.pairs = pairs, l.B = B, l.whole_part = -1;
+    for (int before = 0;; before += l.whole * l.B) { // steps of the levels above
+        Level &to = s.level[s.levels++];
+        l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
+        l.run = l.rest ? ceil_div(l.rest * l.B, l.pairs) : 0, l.full = l.rest ? l.B / l.run : 0;
+        const int left = l.rest ? l.B - l.full * l.run : 0;
+        const bool cut = s.levels > 1 || l.full > 1 || left > 0;
+        if (s.levels > 1) l.whole_part = s.parts, s.parts += l.whole * l.pairs;
+        l.rest_part = cut ? s.parts : -1;
+        if (cut) s.parts += l.rest * l.full;
+        s.steps = std::max(s.steps, before + l.whole * l.B + l.run);
+        to = l;
+        if (left == 0 || s.levels == LEVELS_MAX) return s;
+        tiles = l.rest, l.tile += l.whole * l.pairs;
+        l.first += l.rest * l.full, l.pairs -= l.rest * l.full, l.b += l.full * l.run, l.B = left;
+    }
 }
 
 struct Step {
@@ -51,30 +71,34 @@ struct Step {
 };
 
 // Step i of a pair; false: there is none.
-__device__ static inline bool step_at(Step *step, const Schedule &s, int cluster, int i) {
-    if (i < s.whole * s.B) {
-        *step = {i / s.B * s.clusters + cluster, i % s.B, -1, i % s.B == s.B - 1};
+__device__ static inline bool step_at(Step *step, const Schedule &s, int pair, int i) {
+    for (int k = 0; k < s.levels; k++) {
+        const Level &l = s.level[k];
+        const int own = pair - l.first, whole = l.whole * l.B;
+        if (i < whole) {
+            const int tile = i / l.B * l.pairs + own;
+            *step = {l.tile + tile, l.b + i % l.B, l.whole_part < 0 ? -1 : l.whole_part + tile, i % l.B == l.B - 1};
+            return true;
+        }
+        i -= whole;
+        if (own >= l.rest * l.full) continue;
+        if (i >= l.run) return false;
+        *step = {l.tile + l.whole * l.pairs + own % l.rest, l.b + own / l.rest * l.run + i,
+                 l.rest_part < 0 ? -1 : l.rest_part + own, i == l.run - 1};
         return true;
     }
-    i -= s.whole * s.B;
-    if (i >= s.run) return false;
-    const int rest = s.whole * s.clusters, own = cluster - s.full * s.rest;
-    if (own < 0) {
-        *step = {rest + cluster % s.rest, cluster / s.rest * s.run + i, s.cut() ? cluster : -1, i == s.run - 1};
-        return true;
-    }
-    const int u = own * s.run + i, left = s.left();
-    if (u >= s.rest * left) return false;
-    *step = {rest + u / left, s.full * s.run + u % left, cluster + u / left, i == s.run - 1 || u % left == left - 1};
-    return true;
+    return false;
 }
 
 // Calls f(part) for all parts of remaining tile i, in order.
 template <typename F> __device__ static inline void each_part(const Schedule &s, int i, F f) {
-    for (int j = 0; j < s.full; j++) f(j * s.rest + i);
-    const int left = s.left();
-    if (left == 0) return;
-    for (int own = i * left / s.run; own <= ((i + 1) * left - 1) / s.run; own++) f(s.full * s.rest + own + i);
+    for (int k = 0; k < s.levels && i >= 0; k++) {
+        const Level &l = s.level[k];
+        const int whole = k > 0 ? l.whole * l.pairs : 0;
+        if (i < whole) f(l.whole_part + i);
+        i -= whole;
+        for (int j = i < 0 ? l.full : 0; j < l.full; j++) f(l.rest_part + j * l.rest + i);
+    }
 }
 
 // A launch. Tiles are those of a pair.
@@ -83,8 +107,9 @@ struct Job {
     Schedule schedule;
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
     bool add;
-    float *squares; // (B, slots), or NULL
-    float *columns; // (B, shares + 1, out), or NULL: column sums of dY, see column_finish
+    float *squares;    // (B, slots), or NULL
+    unsigned *arrived; // see squares_finish
+    float *columns;    // (B, shares + 1, out), or NULL: column sums of dY, see column_finish
     int shares;
     const int *row_at;
     float *rows;
@@ -99,11 +124,11 @@ struct Job {
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
-enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
+enum { WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns. A shared one comes as two halves of 32 rows.
-template <int COLUMNS, bool SHARED> struct Operand {
+// An operand (ROWS, COLUMNS) in panels of 64 columns. A shared one comes as two halves of the rows.
+template <int ROWS, int COLUMNS, bool SHARED> struct Operand {
     static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL, BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
     static constexpr int PANEL_BYTES = BOX_ROWS * PANEL_ROW_BYTES, BOX_BYTES = PANELS * PANEL_BYTES;
     static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES;
@@ -122,16 +147,22 @@ template <int COLUMNS, bool SHARED> struct Operand {
     }
 };
 
+// Rows of a stage.
+__host__ __device__ constexpr int row_block(int n) { return n > 192 ? 32 : 64; }
+
 // ALONG_M: pairs lie along the rows of dW, else along its columns.
 template <int N_, bool ALONG_M> struct Layout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
-    typedef Operand<TILE_M, !ALONG_M> X;
-    typedef Operand<N, ALONG_M> Y;
-    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES;
-    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * OUT_BYTES) / STAGE_BYTES;
+    // Columns of the total that are kept in registers, and pieces of it in shared memory, as they are stored.
+    static constexpr int KEPT = N > 192 ? 128 : N, PIECES = (N - KEPT) / OUT_COLUMNS;
+    static constexpr int ROWS = row_block(N); // of a stage
+    typedef Operand<ROWS, TILE_M, !ALONG_M> X;
+    typedef Operand<ROWS, N, ALONG_M> Y;
+    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, OUTS = WARPS * (1 + PIECES);
+    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - OUTS * (int)OUT_BYTES) / STAGE_BYTES;
 
     struct Shared {
-        char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
+        char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][1 + PIECES][OUT_BYTES];
         uint64_t full[STAGES], empty[STAGES];
     };
 
@@ -158,7 +189,7 @@ __device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensor
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
 #        pragma unroll 1
-        for (int t = 0; t < job.shape.T; t += ROWS) {
+        for (int t = 0; t < job.shape.T; t += L::ROWS) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(&s.full[ring.stage], L::STAGE_BYTES);
             L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, row, step.b, rank);
@@ -178,7 +209,7 @@ __device__ inline void release(uint64_t *empty, int rank) {
     if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (threadIdx.x % WARP));
 }
 
-// A warp sums the columns of panels `first`, first + 3, ...: a lane 8 columns of every fourth row.
+// A warp sums the columns of panels `first`, first + 3: a lane 8 columns of every fourth of the block's rows.
 template <class L>
 __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, int rank, int first) {
     constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // of a warp
@@ -187,34 +218,32 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int share = L::row(job, step.tile, rank) / TILE_M, column = L::column(job, step.tile, rank);
+        const int row = share < job.shares ? share + row0 * job.shares : L::ROWS;
         float sum[PANELS][VEC] = {};
 #        pragma unroll 1
-        for (int k = 0; k * ROWS < job.shape.T; k++) {
+        for (int k = 0; k < job.row_blocks; k++) {
             barrier_wait(&s.full[ring.stage], ring.parity);
-            if (k % job.shares == share) {
+#        pragma unroll 2
+            for (int r = row; r < L::ROWS; r += WARP / 8 * job.shares)
                 UNROLL_FOR (int p = 0; p < PANELS; p++) {
                     const int panel = first + p * COLUMN_WARPS;
-#        pragma unroll 2
-                    for (int r = row0; panel < L::Y::PANELS && r < ROWS; r += WARP / 8) {
-                        float v[VEC];
-                        pack_get(v, *(const Pack<VEC> *)(s.y[ring.stage] + panel * L::Y::PANEL_BYTES + L::Y::row(r) +
-                                                         (piece ^ r % 8) * 16));
-                        floats_add(sum[p], v);
-                    }
+                    if (panel >= L::Y::PANELS) continue;
+                    float v[VEC];
+                    pack_get(v, *(const Pack<VEC> *)(s.y[ring.stage] + panel * L::Y::PANEL_BYTES + L::Y::row(r) +
+                                                     (piece ^ r % 8) * 16));
+                    floats_add(sum[p], v);
                 }
-            }
             release(&s.empty[ring.stage], rank);
             ring.advance();
         }
+        float *to = job.columns + ((size_t)step.b * (job.shares + 1) + share) * job.shape.out + column;
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
             const int c = (first + p * COLUMN_WARPS) * PANEL + piece * VEC;
             UNROLL_FOR (int j = 0; j < VEC; j++) {
                 sum[p][j] += __shfl_xor_sync(~0u, sum[p][j], 8);
                 sum[p][j] += __shfl_xor_sync(~0u, sum[p][j], 16);
             }
-            if (lane < 8 && share < job.shares && c < L::N && column + c < job.shape.out)
-                floats_store(job.columns + ((size_t)step.b * (job.shares + 1) + share) * job.shape.out + column + c,
-                             sum[p]);
+            if (row0 == 0 && share < job.shares && c < L::N && column + c < job.shape.out) floats_store(to + c, sum[p]);
         }
     }
 }
@@ -237,15 +266,17 @@ struct Out {
 };
 
 // Columns [32 C, 32 C + 32) of a warp's rows, by way of its own place in shared memory. Each address is written or added
-// to once in a launch, so the order of additions makes no difference.
-template <int C, int COUNT> __device__ void columns_out(const float (&c)[COUNT], char *place, const Out &out) {
+// to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
+template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out) {
     const int lane = threadIdx.x % WARP;
     if (lane == 0) copy_out_wait_read(); // of the last columns
     __syncwarp();
     UNROLL_FOR (int i = 0; i < 4; i++)
         UNROLL_FOR (int h = 0; h < 2; h++) {
             char *piece = place + (lane / 4 + 8 * h) * PANEL_ROW_BYTES + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16;
-            *(float2 *)(piece + lane % 2 * 8) = make_float2(c[16 * C + 4 * i + 2 * h], c[16 * C + 4 * i + 2 * h + 1]);
+            float &x = c[16 * C + 4 * i + 2 * h], &y = c[16 * C + 4 * i + 2 * h + 1];
+            *(float2 *)(piece + lane % 2 * 8) = make_float2(x, y);
+            x = y = 0.0f;
         }
     fence_before_copy_out();
     __syncwarp();
@@ -253,6 +284,39 @@ template <int C, int COUNT> __device__ void columns_out(const float (&c)[COUNT],
     if (out.add) copy_box_add(out.map, place, out.column + OUT_COLUMNS * C, out.row);
     else copy_box_out(out.map, place, out.column + OUT_COLUMNS * C, out.row);
     copy_out_commit();
+}
+
+// Adds e to the pieces of the total in shared memory, or begins them.
+template <class L, int COUNT>
+__device__ inline void pieces_add(char (&out)[1 + L::PIECES][OUT_BYTES], const float (&e)[COUNT], bool begins) {
+    const int lane = threadIdx.x % WARP;
+    if constexpr (L::PIECES > 0) {
+        if (begins && lane == 0) copy_out_wait_read(); // of the last tile
+        __syncwarp();
+        UNROLL_FOR (int c = 0; c < L::PIECES; c++)
+            UNROLL_FOR (int i = 0; i < 4; i++)
+                UNROLL_FOR (int h = 0; h < 2; h++) {
+                    char *piece =
+                        out[1 + c] + (lane / 4 + 8 * h) * PANEL_ROW_BYTES + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16;
+                    float2 *to = (float2 *)(piece + lane % 2 * 8), v = begins ? make_float2(0, 0) : *to;
+                    const int j = L::KEPT / 2 + 16 * c + 4 * i + 2 * h;
+                    *to = make_float2(v.x + e[j], v.y + e[j + 1]);
+                }
+    }
+}
+
+template <class L> __device__ inline void pieces_out(char (&place)[1 + L::PIECES][OUT_BYTES], const Out &out) {
+    if constexpr (L::PIECES > 0) {
+        fence_before_copy_out();
+        __syncwarp();
+        if (threadIdx.x % WARP > 0) return;
+        UNROLL_FOR (int c = 0; c < L::PIECES; c++) {
+            const int column = out.column + L::KEPT + OUT_COLUMNS * c;
+            if (out.add) copy_box_add(out.map, place[1 + c], column, out.row);
+            else copy_box_out(out.map, place[1 + c], column, out.row);
+        }
+        copy_out_commit();
+    }
 }
 
 // Copies those of a warp's 16 rows that are wanted (row_at). at: lane l has that of row l.
@@ -274,15 +338,15 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
                      int cluster, int rank) {
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[SQUARES ? L::N / 2 : 1];
-    UNROLL_FOR (int j = 0; SQUARES && j < L::N / 2; j++) total[j] = 0.0f;
+    float e[L::N / 2], total[SQUARES ? L::KEPT / 2 : 1];
+    UNROLL_FOR (int j = 0; SQUARES && j < L::KEPT / 2; j++) total[j] = 0.0f;
     auto multiply = [&](int accumulate) {
         barrier_wait(&s.full[ring.stage], ring.parity);
         const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
         const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
         registers_settle(e);
         wgmma_fence();
-        UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
+        UNROLL_FOR (int k = 0; k < L::ROWS / 16; k++)
             wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
         wgmma_commit();
     };
@@ -293,18 +357,23 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
     };
     Out out = {};
     Step step;
-    for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
+    float *square = NULL, squares = 0.0f; // of the last step, not yet stored
+    auto square_out = [&]() {
+        if (!SQUARES || !square) return;
+        squares = warp_sum(squares);
+        if (lane == 0) *square = squares;
+    };
+    bool more = step_at(&step, job.schedule, cluster, 0);
+    for (int i = 0; more;) {
         int blocks = job.row_blocks, at = 0;
         while (!SQUARES && !step.last) {
             step_at(&step, job.schedule, cluster, ++i);
             blocks += job.row_blocks;
         }
-        const int row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
-        if (SQUARES && job.row_at && lane < OUT_ROWS && row + lane < job.shape.in)
-            at = job.row_at[(size_t)step.b * job.shape.in + row + lane];
         int previous = ring.stage, k = 1;
         multiply(0);
         ring.advance();
+        square_out();
         auto next = [&]() {
             multiply(1);
             wgmma_wait<1>();
@@ -315,35 +384,43 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
         };
         if constexpr (SQUARES) {
             if (out.map) {
-                times<0, L::N / OUT_COLUMNS>([&](auto c) {
-                    columns_out<c>(total, s.out[warp], out);
+                times<0, L::KEPT / OUT_COLUMNS>([&](auto c) {
+                    columns_out<c>(total, s.out[warp][0], out);
                     if (k < blocks) next();
                 });
             }
         }
 #        pragma unroll 1
         while (k < blocks) next();
+        // Beside the last products: all that does not need them.
+        const Step done = step;
+        const bool begins = out.map != NULL;
+        const int row = L::row(job, done.tile, rank) + warp * OUT_ROWS, column = L::column(job, done.tile, rank);
+        if (SQUARES) square = job.squares + (size_t)done.b * job.slots + (done.tile * PAIR + rank) * WARPS + warp;
+        out = {};
+        if (done.last) out = out_of(done);
+        if (SQUARES && job.row_at && lane < OUT_ROWS && row + lane < job.shape.in)
+            at = job.row_at[(size_t)done.b * job.shape.in + row + lane];
+        more = step_at(&step, job.schedule, cluster, ++i);
         wgmma_wait<0>();
         release(&s.empty[previous], rank);
         registers_settle(e);
         if constexpr (SQUARES) {
-            // A select, as an infinity in the last tile times 0 would be NaN. (A branch makes ptxas spill.)
-            const bool begins = out.map != NULL;
             float q[4] = {};
             UNROLL_FOR (int j = 0; j < L::N / 2; j++) {
                 q[j % 4] = add_square(q[j % 4], e[j]);
-                total[j] = (begins ? 0.0f : total[j]) + e[j];
+                if (j < L::KEPT / 2) total[j] += e[j];
             }
-            const float sum = warp_sum((q[0] + q[1]) + (q[2] + q[3]));
-            if (lane == 0) job.squares[(size_t)step.b * job.slots + (step.tile * PAIR + rank) * WARPS + warp] = sum;
-            if (job.row_at) rows_out(e, job, at, step.b, L::column(job, step.tile, rank));
-            out = {};
-            if (step.last) out = out_of(step);
-        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out_of(step)); });
+            pieces_add<L>(s.out[warp], e, begins);
+            if (job.row_at) rows_out(e, job, at, done.b, column);
+            if (done.last) pieces_out<L>(s.out[warp], out);
+            squares = (q[0] + q[1]) + (q[2] + q[3]);
+        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp][0], out); });
     }
     if constexpr (SQUARES) {
-        if (out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
+        if (out.map) times<0, L::KEPT / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp][0], out); });
     }
+    square_out();
     if (lane == 0) copy_out_wait();
     __syncwarp();
 }
@@ -368,16 +445,17 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     __syncthreads();
     cluster_sync();
     after_allow();
+    if (blockIdx.x == 0 && threadIdx.x == 0 && job.squares) *job.arrived = 0;
     // At the end of each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
-        registers_give<40>();
+        registers_give<56>();
         const int warp = threadIdx.x / WARP - WARPS;
         if (threadIdx.x == WORKERS) feed<L>(s, &x, &dy, job, cluster, rank);
         if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
         __syncwarp();
         cluster_sync();
     } else {
-        registers_take<232>();
+        registers_take<224>();
         work<L, SQUARES>(s, &dw, &parts, job, cluster, rank);
         cluster_sync();
     }
@@ -393,47 +471,46 @@ struct Finish {
     const float *parts; // (parts, 2, 128, n)
     float *dw;
     double *squares, *norms;
+    int examples;       // whose squares are wanted: the first blocks
     int n, tile_blocks; // columns of a tile; thread blocks that sum one
     int pair_m, pair_n; // a pair's tile
 };
 
-// Adds the squares of each example, an example a warp, then the examples.
-__device__ void squares_finish(const Finish &f) {
+// Adds the squares of an example; the last of the blocks to do so adds the examples, in order.
+__device__ void squares_finish(const Finish &f, int b) {
     __shared__ double shared[FINISH_THREADS / WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
-    for (int b = warp; b < f.job.shape.B; b += FINISH_THREADS / WARP) {
-        const float *slots = f.job.squares + (size_t)b * f.job.slots;
-        double example = 0.0;
-#    pragma unroll 8
-        for (int i = lane * 4; i < f.job.slots; i += WARP * 4) {
-            float v[4];
-            floats_load(v, slots + i);
-            example += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
-        }
-        example = warp_sum(example);
-        if (lane == 0 && f.norms) f.norms[b] = example;
-        if (lane == 0) sum += example;
+    for (int i = threadIdx.x * 4; i < f.job.slots; i += FINISH_THREADS * 4) {
+        float v[4];
+        floats_load(v, slots + i);
+        sum += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
     }
+    sum = block_sum(sum, shared);
+    bool last = false;
+    if (threadIdx.x == 0) {
+        f.norms[b] = sum;
+        __threadfence();
+        last = atomicAdd(f.job.arrived, 1) == (unsigned)f.job.shape.B - 1;
+    }
+    if (!__syncthreads_or(last)) return;
+    __threadfence();
+    sum = 0.0;
+    for (int i = threadIdx.x; i < f.job.shape.B; i += FINISH_THREADS) sum += __ldcg(f.norms + i);
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) *f.squares += sum;
 }
 
-__global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(const __grid_constant__ Finish f) {
-    after_wait();
-    const int i = blockIdx.x / f.tile_blocks;
-    if (i >= f.job.schedule.rest * PAIR || !f.job.schedule.cut()) {
-        squares_finish(f);
-        return;
-    }
+__device__ void parts_finish(const Finish &f, int i) {
     const Job &job = f.job;
-    const int quads = TILE_M * f.n / 4, q = blockIdx.x % f.tile_blocks * FINISH_THREADS + threadIdx.x;
-    const int tile = job.schedule.whole * job.schedule.clusters + i / PAIR, rank = i % PAIR;
+    const Level &top = job.schedule.level[0];
+    const int quads = TILE_M * f.n / 4, q = i % f.tile_blocks * FINISH_THREADS + threadIdx.x;
+    const int index = i / f.tile_blocks / PAIR, rank = i / f.tile_blocks % PAIR, tile = top.whole * top.pairs + index;
     const int row = job.m(tile) * f.pair_m + (f.pair_m > TILE_M ? rank * TILE_M : 0) + q / (f.n / 4);
     const int column = job.n(tile) * f.pair_n + (f.pair_m > TILE_M ? 0 : rank * f.n) + q % (f.n / 4) * 4;
     if (row >= job.shape.in || column >= job.shape.out) return;
     float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {};
-    each_part(job.schedule, i / PAIR, [&](int part) {
+    each_part(job.schedule, index, [&](int part) {
         float v[4];
         floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
         floats_add(sum, v);
@@ -444,6 +521,12 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(const __grid_con
         floats_add(sum, v);
     }
     floats_store(to, sum);
+}
+
+__global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(const __grid_constant__ Finish f) {
+    after_wait();
+    if ((int)blockIdx.x < f.examples) squares_finish(f, blockIdx.x);
+    else parts_finish(f, blockIdx.x - f.examples);
 }
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
@@ -460,7 +543,8 @@ struct Tiling {
 
 } // namespace
 
-static const Tiling tilings[] = {{192, true, 1.0}, {192, false, 1.015}, {160, true, 1.02}, {160, false, 1.04}};
+static const Tiling tilings[] = {{192, true, 1.0},   {192, false, 1.015}, {160, true, 1.02},
+                                 {160, false, 1.04}, {256, true, 0.98},   {256, false, 0.995}};
 
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
@@ -470,7 +554,7 @@ static Tiling tiling_of(WeightGradientShape s, int clusters) {
     double best = INFINITY;
     Tiling chosen = {};
     for (const Tiling &t : tilings) {
-        const double cost = schedule_of(t, s, clusters).steps() * t.n * t.cost;
+        const double cost = schedule_of(t, s, clusters).steps * t.n * t.cost;
         if (cost < best) best = cost, chosen = t;
     }
     return chosen;
@@ -478,7 +562,7 @@ static Tiling tiling_of(WeightGradientShape s, int clusters) {
 
 // The workspace: parts, squares, what column_finish takes.
 struct Places {
-    size_t squares, columns, bytes;
+    size_t squares, norms, columns, bytes;
     int slots, shares;
     ColumnSplit split;
 };
@@ -487,10 +571,11 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
     const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
     Places p = {};
     p.slots = tiles_m * tiles_n * PAIR * WARPS;
-    p.shares = std::min(ceil_div(s.in, TILE_M), ceil_div(s.T, (int)ROWS));
+    p.shares = std::min(ceil_div(s.in, TILE_M), row_block(t.n));
     p.split = {s.B * p.shares, p.shares, 1, s.B * p.shares, s.B * (p.shares + 1)}; // a share a run: slots by example
-    p.squares = (size_t)schedule_of(t, s, clusters).parts() * PAIR * TILE_M * t.n * sizeof(float);
-    p.columns = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16);
+    p.squares = (size_t)schedule_of(t, s, clusters).parts * PAIR * TILE_M * t.n * sizeof(float);
+    p.norms = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16); // and the count of arrivals
+    p.columns = p.norms + round_up((s.B + 1) * sizeof(double), 16);
     p.bytes = p.columns + column_workspace_bytes(p.split, 1, s.out);
     return p;
 }
@@ -507,7 +592,7 @@ static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStrea
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = PAIR, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(job.schedule.clusters * PAIR), config.blockDim = dim3(THREADS);
+    config.gridDim = dim3(job.schedule.level[0].pairs * PAIR), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = sizeof(typename L::Shared), config.stream = stream;
     config.attrs = &attribute, config.numAttrs = 1;
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, map[0], map[1], map[2], map[3], job), e);
@@ -515,6 +600,9 @@ static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStrea
 
 template <bool SQUARES>
 static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
+    if (t.n == 256)
+        return t.along_m ? product_launch<Layout<256, true>, SQUARES>(map, job, stream, e)
+                         : product_launch<Layout<256, false>, SQUARES>(map, job, stream, e);
     if (t.n == 192)
         return t.along_m ? product_launch<Layout<192, true>, SQUARES>(map, job, stream, e)
                          : product_launch<Layout<192, false>, SQUARES>(map, job, stream, e);
@@ -523,14 +611,14 @@ static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job
 }
 
 // X or dY: boxes of `rows` rows of one example, one panel. What is beyond T or the last column arrives as zeros.
-static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, bool shared, Error *e) {
+static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
     return copy_map(map, p,
                     {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                      3,
                      {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
                      {row_bytes, s.T * row_bytes},
-                     {PANEL, (cuuint32_t)(shared ? ROWS / 2 : ROWS), 1},
+                     {PANEL, (cuuint32_t)rows, 1},
                      CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
                     e);
 }
@@ -564,29 +652,34 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
     const Tiling t = tiling_of(s, clusters);
     const Places p = places_of(t, s, clusters);
     const Schedule schedule = schedule_of(t, s, clusters);
+    double *norms = (double *)((char *)workspace + p.norms);
     float *parts = (float *)workspace, *columns = (float *)((char *)workspace + p.columns);
-    const size_t part_rows = size_max((size_t)schedule.parts() * PAIR * TILE_M, 1);
+    const size_t part_rows = size_max((size_t)schedule.parts * PAIR * TILE_M, 1);
     CUtensorMap map[4];
     const Job job = {s,
                      schedule,
                      ceil_div(s.in, t.pair_m()),
                      ceil_div(s.out, t.pair_n()),
-                     ceil_div(s.T, (int)ROWS),
+                     ceil_div(s.T, row_block(t.n)),
                      p.slots,
                      !g.first,
                      g.squares ? (float *)((char *)workspace + p.squares) : NULL,
+                     (unsigned *)(norms + s.B),
                      g.bias.sum ? columns : NULL,
                      p.shares,
                      g.row_at,
                      g.rows};
-    TRY(map_in(&map[0], x, s, s.in, !t.along_m, e));
-    TRY(map_in(&map[1], dy, s, s.out, t.along_m, e));
+    const int rows = row_block(t.n);
+    TRY(map_in(&map[0], x, s, s.in, t.along_m ? rows : rows / 2, e));
+    TRY(map_in(&map[1], dy, s, s.out, t.along_m ? rows / 2 : rows, e));
     TRY(map_out(&map[2], g.dw, s.in, s.out, e));
     TRY(map_out(&map[3], parts, part_rows, t.n, e));
     TRY((g.squares ? tiling_launch<true> : tiling_launch<false>)(t, map, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
-    const int blocks = (schedule.parts() ? schedule.rest * PAIR * tile_blocks : 0) + (g.squares ? 1 : 0);
-    const Finish finish = {job, parts, g.dw, g.squares, g.norms, t.n, tile_blocks, t.pair_m(), t.pair_n()};
+    const int examples = g.squares ? s.B : 0;
+    const int blocks = (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0) + examples;
+    const Finish finish = {job,      parts, g.dw,        g.squares,  g.norms ? g.norms : norms,
+                           examples, t.n,   tile_blocks, t.pair_m(), t.pair_n()};
     if (blocks) TRY(launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, finish));
     return g.bias.sum ? column_finish(&g.bias, 1, p.split, s.out, columns, stream, e) : 0;
 }

@@ -28,6 +28,7 @@ struct Product {
 enum Wanted { SQUARES = 1, BIAS = 2, ROWS_OF_EXAMPLES = 4 };
 
 static Product product_new(WeightGradientShape s, int clusters, int wanted) {
+    if (wanted & ROWS_OF_EXAMPLES) wanted |= SQUARES;
     Product p = {};
     p.s = s, p.clusters = clusters;
     p.x = random_vector<real>((size_t)s.B * s.T * s.in), p.dy = random_vector<real>((size_t)s.B * s.T * s.out);
