@@ -124,11 +124,11 @@ struct Job {
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
-enum { WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
+enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (ROWS, COLUMNS) in panels of 64 columns. A shared one comes as two halves of the rows.
-template <int ROWS, int COLUMNS, bool SHARED> struct Operand {
+// An operand (64 rows, COLUMNS) in panels of 64 columns. A shared one comes as two halves of 32 rows.
+template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL, BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
     static constexpr int PANEL_BYTES = BOX_ROWS * PANEL_ROW_BYTES, BOX_BYTES = PANELS * PANEL_BYTES;
     static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES;
@@ -147,22 +147,16 @@ template <int ROWS, int COLUMNS, bool SHARED> struct Operand {
     }
 };
 
-// Rows of a stage.
-__host__ __device__ constexpr int row_block(int n) { return n > 192 ? 32 : 64; }
-
 // ALONG_M: pairs lie along the rows of dW, else along its columns.
 template <int N_, bool ALONG_M> struct Layout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
-    // Columns of the total that are kept in registers, and pieces of it in shared memory, as they are stored.
-    static constexpr int KEPT = N > 192 ? 128 : N, PIECES = (N - KEPT) / OUT_COLUMNS;
-    static constexpr int ROWS = row_block(N); // of a stage
-    typedef Operand<ROWS, TILE_M, !ALONG_M> X;
-    typedef Operand<ROWS, N, ALONG_M> Y;
-    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, OUTS = WARPS * (1 + PIECES);
-    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - OUTS * (int)OUT_BYTES) / STAGE_BYTES;
+    typedef Operand<TILE_M, !ALONG_M> X;
+    typedef Operand<N, ALONG_M> Y;
+    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES;
+    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
 
     struct Shared {
-        char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][1 + PIECES][OUT_BYTES];
+        char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
         uint64_t full[STAGES], empty[STAGES];
     };
 
@@ -189,7 +183,7 @@ __device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensor
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
 #        pragma unroll 1
-        for (int t = 0; t < job.shape.T; t += L::ROWS) {
+        for (int t = 0; t < job.shape.T; t += ROWS) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(&s.full[ring.stage], L::STAGE_BYTES);
             L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, row, step.b, rank);
@@ -218,13 +212,13 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int share = L::row(job, step.tile, rank) / TILE_M, column = L::column(job, step.tile, rank);
-        const int row = share < job.shares ? share + row0 * job.shares : L::ROWS;
+        const int row = share < job.shares ? share + row0 * job.shares : ROWS;
         float sum[PANELS][VEC] = {};
 #        pragma unroll 1
         for (int k = 0; k < job.row_blocks; k++) {
             barrier_wait(&s.full[ring.stage], ring.parity);
 #        pragma unroll 2
-            for (int r = row; r < L::ROWS; r += WARP / 8 * job.shares)
+            for (int r = row; r < ROWS; r += WARP / 8 * job.shares)
                 UNROLL_FOR (int p = 0; p < PANELS; p++) {
                     const int panel = first + p * COLUMN_WARPS;
                     if (panel >= L::Y::PANELS) continue;
@@ -286,39 +280,6 @@ template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char 
     copy_out_commit();
 }
 
-// Adds e to the pieces of the total in shared memory, or begins them.
-template <class L, int COUNT>
-__device__ inline void pieces_add(char (&out)[1 + L::PIECES][OUT_BYTES], const float (&e)[COUNT], bool begins) {
-    const int lane = threadIdx.x % WARP;
-    if constexpr (L::PIECES > 0) {
-        if (begins && lane == 0) copy_out_wait_read(); // of the last tile
-        __syncwarp();
-        UNROLL_FOR (int c = 0; c < L::PIECES; c++)
-            UNROLL_FOR (int i = 0; i < 4; i++)
-                UNROLL_FOR (int h = 0; h < 2; h++) {
-                    char *piece =
-                        out[1 + c] + (lane / 4 + 8 * h) * PANEL_ROW_BYTES + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16;
-                    float2 *to = (float2 *)(piece + lane % 2 * 8), v = begins ? make_float2(0, 0) : *to;
-                    const int j = L::KEPT / 2 + 16 * c + 4 * i + 2 * h;
-                    *to = make_float2(v.x + e[j], v.y + e[j + 1]);
-                }
-    }
-}
-
-template <class L> __device__ inline void pieces_out(char (&place)[1 + L::PIECES][OUT_BYTES], const Out &out) {
-    if constexpr (L::PIECES > 0) {
-        fence_before_copy_out();
-        __syncwarp();
-        if (threadIdx.x % WARP > 0) return;
-        UNROLL_FOR (int c = 0; c < L::PIECES; c++) {
-            const int column = out.column + L::KEPT + OUT_COLUMNS * c;
-            if (out.add) copy_box_add(out.map, place[1 + c], column, out.row);
-            else copy_box_out(out.map, place[1 + c], column, out.row);
-        }
-        copy_out_commit();
-    }
-}
-
 // Copies those of a warp's 16 rows that are wanted (row_at). at: lane l has that of row l.
 template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
@@ -338,15 +299,15 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
                      int cluster, int rank) {
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[SQUARES ? L::KEPT / 2 : 1];
-    UNROLL_FOR (int j = 0; SQUARES && j < L::KEPT / 2; j++) total[j] = 0.0f;
+    float e[L::N / 2], total[SQUARES ? L::N / 2 : 1];
+    UNROLL_FOR (int j = 0; SQUARES && j < L::N / 2; j++) total[j] = 0.0f;
     auto multiply = [&](int accumulate) {
         barrier_wait(&s.full[ring.stage], ring.parity);
         const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
         const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
         registers_settle(e);
         wgmma_fence();
-        UNROLL_FOR (int k = 0; k < L::ROWS / 16; k++)
+        UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
             wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
         wgmma_commit();
     };
@@ -384,8 +345,8 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
         };
         if constexpr (SQUARES) {
             if (out.map) {
-                times<0, L::KEPT / OUT_COLUMNS>([&](auto c) {
-                    columns_out<c>(total, s.out[warp][0], out);
+                times<0, L::N / OUT_COLUMNS>([&](auto c) {
+                    columns_out<c>(total, s.out[warp], out);
                     if (k < blocks) next();
                 });
             }
@@ -394,7 +355,6 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
         while (k < blocks) next();
         // Beside the last products: all that does not need them.
         const Step done = step;
-        const bool begins = out.map != NULL;
         const int row = L::row(job, done.tile, rank) + warp * OUT_ROWS, column = L::column(job, done.tile, rank);
         if (SQUARES) square = job.squares + (size_t)done.b * job.slots + (done.tile * PAIR + rank) * WARPS + warp;
         out = {};
@@ -409,16 +369,14 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
             float q[4] = {};
             UNROLL_FOR (int j = 0; j < L::N / 2; j++) {
                 q[j % 4] = add_square(q[j % 4], e[j]);
-                if (j < L::KEPT / 2) total[j] += e[j];
+                total[j] += e[j];
             }
-            pieces_add<L>(s.out[warp], e, begins);
             if (job.row_at) rows_out(e, job, at, done.b, column);
-            if (done.last) pieces_out<L>(s.out[warp], out);
             squares = (q[0] + q[1]) + (q[2] + q[3]);
-        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp][0], out); });
+        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out); });
     }
     if constexpr (SQUARES) {
-        if (out.map) times<0, L::KEPT / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp][0], out); });
+        if (out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
     }
     square_out();
     if (lane == 0) copy_out_wait();
@@ -543,8 +501,7 @@ struct Tiling {
 
 } // namespace
 
-static const Tiling tilings[] = {{192, true, 1.0},   {192, false, 1.015}, {160, true, 1.02},
-                                 {160, false, 1.04}, {256, true, 0.98},   {256, false, 0.995}};
+static const Tiling tilings[] = {{192, true, 1.0}, {192, false, 1.015}, {160, true, 1.02}, {160, false, 1.04}};
 
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
@@ -571,7 +528,7 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
     const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
     Places p = {};
     p.slots = tiles_m * tiles_n * PAIR * WARPS;
-    p.shares = std::min(ceil_div(s.in, TILE_M), row_block(t.n));
+    p.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
     p.split = {s.B * p.shares, p.shares, 1, s.B * p.shares, s.B * (p.shares + 1)}; // a share a run: slots by example
     p.squares = (size_t)schedule_of(t, s, clusters).parts * PAIR * TILE_M * t.n * sizeof(float);
     p.norms = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16); // and the count of arrivals
@@ -600,9 +557,6 @@ static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStrea
 
 template <bool SQUARES>
 static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
-    if (t.n == 256)
-        return t.along_m ? product_launch<Layout<256, true>, SQUARES>(map, job, stream, e)
-                         : product_launch<Layout<256, false>, SQUARES>(map, job, stream, e);
     if (t.n == 192)
         return t.along_m ? product_launch<Layout<192, true>, SQUARES>(map, job, stream, e)
                          : product_launch<Layout<192, false>, SQUARES>(map, job, stream, e);
@@ -660,7 +614,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      schedule,
                      ceil_div(s.in, t.pair_m()),
                      ceil_div(s.out, t.pair_n()),
-                     ceil_div(s.T, row_block(t.n)),
+                     ceil_div(s.T, (int)ROWS),
                      p.slots,
                      !g.first,
                      g.squares ? (float *)((char *)workspace + p.squares) : NULL,
@@ -669,9 +623,8 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      p.shares,
                      g.row_at,
                      g.rows};
-    const int rows = row_block(t.n);
-    TRY(map_in(&map[0], x, s, s.in, t.along_m ? rows : rows / 2, e));
-    TRY(map_in(&map[1], dy, s, s.out, t.along_m ? rows / 2 : rows, e));
+    TRY(map_in(&map[0], x, s, s.in, t.along_m ? ROWS : ROWS / 2, e));
+    TRY(map_in(&map[1], dy, s, s.out, t.along_m ? ROWS / 2 : ROWS, e));
     TRY(map_out(&map[2], g.dw, s.in, s.out, e));
     TRY(map_out(&map[3], parts, part_rows, t.n, e));
     TRY((g.squares ? tiling_launch<true> : tiling_launch<false>)(t, map, job, stream, e));
