@@ -23,6 +23,8 @@
 #include <math.h>
 #include <type_traits>
 
+#ifndef GNS_FP32
+
 enum { TILE_M = 128, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
@@ -119,8 +121,6 @@ struct Job {
     } // shorter side first
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
-
-#ifndef GNS_FP32
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
