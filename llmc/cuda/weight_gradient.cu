@@ -12,7 +12,7 @@
 //
 // The columns of dY are summed by the feeder's idle warps, from shared memory. Of the rows of a stage, a block takes those
 // whose number falls to its row of tiles: each is read once, and all stages take the same time. (A whole stage now and then
-// made the kernel a third longer.) column_finish adds the shares.
+// made the kernel a third longer.)
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -110,8 +110,8 @@ struct Job {
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
     bool add;
     float *squares;    // (B, slots), or NULL
-    unsigned *arrived; // see squares_finish
-    float *columns;    // (B, shares + 1, out), or NULL: column sums of dY, see column_finish
+    unsigned *arrived; // (2) see sum_blocks
+    float *columns;    // (B, shares, out), or NULL: column sums of dY
     int shares;
     const int *row_at;
     float *rows;
@@ -230,7 +230,7 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
             release(&s.empty[ring.stage], rank);
             ring.advance();
         }
-        float *to = job.columns + ((size_t)step.b * (job.shares + 1) + share) * job.shape.out + column;
+        float *to = job.columns + ((size_t)step.b * job.shares + share) * job.shape.out + column;
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
             const int c = (first + p * COLUMN_WARPS) * PANEL + piece * VEC;
             UNROLL_FOR (int j = 0; j < VEC; j++) {
@@ -403,7 +403,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     __syncthreads();
     cluster_sync();
     after_allow();
-    if (blockIdx.x == 0 && threadIdx.x == 0 && job.squares) *job.arrived = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
     // At the end of each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
         registers_give<56>();
@@ -428,15 +428,33 @@ struct Finish {
     Job job;
     const float *parts; // (parts, 2, 128, n)
     float *dw;
-    double *squares, *norms;
-    int examples;       // whose squares are wanted: the first blocks
-    int n, tile_blocks; // columns of a tile; thread blocks that sum one
-    int pair_m, pair_n; // a pair's tile
+    double *squares, *norms; // norms (B)
+    ColumnGradient bias;
+    double *bias_squares; // (groups of columns)
+    int examples, groups; // blocks for squares, for columns; the rest are for parts
+    int n, tile_blocks;   // columns of a tile; thread blocks that sum one
+    int pair_m, pair_n;   // a pair's tile
 };
 
-// Adds the squares of an example; the last of the blocks to do so adds the examples, in order.
-__device__ void squares_finish(const Finish &f, int b) {
-    __shared__ double shared[FINISH_THREADS / WARP];
+// partial[i] = mine; the last of `count` blocks to get here adds them all, in order, to *to.
+__device__ void sum_blocks(double *to, double *partial, int i, int count, double mine, unsigned *arrived,
+                           double *shared) {
+    bool last = false;
+    if (threadIdx.x == 0) {
+        partial[i] = mine;
+        __threadfence();
+        last = atomicAdd(arrived, 1) == (unsigned)count - 1;
+    }
+    if (!__syncthreads_or(last)) return;
+    __threadfence();
+    double sum = 0.0;
+    for (int k = threadIdx.x; k < count; k += FINISH_THREADS) sum += __ldcg(partial + k);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) *to += sum;
+}
+
+// The squares of an example.
+__device__ void squares_finish(const Finish &f, int b, double *shared) {
     const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
     for (int i = threadIdx.x * 4; i < f.job.slots; i += FINISH_THREADS * 4) {
@@ -445,18 +463,31 @@ __device__ void squares_finish(const Finish &f, int b) {
         sum += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
     }
     sum = block_sum(sum, shared);
-    bool last = false;
-    if (threadIdx.x == 0) {
-        f.norms[b] = sum;
-        __threadfence();
-        last = atomicAdd(f.job.arrived, 1) == (unsigned)f.job.shape.B - 1;
+    sum_blocks(f.squares, f.norms, b, f.examples, sum, f.job.arrived, shared);
+}
+
+// The bias of 32 columns: a warp takes every 16th example.
+__device__ void columns_finish(const Finish &f, int group, double *shared) {
+    constexpr int GROUP_WARPS = FINISH_THREADS / WARP;
+    __shared__ float sums[GROUP_WARPS][WARP];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = group * WARP + lane, out = f.job.shape.out;
+    float sum = 0.0f, square = 0.0f;
+    for (int b = warp; c < out && b < f.job.shape.B; b += GROUP_WARPS) {
+        const float *share = f.job.columns + (size_t)b * f.job.shares * out + c;
+        float example = 0.0f;
+#    pragma unroll 8
+        for (int i = 0; i < f.job.shares; i++) example += share[(size_t)i * out];
+        sum += example;
+        square = add_square(square, example);
     }
-    if (!__syncthreads_or(last)) return;
-    __threadfence();
-    sum = 0.0;
-    for (int i = threadIdx.x; i < f.job.shape.B; i += FINISH_THREADS) sum += __ldcg(f.norms + i);
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) *f.squares += sum;
+    sums[warp][lane] = sum;
+    const double squares = block_sum((double)square, shared); // and all sums are there
+    if (warp == 0 && c < out) {
+        float all = f.bias.first ? 0.0f : f.bias.sum[c];
+        for (int w = 0; w < GROUP_WARPS; w++) all += sums[w][lane];
+        f.bias.sum[c] = all;
+    }
+    if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
 }
 
 __device__ void parts_finish(const Finish &f, int i) {
@@ -467,24 +498,26 @@ __device__ void parts_finish(const Finish &f, int i) {
     const int row = job.m(tile) * f.pair_m + (f.pair_m > TILE_M ? rank * TILE_M : 0) + q / (f.n / 4);
     const int column = job.n(tile) * f.pair_n + (f.pair_m > TILE_M ? 0 : rank * f.n) + q % (f.n / 4) * 4;
     if (row >= job.shape.in || column >= job.shape.out) return;
-    float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {};
-    each_part(job.schedule, index, [&](int part) {
+    float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
+    if (job.add) floats_load(before, to);
+    each_part(job.schedule, index, [&](int part) { // a part is added when the next is on its way
         float v[4];
         floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
-        floats_add(sum, v);
+        floats_add(sum, last);
+        UNROLL_FOR (int k = 0; k < 4; k++) last[k] = v[k];
     });
-    if (job.add) {
-        float v[4];
-        floats_load(v, to);
-        floats_add(sum, v);
-    }
+    floats_add(sum, last);
+    floats_add(sum, before);
     floats_store(to, sum);
 }
 
-__global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(const __grid_constant__ Finish f) {
+__global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_constant__ Finish f) {
+    __shared__ double shared[FINISH_THREADS / WARP];
+    const int i = blockIdx.x;
     after_wait();
-    if ((int)blockIdx.x < f.examples) squares_finish(f, blockIdx.x);
-    else parts_finish(f, blockIdx.x - f.examples);
+    if (i < f.examples) squares_finish(f, i, shared);
+    else if (i < f.examples + f.groups) columns_finish(f, i - f.examples, shared);
+    else parts_finish(f, i - f.examples - f.groups);
 }
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
@@ -517,11 +550,10 @@ static Tiling tiling_of(WeightGradientShape s, int clusters) {
     return chosen;
 }
 
-// The workspace: parts, squares, what column_finish takes.
+// The workspace: parts, squares, numbers, shares of the column sums.
 struct Places {
-    size_t squares, norms, columns, bytes;
-    int slots, shares;
-    ColumnSplit split;
+    size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, counts of arrivals
+    int slots, shares, groups;
 };
 
 static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
@@ -529,11 +561,11 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
     Places p = {};
     p.slots = tiles_m * tiles_n * PAIR * WARPS;
     p.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
-    p.split = {s.B * p.shares, p.shares, 1, s.B * p.shares, s.B * (p.shares + 1)}; // a share a run: slots by example
+    p.groups = ceil_div(s.out, (int)WARP);
     p.squares = (size_t)schedule_of(t, s, clusters).parts * PAIR * TILE_M * t.n * sizeof(float);
-    p.norms = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16); // and the count of arrivals
-    p.columns = p.norms + round_up((s.B + 1) * sizeof(double), 16);
-    p.bytes = p.columns + column_workspace_bytes(p.split, 1, s.out);
+    p.numbers = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16);
+    p.columns = p.numbers + round_up((s.B + p.groups + 1) * sizeof(double), 16);
+    p.bytes = p.columns + (size_t)s.B * p.shares * s.out * sizeof(float);
     return p;
 }
 
@@ -606,9 +638,8 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
     const Tiling t = tiling_of(s, clusters);
     const Places p = places_of(t, s, clusters);
     const Schedule schedule = schedule_of(t, s, clusters);
-    double *norms = (double *)((char *)workspace + p.norms);
-    float *parts = (float *)workspace, *columns = (float *)((char *)workspace + p.columns);
-    const size_t part_rows = size_max((size_t)schedule.parts * PAIR * TILE_M, 1);
+    double *numbers = (double *)((char *)workspace + p.numbers);
+    float *parts = (float *)workspace;
     CUtensorMap map[4];
     const Job job = {s,
                      schedule,
@@ -618,23 +649,33 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      p.slots,
                      !g.first,
                      g.squares ? (float *)((char *)workspace + p.squares) : NULL,
-                     (unsigned *)(norms + s.B),
-                     g.bias.sum ? columns : NULL,
+                     (unsigned *)(numbers + s.B + p.groups),
+                     g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
                      p.shares,
                      g.row_at,
                      g.rows};
     TRY(map_in(&map[0], x, s, s.in, t.along_m ? ROWS : ROWS / 2, e));
     TRY(map_in(&map[1], dy, s, s.out, t.along_m ? ROWS / 2 : ROWS, e));
     TRY(map_out(&map[2], g.dw, s.in, s.out, e));
-    TRY(map_out(&map[3], parts, part_rows, t.n, e));
+    TRY(map_out(&map[3], parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), t.n, e));
     TRY((g.squares ? tiling_launch<true> : tiling_launch<false>)(t, map, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
-    const int examples = g.squares ? s.B : 0;
-    const int blocks = (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0) + examples;
-    const Finish finish = {job,      parts, g.dw,        g.squares,  g.norms ? g.norms : norms,
-                           examples, t.n,   tile_blocks, t.pair_m(), t.pair_n()};
-    if (blocks) TRY(launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, finish));
-    return g.bias.sum ? column_finish(&g.bias, 1, p.split, s.out, columns, stream, e) : 0;
+    const Finish f = {job,
+                      parts,
+                      g.dw,
+                      g.squares,
+                      g.norms ? g.norms : numbers,
+                      g.bias,
+                      numbers + s.B,
+                      g.squares ? s.B : 0,
+                      g.bias.sum ? p.groups : 0,
+                      t.n,
+                      tile_blocks,
+                      t.pair_m(),
+                      t.pair_n()};
+    const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
+    if (!blocks) return 0;
+    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, f);
 }
 
 #else
