@@ -50,7 +50,7 @@ static Schedule schedule_of(int tiles, int B, int pairs) {
     Schedule s = {};
     Level l = {};
     l.pairs = pairs, l.B = B, l.whole_part = -1;
-    for (int before = 0;; before += l.whole * l.B) { // steps of the levels above
+    for (int before = 0;;) { // steps of the levels above
         Level &to = s.level[s.levels++];
         l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
         l.run = l.rest ? ceil_div(l.rest * l.B, l.pairs) : 0, l.full = l.rest ? l.B / l.run : 0;
@@ -62,7 +62,7 @@ static Schedule schedule_of(int tiles, int B, int pairs) {
         s.steps = std::max(s.steps, before + l.whole * l.B + l.run);
         to = l;
         if (left == 0 || s.levels == LEVELS_MAX) return s;
-        tiles = l.rest, l.tile += l.whole * l.pairs;
+        tiles = l.rest, l.tile += l.whole * l.pairs, before += l.whole * l.B;
         l.first += l.rest * l.full, l.pairs -= l.rest * l.full, l.b += l.full * l.run, l.B = left;
     }
 }
