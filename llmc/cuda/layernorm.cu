@@ -125,33 +125,66 @@ typedef struct {
     int C;
 } Backward;
 
-// TILE rows are in flight at once: 192 bytes a thread, dresidual included, in up to 128 registers.
-enum { BACKWARD_THREADS_MAX = 512, TILE = 8 / sizeof(real) };
+// A block takes TILE rows at a time. Each of its threads copies its own columns of the next STAGES tiles to its own place
+// in shared memory, where only it reads them: no barrier is needed, and memory is busy while the block computes. 48 bytes
+// a row and thread (two bytes a value), 192 KB for the 512 threads of a multiprocessor.
+enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real), STAGES_MAX = 4 };
+
+// The tiles of a block's run of rows; none crosses the end of an example.
+typedef struct {
+    int row, stop; // first row of the tile; where its example, or the run, ends
+} Cursor;
+
+__device__ static inline Cursor cursor_next(Cursor at, int end, int T) {
+    if (at.row + TILE < at.stop) return {at.row + TILE, at.stop};
+    return {at.stop, min(end, at.stop + T)};
+}
 
 // A thread's 8 columns of the tile's rows.
-typedef struct {
-    Pack<VEC> dy[TILE], x[TILE], dresidual[TILE];
-    float mean[TILE], rstd[TILE];
-} Tile;
+template <bool ACCUMULATE> struct Staged {
+    static constexpr int TENSORS = ACCUMULATE ? 3 : 2; // dy, x, dresidual
+    Pack<VEC> *place;                                  // of this thread in stage 0; (STAGES, TILE, TENSORS, threads)
 
-// Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
-template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
-    const size_t start = (size_t)row * k.C + c;
-    UNROLL_FOR (int r = 0; r < TILE; r++) {
-        const bool there = c < k.C && row + r < stop;
-        const size_t i = start + r * k.C;
-        t.dy[r] = there ? pack_load<VEC>(k.dy + i) : Pack<VEC>{};
-        t.x[r] = there ? pack_load<VEC>(k.x + i) : Pack<VEC>{};
-        if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : Pack<VEC>{};
-        t.mean[r] = there ? k.mean[row + r] : 0.0f;
-        t.rstd[r] = there ? k.rstd[row + r] : 0.0f;
+    __device__ Pack<VEC> *at(int stage, int r, int tensor) const {
+        return place + ((stage * TILE + r) * TENSORS + tensor) * blockDim.x;
     }
+};
+
+// Rows from stop on, and columns of an inactive thread, arrive as zeros, which add nothing to any sum.
+template <bool ACCUMULATE>
+__device__ inline void tile_fetch(const Staged<ACCUMULATE> &staged, int stage, const Backward &k, Cursor at, int c) {
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
+        const bool there = c < k.C && at.row + r < at.stop;
+        const size_t i = there ? (size_t)(at.row + r) * k.C + c : 0;
+        pack_fetch(staged.at(stage, r, 0), k.dy + i, there);
+        pack_fetch(staged.at(stage, r, 1), k.x + i, there);
+        if (ACCUMULATE) pack_fetch(staged.at(stage, r, 2), k.dresidual + i, there);
+    }
+    fetch_commit();
 }
+
+typedef struct {
+    float mean[TILE], rstd[TILE];
+} Statistics;
+
+__device__ static inline Statistics statistics_load(const Backward &k, Cursor at) {
+    Statistics s;
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
+        const bool there = at.row + r < at.stop;
+        s.mean[r] = there ? k.mean[at.row + r] : 0.0f;
+        s.rstd[r] = there ? k.rstd[at.row + r] : 0.0f;
+    }
+    return s;
+}
+
+typedef struct {
+    Pack<VEC> dy[TILE], x[TILE];
+} Tile;
 
 // First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
 // sums[2 r + 1].
 template <int SETS>
-__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
+__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t, const Statistics &rows,
                                  const Pack<VEC> &gamma_pack) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
@@ -161,7 +194,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
         pack_get(x, t.x[r]);
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
         UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
+            const float xhat = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
             layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
         }
@@ -185,21 +218,22 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
 // Second half: dresidual, and its columns' sums. means: the sums divided by C.
 template <bool ACCUMULATE, int SETS>
 __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
+                                  const Tile &t, const Statistics &rows, const Staged<ACCUMULATE> &staged, int stage,
+                                  const Pack<VEC> &gamma_pack, Cursor at, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        if (c >= k.C || row + r >= stop) continue;
+        if (c >= k.C || at.row + r >= at.stop) continue;
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
-        if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
+        if (ACCUMULATE) pack_get(dx, *staged.at(stage, r, 2));
         UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
-            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
+            const float xhat = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
+            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, rows.rstd[r], means[2 * r], means[2 * r + 1]);
         }
         const Pack<VEC> written = pack_of<VEC>(dx);
-        pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
+        pack_store(k.dresidual + (size_t)(at.row + r) * k.C + c, written);
         if constexpr (SETS == 3) {
             pack_get(dx, written);
             floats_add(grads[2], dx);
@@ -209,31 +243,47 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
 // one write of dresidual. Threads beyond the row's end only take part in barriers.
-template <bool ACCUMULATE, bool DBIAS>
+template <int STAGES, bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
+    extern __shared__ __align__(16) char staging[];
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
-    const int c = threadIdx.x * VEC;
+    const Staged<ACCUMULATE> staged = {(Pack<VEC> *)staging + threadIdx.x};
+    const int c = threadIdx.x * VEC, T = k.split.T, begin = blockIdx.x * k.split.rows_per_block;
+    const int end = min(begin + k.split.rows_per_block, k.split.rows);
     const float per_column = 1.0f / k.C;
+    after_wait();
     after_allow();
     Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
-
-    int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
-    const int end = min(row + k.split.rows_per_block, k.split.rows);
-    while (row < end) {
-        const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
+    Cursor at = {begin, min(end, (begin / T + 1) * T)}, ahead = at;
+    Statistics rows = statistics_load(k, at);
+    UNROLL_FOR (int stage = 0; stage < STAGES; stage++, ahead = cursor_next(ahead, end, T))
+        tile_fetch(staged, stage, k, ahead, c);
+    for (int stage = 0, buffer = 0; at.row < end;) {
+        const int b = at.row / T, stop = at.stop;
         float grads[SETS][VEC] = {};
-        for (; row < stop; row += TILE, buffer ^= 1) {
+        while (at.row < stop) {
+            const Cursor next = cursor_next(at, end, T);
+            const Statistics next_rows = statistics_load(k, next);
             Tile tile;
             float sums[2 * TILE];
-            tile_load<ACCUMULATE>(tile, k, row, stop, c);
-            tile_sums(sums, grads, tile, gamma);
+            fetch_wait<STAGES - 1>();
+            UNROLL_FOR (int r = 0; r < TILE; r++) {
+                tile.dy[r] = *staged.at(stage, r, 0);
+                tile.x[r] = *staged.at(stage, r, 1);
+            }
+            tile_sums(sums, grads, tile, rows, gamma);
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
+            tile_write(k, grads, sums, tile, rows, staged, stage, gamma, at, c);
+            tile_fetch(staged, stage, k, ahead, c);
+            ahead = cursor_next(ahead, end, T);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            buffer ^= 1;
+            at = next;
+            rows = next_rows;
         }
-        row = stop; // the last tile may end beyond it
         if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
@@ -246,6 +296,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
+    after_wait();
     after_allow();
     const int end = min(begin + k.split.rows_per_block, k.split.rows);
     for (int row = begin; row < end; row++) {
@@ -290,17 +341,29 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
+template <bool ACCUMULATE, bool DBIAS> static int backward(const Backward &k, cudaStream_t stream, Error *e) {
+    const int threads = backward_threads(k.C);
+    const size_t stage_bytes = (size_t)TILE * Staged<ACCUMULATE>::TENSORS * threads * sizeof(Pack<VEC>);
+    int room; // before Hopper two stages are what fits
+    TRY(device_attribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
+    const bool deep = STAGES_MAX * stage_bytes * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
+    const bool fast = backward_is_fast(k.C) && 2 * stage_bytes + 2048 <= (size_t)room;
+    const size_t bytes = fast ? (deep ? STAGES_MAX : 2) * stage_bytes : 0;
+    const auto kernel = !fast  ? backward_any_kernel<ACCUMULATE, DBIAS>
+                        : deep ? backward_kernel<STAGES_MAX, ACCUMULATE, DBIAS>
+                               : backward_kernel<2, ACCUMULATE, DBIAS>;
+    TRY(shared_memory_allow(kernel, bytes, e));
+    kernel<<<k.split.blocks, fast ? threads : ROW_THREADS, bytes, stream>>>(k);
+    return CUDA_LAUNCHED(e);
+}
+
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
                        const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
     const Backward k = {dresidual, dy, x, mean, rstd, gamma, (float *)workspace, backward_split(B, T, C), C};
     const bool bias = dbias.sum != NULL;
-    const auto fast = accumulate ? (bias ? backward_kernel<true, true> : backward_kernel<true, false>)
-                                 : (bias ? backward_kernel<false, true> : backward_kernel<false, false>);
-    const auto any = accumulate ? (bias ? backward_any_kernel<true, true> : backward_any_kernel<true, false>)
-                                : (bias ? backward_any_kernel<false, true> : backward_any_kernel<false, false>);
-    (backward_is_fast(C) ? fast : any)<<<k.split.blocks, backward_threads(C), 0, stream>>>(k);
-    TRY(CUDA_LAUNCHED(e));
+    TRY((accumulate ? (bias ? backward<true, true> : backward<true, false>)
+                    : (bias ? backward<false, true> : backward<false, false>))(k, stream, e));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
     return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
 }
