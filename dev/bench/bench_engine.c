@@ -45,12 +45,15 @@ typedef struct {
 extern const EngineApi GNS_BEFORE;
 #endif
 
-static int load_initial(Engine *engine, const Model *model, Error *e) {
+// Initial values; those of the first block in all blocks, which is quicker.
+static int load_initial(const Bench *b, Engine *engine, Error *e) {
+    const Model *model = b->config.model;
     float *values;
     TRY(memory_alloc_zero((void **)&values, model->flat_count * sizeof *values, "parameters", e));
     for (int k = 0; k < model->tensor_count; k++) {
-        const Tensor *t = &model->tensors[k];
-        model_init_values(model, t, 1, 0, t->count, values + t->offset);
+        const Tensor *t = &model->tensors[k], *first = model_tensor(model, t->kind, 0);
+        if (t->layer > 0) memcpy(values + t->offset, values + first->offset, t->count * sizeof *values);
+        else model_init_values(model, t, 1, 0, t->count, values + t->offset);
     }
     int code = engine_load(engine, STATE_PARAM, (Range){0, model->flat_count}, values, e);
     memory_free(values);
@@ -70,13 +73,13 @@ static int bench_create(Bench *b, Error *e) {
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
     b->peak = device_peak_flops(&device);
-    return load_initial(b->engine, model, e);
+    return load_initial(b, b->engine, e);
 }
 
 static int before_create(Bench *b, Error *e) {
 #ifdef GNS_BEFORE
     TRY(engine_create(&GNS_BEFORE, &b->before, &b->config, e));
-    return load_initial(b->before, b->config.model, e);
+    return load_initial(b, b->before, e);
 #else
     (void)b;
     return FAIL(e, ERR_USAGE, "dev/bench/before.sh TREE links one", "this build has no earlier engine");
@@ -262,6 +265,7 @@ static int run(int argc, char **argv, Error *e) {
     Model model;
     Bench *b;
     Words words = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "demo") == 0) shape = (ModelConfig){.layers = 2, .heads = 6, .channels = 192, .vocab = 256};
     else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
     if (rounds < 1 || rounds > ROUNDS_MAX) return FAIL(e, ERR_USAGE, "1 to 1000", "%d rounds", rounds);

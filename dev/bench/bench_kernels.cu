@@ -233,12 +233,13 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         real *qkv = randoms<real>(SETS * 3 * n), *out = randoms<real>(n), *dout = randoms<real>(n);
         real *dqkv = zeros<real>(3 * n);
         float *lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f);
+        unsigned *ticket = zeros<unsigned>(1);
         void *workspace = zeros<char>(attention_workspace_bytes(s));
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, s, 0, &e)
-                                 : attention_forward(out, lse, from, s, 0, &e),
+            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, 0, &e)
+                                 : attention_forward(out, lse, from, ticket, s, 0, &e),
                         &e);
         });
     }
@@ -389,7 +390,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     bench_create(&b);
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "quick") == 0) b.seconds = 0.3;
+        if (strcmp(argv[i], "quick") == 0) b.seconds = 0.33;
         else if (strcmp(argv[i], "tune") == 0) matmul_tune(b.mm, true);
         else if (strcmp(argv[i], "held") == 0) b.held = true;
         else if (strncmp(argv[i], "only=", 5) == 0) b.only.push_back(argv[i] + 5);

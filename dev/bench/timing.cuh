@@ -3,10 +3,11 @@
 // A training step runs at the card's power limit, so a kernel is measured as it runs there: over and over for a while,
 // on a card that earlier calls have warmed up, with the clock that the power limit then leaves. A kernel that needs less
 // energy gets a higher clock, which a few calls on a cool card do not show.
-// 1. Calls are queued in batches, two of which are in flight: the device never waits.
-// 2. The first SETTLE_SECONDS do not count.
-// 3. NVML's energy counter moves every 20 to 100 ms. Power is taken from its first to its last move, and energy a call
-//    is power times the time of a call.
+// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even while the host asks NVML,
+//    which takes 4 ms here.
+// 2. The first SETTLE_SECONDS do not count: the clock follows a change of power after 50 to 100 ms.
+// 3. NVML's energy counter moves every 100 ms. Power is taken from its first to its last move, and energy a call is power
+//    times the time of a call.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -63,7 +64,7 @@ static inline double timing_joules(Timing t) { return t.seconds * t.watts; }
 
 typedef std::function<void(int)> BenchCall; // (number of the call): to rotate among inputs
 
-static const double SETTLE_SECONDS = 0.06, BATCH_SECONDS = 4e-3;
+static const double SETTLE_SECONDS = 0.1, BATCH_SECONDS = 12e-3;
 
 // Power between the first and the last move of the energy counter.
 typedef struct {
@@ -93,7 +94,7 @@ static inline float batch_ms(cudaEvent_t from, cudaEvent_t to) {
 
 // Runs the call for `seconds` after it has settled.
 static inline Timing time_hot(const Nvml *nvml, double seconds, const BenchCall &call) {
-    enum { EVENTS = 3 }; // two batches in flight
+    enum { EVENTS = 4 }; // three batches in flight
     cudaEvent_t event[EVENTS];
     EnergyWatch watch = {};
     Timing t = {0.0, NAN, 0};
@@ -113,8 +114,8 @@ static inline Timing time_hot(const Nvml *nvml, double seconds, const BenchCall 
     for (int i = 1;; i++) {
         for (int k = 0; k < batch; k++) call(number++);
         cuda_check(cudaEventRecord(event[i % EVENTS]));
-        if (i == 1) continue;
-        const float ms = batch_ms(event[(i - 2) % EVENTS], event[(i - 1) % EVENTS]);
+        if (i < EVENTS - 1) continue;
+        const float ms = batch_ms(event[(i + 1) % EVENTS], event[(i + 2) % EVENTS]);
         const double now = clock_seconds() - begin;
         if (now < SETTLE_SECONDS) continue;
         energy_look(&watch, nvml);
