@@ -127,38 +127,49 @@ typedef struct {
 
 // A block takes TILE rows at a time. Each of its threads copies its own columns of the next STAGES tiles to its own place
 // in shared memory, where only it reads them: no barrier is needed, and memory is busy while the block computes. 48 bytes
-// a row and thread (two bytes a value), 192 KB for the 512 threads of a multiprocessor.
+// a row and thread (two bytes a value), 200 KB for the 512 threads of a multiprocessor.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real), STAGES_MAX = 4 };
 
-// The tiles of a block's run of rows; none crosses the end of an example.
+// The tiles of a block's run of rows, counted from its first; none crosses the end of an example.
 typedef struct {
     int row, stop; // first row of the tile; where its example, or the run, ends
 } Cursor;
 
-__device__ static inline Cursor cursor_next(Cursor at, int end, int T) {
+__device__ static inline Cursor cursor_next(Cursor at, int rows, int T) {
     if (at.row + TILE < at.stop) return {at.row + TILE, at.stop};
-    return {at.stop, min(end, at.stop + T)};
+    return {at.stop, min(rows, at.stop + T)};
 }
 
-// A thread's 8 columns of the tile's rows.
-template <bool ACCUMULATE> struct Staged {
+// A thread's 8 columns of the run: (rows, C), of which only the first 8 are its own. wanted: it has columns.
+typedef struct {
+    const real *dy, *x;
+    real *dresidual;
+    const float *mean, *rstd;
+    int C;
+    bool wanted;
+} Run;
+
+// Where the thread's next tiles are: (STAGES, TILE, TENSORS) packs. The distance from thread to thread is an odd number of
+// 16 bytes, so that no two of a warp's accesses meet in a bank.
+template <int STAGES, bool ACCUMULATE> struct Staged {
     static constexpr int TENSORS = ACCUMULATE ? 3 : 2; // dy, x, dresidual
-    Pack<VEC> *place;                                  // of this thread in stage 0; (STAGES, TILE, TENSORS, threads)
+    static constexpr int STAGE_BYTES = TILE * TENSORS * sizeof(Pack<VEC>), THREAD_BYTES = STAGES * STAGE_BYTES + 16;
+    char *place;
 
     __device__ Pack<VEC> *at(int stage, int r, int tensor) const {
-        return place + ((stage * TILE + r) * TENSORS + tensor) * blockDim.x;
+        return (Pack<VEC> *)(place + stage * STAGE_BYTES) + r * TENSORS + tensor;
     }
 };
 
 // Rows from stop on, and columns of an inactive thread, arrive as zeros, which add nothing to any sum.
-template <bool ACCUMULATE>
-__device__ inline void tile_fetch(const Staged<ACCUMULATE> &staged, int stage, const Backward &k, Cursor at, int c) {
+template <int STAGES, bool ACCUMULATE>
+__device__ inline void tile_fetch(const Staged<STAGES, ACCUMULATE> &staged, int stage, const Run &run, Cursor at) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        const bool there = c < k.C && at.row + r < at.stop;
-        const size_t i = there ? (size_t)(at.row + r) * k.C + c : 0;
-        pack_fetch(staged.at(stage, r, 0), k.dy + i, there);
-        pack_fetch(staged.at(stage, r, 1), k.x + i, there);
-        if (ACCUMULATE) pack_fetch(staged.at(stage, r, 2), k.dresidual + i, there);
+        const bool there = run.wanted && at.row + r < at.stop;
+        const unsigned i = there ? (unsigned)(at.row + r) * run.C : 0;
+        pack_fetch(staged.at(stage, r, 0), run.dy + i, there);
+        pack_fetch(staged.at(stage, r, 1), run.x + i, there);
+        if (ACCUMULATE) pack_fetch(staged.at(stage, r, 2), run.dresidual + i, there);
     }
     fetch_commit();
 }
@@ -167,73 +178,72 @@ typedef struct {
     float mean[TILE], rstd[TILE];
 } Statistics;
 
-__device__ static inline Statistics statistics_load(const Backward &k, Cursor at) {
+__device__ static inline Statistics statistics_load(const Run &run, Cursor at) {
     Statistics s;
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = at.row + r < at.stop;
-        s.mean[r] = there ? k.mean[at.row + r] : 0.0f;
-        s.rstd[r] = there ? k.rstd[at.row + r] : 0.0f;
+        s.mean[r] = there ? run.mean[at.row + r] : 0.0f;
+        s.rstd[r] = there ? run.rstd[at.row + r] : 0.0f;
     }
     return s;
 }
 
+// A thread's 8 columns of the tile's rows.
 typedef struct {
-    Pack<VEC> dy[TILE], x[TILE];
+    float dy[TILE][VEC], xhat[TILE][VEC];
 } Tile;
 
 // First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
 // sums[2 r + 1].
-template <int SETS>
+template <int STAGES, bool ACCUMULATE, int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t, const Statistics &rows,
-                                 const Pack<VEC> &gamma_pack) {
-    float gamma[VEC];
-    pack_get(gamma, gamma_pack);
+                                 const Staged<STAGES, ACCUMULATE> &staged, int stage, const float (&gamma)[VEC]) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        float dy[VEC], x[VEC];
-        pack_get(dy, t.dy[r]);
-        pack_get(x, t.x[r]);
+        float x[VEC];
+        pack_get(t.dy[r], *staged.at(stage, r, 0));
+        pack_get(x, *staged.at(stage, r, 1));
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
         UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
-            sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
-            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
+            t.xhat[r][j] = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
+            sums[2 * r] = fmaf(t.dy[r][j], gamma[j], sums[2 * r]);
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], t.dy[r][j], gamma[j], t.xhat[r][j]);
         }
-        pack_forget(t.dy[r]);
-        pack_forget(t.x[r]);
     }
 }
 
-// The sums over the block. Two `shared` alternate, so that one barrier a tile is enough.
-__device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
+// Sums of each warp, zeros in places without a warp. Two by turns, so that one barrier a tile is enough.
+enum { BACKWARD_WARPS_MAX = BACKWARD_THREADS_MAX / WARP, JOINED = 4 }; // warps' sums loaded at once
+typedef Floats<2 * TILE> WarpSums[BACKWARD_WARPS_MAX];
+
+// The sums over the block.
+__device__ static inline void tile_sums_join(float (&sums)[2 * TILE], WarpSums &shared) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
     const float sum = warp_sum_each(sums);
-    if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
+    if (lane % lanes_each == 0) shared[warp].x[lane / lanes_each] = sum;
     __syncthreads();
-    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
-    for (int w = 1; w < warps; w++)
-        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < warps; first += JOINED) {
+        Floats<2 * TILE> some[JOINED];
+        UNROLL_FOR (int w = 0; w < JOINED; w++) some[w] = shared[first + w];
+        UNROLL_FOR (int w = 0; w < JOINED; w++) floats_add(sums, some[w].x);
+    }
 }
 
 // Second half: dresidual, and its columns' sums. means: the sums divided by C.
-template <bool ACCUMULATE, int SETS>
-__device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Statistics &rows, const Staged<ACCUMULATE> &staged, int stage,
-                                  const Pack<VEC> &gamma_pack, Cursor at, int c) {
-    float gamma[VEC];
-    pack_get(gamma, gamma_pack);
+template <int STAGES, bool ACCUMULATE, int SETS>
+__device__ inline void tile_write(const Run &run, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
+                                  const Tile &t, const Statistics &rows, const Staged<STAGES, ACCUMULATE> &staged,
+                                  int stage, const float (&gamma)[VEC], Cursor at) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        if (c >= k.C || at.row + r >= at.stop) continue;
-        float dy[VEC], x[VEC], dx[VEC] = {};
-        pack_get(dy, t.dy[r]);
-        pack_get(x, t.x[r]);
+        if (!run.wanted || at.row + r >= at.stop) continue;
+        float dx[VEC] = {};
         if (ACCUMULATE) pack_get(dx, *staged.at(stage, r, 2));
-        UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
-            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, rows.rstd[r], means[2 * r], means[2 * r + 1]);
-        }
+        UNROLL_FOR (int j = 0; j < VEC; j++)
+            dx[j] += layernorm_dx(t.dy[r][j], gamma[j], t.xhat[r][j], rows.rstd[r], means[2 * r], means[2 * r + 1]);
         const Pack<VEC> written = pack_of<VEC>(dx);
-        pack_store(k.dresidual + (size_t)(at.row + r) * k.C + c, written);
+        pack_store(run.dresidual + (unsigned)(at.row + r) * run.C, written);
         if constexpr (SETS == 3) {
             pack_get(dx, written);
             floats_add(grads[2], dx);
@@ -247,44 +257,44 @@ template <int STAGES, bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     extern __shared__ __align__(16) char staging[];
-    __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
-    const Staged<ACCUMULATE> staged = {(Pack<VEC> *)staging + threadIdx.x};
+    __shared__ WarpSums shared[2];
+    const Staged<STAGES, ACCUMULATE> staged = {staging + threadIdx.x * Staged<STAGES, ACCUMULATE>::THREAD_BYTES};
     const int c = threadIdx.x * VEC, T = k.split.T, begin = blockIdx.x * k.split.rows_per_block;
-    const int end = min(begin + k.split.rows_per_block, k.split.rows);
+    const int rows = min(k.split.rows_per_block, k.split.rows - begin);
+    const size_t start = (size_t)begin * k.C + (c < k.C ? c : 0);
+    const Run run = {k.dy + start, k.x + start, k.dresidual + start, k.mean + begin, k.rstd + begin, k.C, c < k.C};
     const float per_column = 1.0f / k.C;
+    float gamma[VEC] = {};
+    for (int i = blockDim.x / WARP * 2 * TILE + threadIdx.x; i < BACKWARD_WARPS_MAX * 2 * TILE; i += blockDim.x)
+        shared[0][0].x[i] = shared[1][0].x[i] = 0.0f; // the first tile's barrier is before the first read
     after_wait();
     after_allow();
-    Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
-    Cursor at = {begin, min(end, (begin / T + 1) * T)}, ahead = at;
-    Statistics rows = statistics_load(k, at);
-    UNROLL_FOR (int stage = 0; stage < STAGES; stage++, ahead = cursor_next(ahead, end, T))
-        tile_fetch(staged, stage, k, ahead, c);
-    for (int stage = 0, buffer = 0; at.row < end;) {
-        const int b = at.row / T, stop = at.stop;
+    Cursor at = {0, min(rows, T - begin % T)}, ahead = at;
+    UNROLL_FOR (int stage = 0; stage < STAGES; stage++, ahead = cursor_next(ahead, rows, T))
+        tile_fetch(staged, stage, run, ahead);
+    if (c < k.C) pack_get(gamma, pack_load<VEC>(k.gamma + c));
+    Statistics of_rows = statistics_load(run, at);
+    for (int stage = 0, buffer = 0; at.row < rows;) {
+        const int b = (begin + at.row) / T, stop = at.stop;
         float grads[SETS][VEC] = {};
         while (at.row < stop) {
-            const Cursor next = cursor_next(at, end, T);
-            const Statistics next_rows = statistics_load(k, next);
+            const Cursor next = cursor_next(at, rows, T);
+            const Statistics of_next = statistics_load(run, next);
             Tile tile;
             float sums[2 * TILE];
             fetch_wait<STAGES - 1>();
-            UNROLL_FOR (int r = 0; r < TILE; r++) {
-                tile.dy[r] = *staged.at(stage, r, 0);
-                tile.x[r] = *staged.at(stage, r, 1);
-            }
-            tile_sums(sums, grads, tile, rows, gamma);
-            pack_forget(gamma);
+            tile_sums(sums, grads, tile, of_rows, staged, stage, gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write(k, grads, sums, tile, rows, staged, stage, gamma, at, c);
-            tile_fetch(staged, stage, k, ahead, c);
-            ahead = cursor_next(ahead, end, T);
+            tile_write(run, grads, sums, tile, of_rows, staged, stage, gamma, at);
+            tile_fetch(staged, stage, run, ahead);
+            ahead = cursor_next(ahead, rows, T);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             buffer ^= 1;
             at = next;
-            rows = next_rows;
+            of_rows = of_next;
         }
-        if (c >= k.C) continue;
+        if (!run.wanted) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
@@ -341,14 +351,16 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
+// STAGES_MAX stages where all blocks of a multiprocessor have room for them, as on Hopper; else two.
 template <bool ACCUMULATE, bool DBIAS> static int backward(const Backward &k, cudaStream_t stream, Error *e) {
     const int threads = backward_threads(k.C);
-    const size_t stage_bytes = (size_t)TILE * Staged<ACCUMULATE>::TENSORS * threads * sizeof(Pack<VEC>);
-    int room; // before Hopper two stages are what fits
+    const size_t most = (size_t)threads * Staged<STAGES_MAX, ACCUMULATE>::THREAD_BYTES;
+    const size_t least = (size_t)threads * Staged<2, ACCUMULATE>::THREAD_BYTES, fixed = sizeof(WarpSums) * 2;
+    int room;
     TRY(device_attribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
-    const bool deep = STAGES_MAX * stage_bytes * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
-    const bool fast = backward_is_fast(k.C) && 2 * stage_bytes + 2048 <= (size_t)room;
-    const size_t bytes = fast ? (deep ? STAGES_MAX : 2) * stage_bytes : 0;
+    const bool fast = backward_is_fast(k.C) && least + fixed <= (size_t)room;
+    const bool deep = (most + fixed) * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
+    const size_t bytes = !fast ? 0 : deep ? most : least;
     const auto kernel = !fast  ? backward_any_kernel<ACCUMULATE, DBIAS>
                         : deep ? backward_kernel<STAGES_MAX, ACCUMULATE, DBIAS>
                                : backward_kernel<2, ACCUMULATE, DBIAS>;
