@@ -158,8 +158,7 @@ template <bool GRADIENT> __global__ void __launch_bounds__(ROW_THREADS, 2) row_k
     real *row = k.logits + (size_t)r * k.Vp;
     const RowEnd end = row_end(k, r, row_target(k, r), partial_join_block(row_partial<false>(row, k.V), shared), row);
 #pragma unroll 4
-    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC)
-        gradient_write(row, end, row, c, k.V);
+    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC) gradient_write(row, end, row, c, k.V);
 }
 
 // Block i takes rows i, i + blocks, ... through its cache (Vp), of which a thread reads only what it has fetched.

@@ -127,7 +127,7 @@ typedef struct {
 
 // A block takes TILE rows at a time. Each of its threads copies its own columns of the next STAGES tiles to its own place
 // in shared memory, where only it reads them: no barrier is needed, and memory is busy while the block computes. 48 bytes
-// a row and thread (two bytes a value), 200 KB for the 512 threads of a multiprocessor.
+// a row and thread (two bytes a value), 192 KB for the 512 threads of a multiprocessor.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real), STAGES_MAX = 4 };
 
 // The tiles of a block's run of rows, counted from its first; none crosses the end of an example.
@@ -149,21 +149,20 @@ typedef struct {
     bool wanted;
 } Run;
 
-// Where the thread's next tiles are: (STAGES, TILE, TENSORS) packs. The distance from thread to thread is an odd number of
-// 16 bytes, so that no two of a warp's accesses meet in a bank.
-template <int STAGES, bool ACCUMULATE> struct Staged {
-    static constexpr int TENSORS = ACCUMULATE ? 3 : 2; // dy, x, dresidual
-    static constexpr int STAGE_BYTES = TILE * TENSORS * sizeof(Pack<VEC>), THREAD_BYTES = STAGES * STAGE_BYTES + 16;
-    char *place;
+// Where the thread's next tiles are: (STAGES, TILE, TENSORS, threads) packs. (A thread's packs side by side make the copies
+// half as fast.)
+template <bool ACCUMULATE> struct Staged {
+    static constexpr int TENSORS = ACCUMULATE ? 3 : 2, PACKS = TILE * TENSORS; // dy, x, dresidual; of a stage
+    Pack<VEC> *place;
 
     __device__ Pack<VEC> *at(int stage, int r, int tensor) const {
-        return (Pack<VEC> *)(place + stage * STAGE_BYTES) + r * TENSORS + tensor;
+        return place + (stage * PACKS + r * TENSORS + tensor) * blockDim.x;
     }
 };
 
 // Rows from stop on, and columns of an inactive thread, arrive as zeros, which add nothing to any sum.
-template <int STAGES, bool ACCUMULATE>
-__device__ inline void tile_fetch(const Staged<STAGES, ACCUMULATE> &staged, int stage, const Run &run, Cursor at) {
+template <bool ACCUMULATE>
+__device__ inline void tile_fetch(const Staged<ACCUMULATE> &staged, int stage, const Run &run, Cursor at) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = run.wanted && at.row + r < at.stop;
         const unsigned i = there ? (unsigned)(at.row + r) * run.C : 0;
@@ -195,9 +194,9 @@ typedef struct {
 
 // First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
 // sums[2 r + 1].
-template <int STAGES, bool ACCUMULATE, int SETS>
+template <bool ACCUMULATE, int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t, const Statistics &rows,
-                                 const Staged<STAGES, ACCUMULATE> &staged, int stage, const float (&gamma)[VEC]) {
+                                 const Staged<ACCUMULATE> &staged, int stage, const float (&gamma)[VEC]) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         float x[VEC];
         pack_get(t.dy[r], *staged.at(stage, r, 0));
@@ -232,10 +231,10 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], WarpSums &
 }
 
 // Second half: dresidual, and its columns' sums. means: the sums divided by C.
-template <int STAGES, bool ACCUMULATE, int SETS>
+template <bool ACCUMULATE, int SETS>
 __device__ inline void tile_write(const Run &run, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Statistics &rows, const Staged<STAGES, ACCUMULATE> &staged,
-                                  int stage, const float (&gamma)[VEC], Cursor at) {
+                                  const Tile &t, const Statistics &rows, const Staged<ACCUMULATE> &staged, int stage,
+                                  const float (&gamma)[VEC], Cursor at) {
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (!run.wanted || at.row + r >= at.stop) continue;
         float dx[VEC] = {};
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     constexpr int SETS = DBIAS ? 3 : 2;
     extern __shared__ __align__(16) char staging[];
     __shared__ WarpSums shared[2];
-    const Staged<STAGES, ACCUMULATE> staged = {staging + threadIdx.x * Staged<STAGES, ACCUMULATE>::THREAD_BYTES};
+    const Staged<ACCUMULATE> staged = {(Pack<VEC> *)staging + threadIdx.x};
     const int c = threadIdx.x * VEC, T = k.split.T, begin = blockIdx.x * k.split.rows_per_block;
     const int rows = min(k.split.rows_per_block, k.split.rows - begin);
     const size_t start = (size_t)begin * k.C + (c < k.C ? c : 0);
@@ -354,19 +353,17 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
 // STAGES_MAX stages where all blocks of a multiprocessor have room for them, as on Hopper; else two.
 template <bool ACCUMULATE, bool DBIAS> static int backward(const Backward &k, cudaStream_t stream, Error *e) {
     const int threads = backward_threads(k.C);
-    const size_t most = (size_t)threads * Staged<STAGES_MAX, ACCUMULATE>::THREAD_BYTES;
-    const size_t least = (size_t)threads * Staged<2, ACCUMULATE>::THREAD_BYTES, fixed = sizeof(WarpSums) * 2;
+    const size_t stage = (size_t)threads * Staged<ACCUMULATE>::PACKS * sizeof(Pack<VEC>), fixed = sizeof(WarpSums) * 2;
     int room;
     TRY(device_attribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
-    const bool fast = backward_is_fast(k.C) && least + fixed <= (size_t)room;
-    const bool deep = (most + fixed) * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
-    const size_t bytes = !fast ? 0 : deep ? most : least;
+    const bool fast = backward_is_fast(k.C) && 2 * stage + fixed <= (size_t)room;
+    const bool deep = (STAGES_MAX * stage + fixed) * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
+    const size_t bytes = !fast ? 0 : (deep ? STAGES_MAX : 2) * stage;
     const auto kernel = !fast  ? backward_any_kernel<ACCUMULATE, DBIAS>
                         : deep ? backward_kernel<STAGES_MAX, ACCUMULATE, DBIAS>
                                : backward_kernel<2, ACCUMULATE, DBIAS>;
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<k.split.blocks, fast ? threads : ROW_THREADS, bytes, stream>>>(k);
-    return CUDA_LAUNCHED(e);
+    return launch_after(kernel, k.split.blocks, fast ? threads : ROW_THREADS, bytes, stream, e, k);
 }
 
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,

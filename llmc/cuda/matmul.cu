@@ -123,7 +123,7 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 // follows the power after 50 to 100 ms. So after a quick look, which only drops the slow ones, the first few candidates
 // run back to back on a hot card, by turns, each for long enough that its own clock decides.
 
-enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2 };
+enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
 static const float TUNE_SLOW = 1.1f, TUNE_TIE = 0.995f; // of the quickest, cool: dropped; of the first, hot: no better
 
@@ -131,7 +131,8 @@ static const float TUNE_SLOW = 1.1f, TUNE_TIE = 0.995f; // of the quickest, cool
 // Infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
                      float each, float settle, float ms, float *out, Error *e) {
-    const int before = (int)ceilf(settle / each), timed = (int)ceilf(ms / each);
+    const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
+    const int timed = (int)fminf(ceilf(ms / each), TUNE_RUNS_MAX);
     *out = INFINITY;
     for (int i = 0; i < before + timed; i++) {
         if (i == before) CUDA_TRY(cudaEventRecord(mm->start, mm->stream), e);

@@ -123,8 +123,8 @@ __device__ static inline void after_allow(void) {
 }
 
 template <typename... Parameters, typename... Arguments>
-static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Error *e,
-                        Arguments... arguments) {
+static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                        cudaStream_t stream, Error *e, Arguments... arguments) {
     int major;
     TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
     cudaLaunchAttribute attribute = {};
@@ -133,6 +133,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = major >= 9 ? 1 : 0;
