@@ -32,6 +32,7 @@
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         const ReduceSegment segment = {t->offset, t->count};
@@ -288,7 +289,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
 // From k->x and k->ln1 to k->gelu.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, p->attention, engine->stream, e));
+    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
     TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
     TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
@@ -432,7 +433,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, p->attention, engine->stream, e));
+    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
+                           engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));

@@ -56,6 +56,7 @@ struct Engine {
     float *meanf, *rstdf; // (B, T)
     real *delta;          // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;     // (B, T + 1)
+    unsigned *ticket;     // (1) of attention's work, 0 between its kernels
     float *loss;          // (B, T)
     real *logits;         // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch

@@ -39,7 +39,7 @@ struct Level {
     int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // 5 for any up to 66 pairs, 400 tiles and 130 examples: examples left over are few soon
+enum { LEVELS_MAX = 8 }; // at most 5 are used up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
 
 struct Schedule {
     Level level[LEVELS_MAX];
@@ -53,7 +53,8 @@ static Schedule schedule_of(int tiles, int B, int pairs) {
     for (int before = 0;;) { // steps of the levels above
         Level &to = s.level[s.levels++];
         l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
-        l.run = l.rest ? ceil_div(l.rest * l.B, l.pairs) : 0, l.full = l.rest ? l.B / l.run : 0;
+        l.run = !l.rest ? 0 : s.levels == LEVELS_MAX ? l.B : ceil_div(l.rest * l.B, l.pairs);
+        l.full = l.rest ? l.B / l.run : 0;
         const int left = l.rest ? l.B - l.full * l.run : 0;
         const bool cut = s.levels > 1 || l.full > 1 || left > 0;
         if (s.levels > 1) l.whole_part = s.parts, s.parts += l.whole * l.pairs;
@@ -61,7 +62,7 @@ static Schedule schedule_of(int tiles, int B, int pairs) {
         if (cut) s.parts += l.rest * l.full;
         s.steps = std::max(s.steps, before + l.whole * l.B + l.run);
         to = l;
-        if (left == 0 || s.levels == LEVELS_MAX) return s;
+        if (left == 0) return s;
         tiles = l.rest, l.tile += l.whole * l.pairs, before += l.whole * l.B;
         l.first += l.rest * l.full, l.pairs -= l.rest * l.full, l.b += l.full * l.run, l.B = left;
     }
