@@ -413,6 +413,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     __syncthreads();
     cluster_sync();
     after_allow();
+    after_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
     // At the end of each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
@@ -685,7 +686,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                       t.pair_n()};
     const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
     if (!blocks) return 0;
-    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, f);
+    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
 }
 
 #else
