@@ -197,8 +197,8 @@ static void test_ramp_target(void) {
 
 // With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
 static void test_ramp_of_the_whole_model(void) {
-    CHECK(run_ramp(2, "--gns exact --out total") == 0, "%s", log_tail());
-    check_ramp("total/metrics.jsonl", 2, true);
+    CHECK(run_ramp(6, "--gns exact --out total") == 0, "%s", log_tail());
+    check_ramp("total/metrics.jsonl", 6, true);
     CHECK(run_ramp(1, "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
     check_ramp("given/metrics.jsonl", 1, false);
 }

@@ -161,7 +161,11 @@ static void test_followed_total(void) {
     Model model;
     noise_make(&n, &model, 0);
     gns_init(&n.total, 1e3);
-    learn(&n.total);
+    gns_init(&n.calibration.total, 5e3);
+    for (int i = 0; i < 50; i++) {
+        gns_update(&n.total, 8, 10 + i % 3, 4 + i % 2, 100);
+        gns_update(&n.calibration.total, 8, 10 + i % 3, 4 + i % 2, 100);
+    }
     for (int followed = 0; followed < 2; followed++) {
         n.follows_total = followed;
         log_step(&(StepMetrics){.step = 1, .mode = GNS_EXACT}, &n);
