@@ -36,8 +36,8 @@ static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *
                       .memory_bytes = o->device_memory * (1 << 30),
                       .network = 1e9 * o->link};
     TRY(plan_device(device, o->device, here, &own, e));
-    if (o->given[OPTION_gns]) return 0;
-    return setup_gns_mode(setup, plan_fuses_exact(device, &setup->model.config), e);
+    setup->shape.plan_fused = plan_fuses_exact(device, &setup->model.config);
+    return o->given[OPTION_gns] ? 0 : setup_gns_mode(setup, setup->shape.plan_fused, e);
 }
 
 int run_dry(Run *r, Error *e) {
