@@ -166,6 +166,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Error none_here;
     sketch.config = *config;
     if (weight_gradient_clusters(&sketch.clusters, &none_here)) sketch.clusters = 0; // no GPU here
+    if (config->plan_fused && !sketch.clusters) sketch.clusters = HOPPER_MULTIPROCESSORS / 2;
     size_t own = 0;
     memset(plan, 0, sizeof *plan);
     plan->total = engine_layout(&sketch, &arena);

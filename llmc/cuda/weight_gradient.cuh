@@ -7,11 +7,11 @@
 #pragma once
 
 #include "cuda/reduce.cuh"
+#include "model/cuda_sizes.h"
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
 };
-enum { WEIGHT_GRADIENT_MULTIPLE = 8 };
 
 // What is wanted.
 struct WeightGradient {

@@ -31,6 +31,7 @@ typedef struct {
     int owned_count;    // exist for these ranges alone. 0: for everything
     bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
     size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
+    bool plan_fused;    // plan_memory: of a device with exact_is_fused, which need not be here
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is taken (--dry-run).

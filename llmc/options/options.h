@@ -67,6 +67,16 @@ int options_resolve(Options *o, Error *e);
 // The horizon of --epochs, and what follows from it, once the rows in --train are counted. Without --epochs nothing.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 
+// What the default of --gns is, and what follows from it, once that is known: until then it counts as ln. Also where a
+// resumed run keeps its own mode.
+int options_resolve_gns(Options *o, GnsMode mode, Error *e);
+
+// Does --ramp gns follow the noise scale of the whole model, which every step measures? Otherwise c x that of the
+// LayerNorms.
+static inline bool ramp_follows_total(const Options *o) {
+    return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
+}
+
 // Is a model to be trained? Otherwise an option asks for something else.
 static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);

@@ -133,6 +133,7 @@ static void strip_trailing_slashes(char *path) {
 }
 
 int options_resolve(Options *o, Error *e) {
+    if (!o->given[OPTION_gns]) o->gns = GNS_LN; // until options_resolve_gns
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     config_yields(o);
@@ -163,5 +164,11 @@ int options_resolve_epochs(Options *o, int64_t windows, Error *e) {
         return FAIL(e, ERR_USAGE, rows < 1 ? "train on at least one row" : "use fewer",
                     "--epochs %g of %lld rows of --train means %g rows", o->epochs, (long long)windows, rows);
     o->run.horizon_tokens = (int64_t)tokens;
+    return resolve_gns(o, e);
+}
+
+int options_resolve_gns(Options *o, GnsMode mode, Error *e) {
+    o->gns = mode;
+    TRY(options_check_needs(o, e));
     return resolve_gns(o, e);
 }

@@ -255,7 +255,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
 }
 
 static void put_calibration(FILE *f, const Noise *noise) {
-    put_estimate(f, "gns_total", &noise->calibration.total);
+    put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) {
         fprintf(f, ", \"gns_type_%s\": ", group_names[i]);
         put_value(f, gns_estimate(&noise->type[i]).scale);

@@ -76,6 +76,7 @@ static int run_training(Run *r, Error *e) {
         return 0;
     }
     TRY(setup_device(&r->setup, e));
+    TRY(setup_gns(r, e));
     TRY(comm_agree(r->setup.comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->setup.comm, setup_output(r, e), e));

@@ -106,6 +106,8 @@ static int check_omp_threads(Error *e) {
                 "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
 }
 
+static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
+
 static int setup_shape(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     ModelConfig config = {0};
@@ -118,13 +120,12 @@ static int setup_shape(Setup *setup, Error *e) {
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = o->threads ? (int)o->threads : comm_threads(setup->comm),
-        .gns = o->gns,
+        .gns = most_measured(o),
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
-    if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
     TRY(check_shape(setup, from_file, e));
     return setup_tokenizer(setup, from_file, e);
 }
@@ -226,6 +227,27 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
 
 int setup_device(const Setup *setup, Error *e) {
     return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
+}
+
+int setup_gns_mode(Setup *setup, bool fused, Error *e) {
+    TRY(options_resolve_gns(&setup->options, fused ? GNS_EXACT : GNS_LN, e));
+    setup->shape.gns = most_measured(&setup->options);
+    return 0;
+}
+
+// The default is exact if it is fused on every rank's device. A resumed run has kept its mode (state.c).
+int setup_gns(Run *r, Error *e) {
+    Setup *s = &r->setup;
+    EngineDevice device;
+    if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
+        s->engine_api->device(&s->shape, false, &device);
+        double lacking = device.exact_is_fused ? 0 : 1; // ranks
+        TRY(comm_sum(s->comm, &lacking, 1, e));
+        TRY(setup_gns_mode(s, lacking == 0, e));
+    }
+    s->shape.gns = most_measured(&s->options);
+    r->position.noise.follows_total = ramp_follows_total(&s->options);
+    return 0;
 }
 
 static int load_state(Run *r, Error *e) {

@@ -43,7 +43,7 @@ static void test_defaults(void) {
     CHECK(o.micro_batch == 4 && o.seq_len == 1024 && o.batch_tokens == 0 && o.steps == 0, "batch");
     CHECK(strcmp(o.model, "gpt2-124M") == 0 && strcmp(o.out, "runs/gpt2") == 0 && !*o.train && !*o.prompt, "texts");
     CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
-    CHECK(o.lr_schedule == SCHEDULE_COSINE && o.gns == GNS_LN && !o.dry_run && !o.help, "choices and flags");
+    CHECK(o.lr_schedule == SCHEDULE_COSINE && !o.dry_run && !o.help, "choices and flags");
     CHECK(!*o.notes, "notes: %s", o.notes);
     for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
 }
