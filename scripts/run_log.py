@@ -187,7 +187,8 @@ def parse(where, data):
 
 def read_json(path):
     info = parse(path, read_bytes(path))
-    if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in ("options", "model", "train_data")):
+    objects = "options", "model", "train_data"
+    if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in objects):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
 

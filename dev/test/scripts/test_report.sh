@@ -124,8 +124,8 @@ run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
         returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
         check "a device was replaced" [ -c "$work/device" ]
     fi
-    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && truncate -s 16T "$work/bad/run.json"
-    returns 71 "$python" scripts/report.py "$work/bad" -o "$work/r2.html"
+    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && truncate -s 8G "$work/bad/run.json"
+    returns 71 bash -c 'ulimit -v 4000000; exec "$@"' - "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
     check "more than fits into memory: not one line" one_line "$work/log"
     printf '{"a":%.0s' {1..20000} > "$work/bad/run.json"
     fails "nested JSON" "run.json: not JSON: "
