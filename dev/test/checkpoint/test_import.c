@@ -322,7 +322,7 @@ static void write_head(const char *path, bool alone, uint64_t rows, size_t chang
     const uint64_t shape[2] = {rows, wte->columns};
     SafetensorsWriter *writer;
     Error e = {0};
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     for (int k = 0; k < model.tensor_count && !alone; k++) {
         const Tensor *t = &model.tensors[k];
         safetensors_add(writer, t->name, SAFETENSORS_F32, t->dimensions,

@@ -215,9 +215,9 @@ static void test_several_words(void) {
           o.val);
     char *argv[] = {"train_gpt2", "-i", "my file", "b", "-x", "5", NULL},
          *one[] = {"train_gpt2", "--train", "my file", NULL};
-    CHECK_OK(options_parse(&o, 6, argv, &e), &e);
+    CHECK_OK(options_parse(&o, 6, argv, true, &e), &e);
     CHECK(strcmp(o.train, "my\\ file b") == 0 && o.steps == 5, "'%s'", o.train);
-    CHECK_OK(options_parse(&o, 3, one, &e), &e);
+    CHECK_OK(options_parse(&o, 3, one, true, &e), &e);
     CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
 
     static char word[OPTION_TEXT]; // at the edge of what a value may be
@@ -226,7 +226,7 @@ static void test_several_words(void) {
         memset(word, more == 4 ? ' ' : 'x', (size_t)length);
         word[length] = 0;
         char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
-        int code = options_parse(&o, 4, many, &e);
+        int code = options_parse(&o, 4, many, true, &e);
         CHECK(code == (more ? ERR_USAGE : 0), "%d bytes: %d", length + 4, code);
         if (code) CHECK(strstr(e.what, "too long") && strstr(e.hint, "quote the pattern"), "%s (%s)", e.what, e.hint);
     }

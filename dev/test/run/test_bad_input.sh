@@ -112,6 +112,8 @@ printf '{"step": 1, "batch": 2}\n' > short.jsonl
 printf '{"step": 1, "batch": -2}\n{"step": 2, "batch": 2}\n' > negative.jsonl
 : > empty.jsonl
 
+mkfifo questions
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
@@ -121,7 +123,7 @@ inventory > "$work/before"
 bad() {
     local name=$1 code=$2 mention=$3 start=$EPOCHREALTIME why=
     shift 3
-    timeout 60 "$program" "$@" > "$work/stdout" 2> "$work/stderr" < /dev/null
+    timeout -k 1 60 "$program" "$@" > "$work/stdout" 2> "$work/stderr" < /dev/null
     local got=$? said lines
     said=$(tr -d '\0' < "$work/stderr")
     lines=$(wc -l < "$work/stderr")
@@ -235,6 +237,7 @@ bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-toke
 bad replay_malformed      $input broken.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:broken.jsonl
 bad replay_too_short      $input short.jsonl        "${endless[@]}" --train-tokens 1e4 --ramp replay:short.jsonl
 bad replay_negative       $input negative.jsonl     "${endless[@]}" --train-tokens 64 --ramp replay:negative.jsonl
+bad hellaswag_fifo        $input questions          "${run[@]}" --hellaswag-every 1 --hellaswag questions
 bad replay_empty          $input empty.jsonl        "${endless[@]}" --train-tokens 64 --ramp replay:empty.jsonl
 bad sample_untrained      $usage --sample-only      "${run[@]}" --sample-only
 bad prompt_no_file        $input prompt.txt         "${run[@]}" --sample-every 5 --prompt @prompt.txt
