@@ -16,7 +16,7 @@ import stat
 import sys
 import zlib
 
-EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
+EXIT_USAGE, EXIT_INPUT, EXIT_MEMORY, EXIT_WRITE = 64, 65, 71, 74
 UNBOUNDED = 1e308
 MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/base/manifest.h)
 
@@ -47,6 +47,9 @@ class Parser(argparse.ArgumentParser):
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: what is written fails, as on a full disk
+            setattr(sys, name, open("/dev/full" if name == "stdout" else os.devnull, "w", encoding="utf-8"))
     sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         try:
@@ -60,8 +63,11 @@ def run_main(main, packages=""):
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # its reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
         sys.exit(EXIT_WRITE)
+    except MemoryError:
+        print("error: out of memory. is a file of the run far too large?", file=sys.stderr)
+        sys.exit(EXIT_MEMORY)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -175,13 +181,14 @@ def parse(where, data):
         return value
     except UnicodeDecodeError:
         raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
 
 def read_json(path):
     info = parse(path, read_bytes(path))
-    if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
+    objects = "options", "model", "train_data"
+    if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in objects):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
 

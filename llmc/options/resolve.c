@@ -138,6 +138,8 @@ int options_resolve(Options *o, Error *e) {
     strip_trailing_slashes(o->model);
     config_yields(o);
     TRY(options_check_groups(o, e));
+    if (o->given[OPTION_check] && !*o->check)
+        return FAIL(e, ERR_USAGE, "name a checkpoint, a run, a model or token shards", "--check is empty");
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));

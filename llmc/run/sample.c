@@ -4,6 +4,7 @@
 #include "math/rng.h"
 #include "run/sample.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -194,13 +195,19 @@ int print_samples(Run *r, Error *e) {
 }
 
 // The text from a line of standard input; NULL at its end.
-static char *ask(char **line, size_t *room, bool person) {
+static int ask(char **line, size_t *room, bool person, char **prompt, Error *e) {
     if (person) fputs("> ", stdout);
     fflush(stdout);
     ssize_t n = getline(line, room, stdin);
-    if (n > 0 && (*line)[n - 1] == '\n') (*line)[n - 1] = 0;
+    *prompt = n < 0 ? NULL : *line;
+    if (n < 0 && ferror(stdin))
+        return FAIL(e, ERR_INPUT, "give it a file, a pipe or a terminal", "standard input: cannot read: %s",
+                    strerror(errno));
     if (n < 0 && person) fputc('\n', stdout);
-    return n < 0 ? NULL : *line;
+    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = 0;
+    if (n > 0 && strlen(*line) < (size_t)n)
+        return FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
+    return 0;
 }
 
 int print_answers(Run *r, Error *e) {
@@ -208,7 +215,7 @@ int print_answers(Run *r, Error *e) {
     char *line = NULL, *prompt;
     size_t room = 0;
     int code = 0;
-    for (int64_t number = 0; !code && (prompt = ask(&line, &room, person));)
+    for (int64_t number = 0; !code && !(code = ask(&line, &room, person, &prompt, e)) && prompt;)
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, prompt, number++, e);
             if (code != ERR_INPUT) continue;

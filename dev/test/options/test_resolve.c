@@ -271,6 +271,7 @@ static void test_effect(void) {
     }
     CHECK_ERROR(resolve(&o, "--train a --steps 5 --interactive", &e), &e, ERR_USAGE,
                 "--interactive has no effect without --sample-only");
+    CHECK_ERROR(resolve(&o, "--train a --steps 5 --check=", &e), &e, ERR_USAGE, "--check is empty"); // "$UNSET" trained
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 

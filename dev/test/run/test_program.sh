@@ -281,6 +281,10 @@ a_conversation() { # each line is a prompt; the model is read once, and the end 
     "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < /dev/null > a3 && [ ! -s a3 ] || return 1
     "$train" --sample-only --model "$(newest_checkpoint f)" --interactive --prompt x > a3 2>&1
     [ $? = 64 ] && grep -q '^error: --prompt and --interactive exclude' a3 || { cat a3; return 1; }
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < . 2> a3 # a read error is no end of the input
+    [ $? = 65 ] && grep -q '^error: standard input: cannot read: Is a directory' a3 || { cat a3; return 1; }
+    printf 'int\0lost\n' | "$train" --sample-only --model "$(newest_checkpoint f)" --interactive 2> a3
+    [ $? = 65 ] && grep -q '^error: standard input: a line has a zero byte' a3 || { cat a3; return 1; }
 }
 a_run_is_checked() { # its checkpoints, and nothing else in it
     cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&

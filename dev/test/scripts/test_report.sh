@@ -124,6 +124,13 @@ run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
         returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
         check "a device was replaced" [ -c "$work/device" ]
     fi
+    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && truncate -s 8G "$work/bad/run.json"
+    returns 71 bash -c 'ulimit -v 4000000; exec "$@"' - "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+    check "more than fits into memory: not one line" one_line "$work/log"
+    printf '{"a":%.0s' {1..20000} > "$work/bad/run.json"
+    fails "nested JSON" "run.json: not JSON: "
+    echo '{"model": 3}' > "$work/bad/run.json"
+    fails "a model that is a number" "run.json: not a run's description"
     rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && rm "$work/bad/metrics.jsonl" && mkfifo "$work/bad/metrics.jsonl"
     fails "a FIFO" "metrics.jsonl: not a regular file"
     for unbuffered in 1 ''; do
@@ -134,6 +141,12 @@ run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
             check "$arguments on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]
         done
     done
+    "$python" scripts/report.py "$work/b128" -o "$work/r2.html" <&- >&- 2> "$work/log"
+    code=$?
+    check "standard output is closed: $code, $(cat "$work/log")" [ $code = 74 -a "$(grep -c '^error: standard output: ' "$work/log")" = 1 ]
+    "$python" scripts/report.py "$work/nosuch" <&- >&- 2>&-
+    code=$?
+    check "nothing is open: $code" [ $code = 65 ]
     returns 64 "$python" scripts/report.py
     check "no run named: not one line" one_line "$work/log"
     end errors
