@@ -33,6 +33,10 @@ endif
 ifneq ($(MPI_LIBS),)
 MPI_LIBS := -Wl,--as-needed $(MPI_LIBS)
 MPI_CFLAGS := $(shell mpicc --showme:compile 2> /dev/null || pkg-config --cflags ompi 2> /dev/null)
+ifeq ($(shell pkg-config --exists pmix 2> /dev/null && echo yes),yes)
+MPI_LIBS += $(shell pkg-config --libs pmix)
+MPI_CFLAGS += -DGNS_PMIX $(shell pkg-config --cflags pmix)
+endif
 endif
 VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)
 SAN_BUILD := build/$(VARIANT)-san
@@ -98,7 +102,7 @@ $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
 
 # Only these see the headers of MPI.
-$(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
+$(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
 # Checks the compiler and the libraries' headers once: one line if one is missing, instead of the compiler's page.
 $(BUILD)/headers: $(BUILD)/flags

@@ -14,8 +14,8 @@
 #
 # The launcher restarts the run until it is done: after a stop that nobody here asked for (75), and after a lost rank, as
 # long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
-# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and exit; the same
-# command resumes it.
+# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and exit, and so does
+# the end of the launcher by KILL; the same command resumes it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -206,6 +206,7 @@ launch() { # OPTIONS...
     [ -z "${given[--help]+1}" ] || { print_help && exit; }
     hear_signals "$@"
     hear_requests
+    show_to_ranks launch.sh
     TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
     need_files
     need_gpus

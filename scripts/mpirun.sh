@@ -10,6 +10,7 @@
 #     --enable-recovery or --continuous it returns 0.) Here it becomes 78: a rank was lost.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
 #     is killed 10 s after the end of its ranks, and that is 78 as well.
+#   - If mpirun or this script is killed with KILL, nobody tells the ranks. They notice it, save and exit.
 #   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here it writes to a process that outlives the reader.
 #   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
@@ -17,6 +18,7 @@ set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
 hear_requests
+show_to_ranks mpirun.sh
 timeout=10 # seconds
 
 # Of mpirun, without zombies; /proc/PID/task/PID/children is not in every kernel.
@@ -24,12 +26,9 @@ children() {
     grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
 }
 
-# Those on this machine: the others are no children of mpirun.
+# Those on this machine; also when mpirun is gone.
 ranks() {
-    local child
-    for child in $(children); do
-        grep -qz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" 2> /dev/null && echo "$child"
-    done
+    grep -lszF " mpirun.sh:$$@" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
 # After 20 s the signal goes to mpirun: the ranks are on other machines, or another program's.
@@ -52,11 +51,13 @@ end_when_alone() {
     local alone=0 looks=0
     trap '' HUP INT QUIT # those of the terminal
     until [ -n "$(ranks)" ]; do
+        kill -0 "$job" 2> /dev/null || return
         sleep $([ $((looks += 1)) -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
     done
     echo started
     while [ $alone -lt $timeout ]; do
         sleep 1 > /dev/null 2>&1
+        kill -0 "$job" 2> /dev/null || return # this script was killed, and mpirun has ended since
         if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&2
@@ -98,8 +99,12 @@ exec {news}< <(end_when_alone)
 guard=$!
 wait_for_job
 code=$?
-read -r -t 0.01 -u "$news" started || started=
 kill $guard 2> /dev/null
+read -r -t $timeout -u "$news" started || started= # until the guard's end closes it
+[ $code != 137 ] || [ -z "$(ranks)" ] || {
+    echo "error: mpirun was killed: its ranks save and end" >&2
+    while [ -n "$(ranks)" ]; do sleep 0.2; done
+}
 # shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpirun may hold the other end open
     kill -0 $readers 2> /dev/null || break

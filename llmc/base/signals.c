@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 
 static const struct {
@@ -10,8 +11,9 @@ static const struct {
 } stopping[] = {
     {SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGXCPU, "SIGXCPU"}};
 
-// The program's only mutable global: a signal handler has nothing else to write to.
+// Globals: a signal handler, or a thread of Open MPI, has nothing else to write to.
 static volatile sig_atomic_t requested;
+static _Atomic(const char *) orphaned;
 
 static void on_signal(int signal_number) {
     if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // these come several times
@@ -45,9 +47,11 @@ void signals_install(void) {
     pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
 }
 
+void signals_orphaned(const char *why) { atomic_store(&orphaned, why); }
+
 const char *signals_requested(void) {
     int signal_number = requested;
     for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++)
         if (stopping[i].signal == signal_number) return stopping[i].name;
-    return NULL;
+    return atomic_load(&orphaned);
 }

@@ -7,5 +7,8 @@
 
 void signals_install(void);
 
-// The name of the signal that asked, such as "SIGTERM"; NULL until one has.
+// Asks as well: what started this process is gone. why: a sentence, which lives on.
+void signals_orphaned(const char *why);
+
+// Who asked: the name of a signal, such as "SIGTERM", or why this process is an orphan. NULL: nobody.
 const char *signals_requested(void);

@@ -25,7 +25,7 @@
 
 #ifndef GNS_FP32
 
-enum { TILE_M = 128, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
+enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@
 #include "cuda/reduce.cuh"
 #include "model/cuda_sizes.h"
 
+enum { WEIGHT_GRADIENT_TILE = 128 }; // rows of dW that a block computes at a time
+
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
 };

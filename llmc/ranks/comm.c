@@ -2,6 +2,7 @@
 #include "ranks/comm.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/signals.h"
 
 #include <assert.h>
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 
 #ifdef GNS_MPI
 #    include "ranks/mpi_check.h"
+#    include "ranks/open_mpi.h"
 #else // one process, which reaches no call of MPI
 #    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
@@ -158,23 +160,27 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     return join_machine(comm, e);
 }
 
-static int meet_and_part(Error *e) {
+// Without mpirun there is nobody for MPI_Finalize to talk to.
+static int meet_and_part(const Comm *comm, Error *e) {
     MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
+    if (launchers_lost_parent(&comm->launchers)) return 0;
+    open_mpi_settle();
     MPI_TRY(MPI_Finalize(), e);
     return 0;
 }
 
-// Ends MPI on this rank after an error that all ranks know, or none.
+// Ends MPI on this rank after an error that all ranks know, or none: 3 to 6 of program.c's list.
 static int part(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) end_job(e->code);
-    // The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
     watchdog_begin(comm->watchdog, "end of MPI");
-    int bad = meet_and_part(&ending);
+    int bad = meet_and_part(comm, &ending), code = e->code ? e->code : bad;
     if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
     watchdog_destroy(comm->watchdog);
-    return e->code ? e->code : bad;
+    if (!mpi_runs()) return code;
+    fflush(stdout);
+    _exit(code);
 }
 
 #endif
@@ -189,6 +195,18 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
 #endif
     (void)deadlines, (void)e;
     return 0;
+}
+
+void comm_watch_launchers(Comm *comm) {
+#ifdef GNS_MPI
+    if (mpi_runs()) open_mpi_survive();
+#endif
+    launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
+}
+
+bool comm_asked_to_stop(const Comm *comm) {
+    launchers_look(&comm->launchers);
+    return signals_requested() != NULL;
 }
 
 int comm_finish(Comm *comm, const Error *e) {

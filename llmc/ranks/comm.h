@@ -6,6 +6,7 @@
 // taken in the order of the ranks, in double: every rank has the same bits.
 #pragma once
 
+#include "ranks/launcher.h"
 #include "ranks/watchdog.h"
 
 GNS_C_BEGIN
@@ -29,6 +30,7 @@ typedef struct {
     bool settled;      // all ranks know the error under way, and `speaker` reports it
     int speaker;
     Watchdog *watchdog; // NULL: one process
+    Launchers launchers;
 } Comm;
 
 // Timeouts, by phase: the longest time without progress.
@@ -42,6 +44,12 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
 // Several processes that know nothing of each other would all write the same run. ERR_USAGE where this is one of several
 // that cannot talk: a build without MPI, or a launcher that Open MPI does not understand.
 int comm_refuse_strangers(const Comm *comm, Error *e);
+
+// From here on comm_asked_to_stop is also true once something that started this rank is gone.
+void comm_watch_launchers(Comm *comm);
+
+// Was this rank asked to stop (base/signals.h)? The others may not know.
+bool comm_asked_to_stop(const Comm *comm);
 
 // The end of the program: prints the error's line, if there is one, and returns the exit code. An error that all ranks
 // know (settled) ends each of them. Any other ends the whole job from here, and this does not return.

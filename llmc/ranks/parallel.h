@@ -85,8 +85,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // alone, all ranks start the transfers that have not started.
 int parallel_send_weights(Parallel *p, Error *e);
 
-// After an error that all ranks know (settled): returns when no transfer is in flight on any rank, so that each rank may
-// end in its own time.
+// After training, or an error that all ranks know (settled): returns when no transfer is in flight on any rank, so that
+// each rank may end in its own time.
 int parallel_drain(Parallel *p, Error *e);
 
 // The step's numbers over all ranks: at any time after the norms.

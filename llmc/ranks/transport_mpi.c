@@ -146,11 +146,8 @@ static int wait_for(Transport *t, int64_t transfers, Error *e) {
 
 static int finish(Transport *t, Error *e) { return wait_for(t, started(t), e); }
 
-// The communicator ends with MPI. So does what is under way where one rank failed; where all end together, MPI would go on
-// with it while they say goodbye, in memory that is gone by then.
+// The communicator ends with MPI. No transfer is in flight (parallel_drain): MPI would write into memory that is gone.
 static void destroy(Transport *t) {
-    Error ignored;
-    if (t->comm->settled) (void)finish(t, &ignored);
     if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
     memory_free(t->pending);
     memory_free(t);

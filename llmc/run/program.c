@@ -131,6 +131,7 @@ static int run_program(Run *r, Error *e) {
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
+    if (options_train(o)) comm_watch_launchers(r->setup.comm);
     if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
@@ -163,6 +164,15 @@ static bool output_may_close(void) {
     return !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
 }
 
+// The end, where all ranks know how it ends:
+//   1. No transfer between ranks is in flight, and no save: train_run waits for both.
+//   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog goes on.
+//   3. The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
+//   4. The ranks meet, so that none leaves while another still needs it.
+//   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).
+//   6. The watchdog ends. It has watched 4 and 5.
+//   7. The process exits. If MPI could not end, its threads still run: then without exit handlers (comm.c: part).
+// An error that one rank alone knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
     bool may_close = output_may_close(), unread = false; // unread: failed output of a training run is no error
@@ -184,11 +194,10 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
         // would report their lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
-        int closed = metrics_close(r->output.metrics, &closing);
+        int closed = run_destroy(r, &closing);
         if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
         else if (closed) code = (e = closing).code;
         unread = options_train(&r->setup.options) && may_close;
-        run_destroy(r);
         memory_free(r);
     }
     if (!code && process_end(&closing) && !unread) code = (e = closing).code;

@@ -233,9 +233,10 @@ static void answer_signal(Progress *p, double now) {
     }
     end_line(p);
     fflush(p->out);
-    bool ctrl_c = strcmp(signals_requested(), "SIGINT") == 0; // which the terminal shows
-    print_folded(stderr, 4, "%s%sfinishing %s%s%s; again: quit without saving\n", ctrl_c ? "" : signals_requested(),
-                 ctrl_c ? "" : ": ", finishing[p->now.stage], about, p->now.stage == STAGE_SAVE ? "" : ", then saving");
+    const char *why = signals_requested(), *again = strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "";
+    bool ctrl_c = strcmp(why, "SIGINT") == 0; // which the terminal shows
+    print_folded(stderr, 4, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", finishing[p->now.stage],
+                 about, p->now.stage == STAGE_SAVE ? "" : ", then saving", again);
 }
 
 // Once: as soon as the first step tells how long the run will take, if that is hours.

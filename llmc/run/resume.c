@@ -58,7 +58,7 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
         LockHolder holder;
         int code = metrics_open(&output->metrics, out, &holder, e);
         if (!code || holder == LOCK_FREE) return code;
-        if (signals_requested())
+        if (comm_asked_to_stop(setup->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
                         signals_requested(), out);
         bool lease = holder == LOCK_UNKNOWN && !setup->options.fresh;

@@ -141,7 +141,7 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e);
 int setup_engine(Run *r, Error *e); // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0. Nothing is written before
-void run_destroy(Run *r);
+int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
 
 int print_setup(const Run *r, Error *e);    // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c

@@ -422,9 +422,11 @@ int setup_buffers(Run *r, Error *e) {
     return memory_alloc((void **)&r->position.result.example_sq, n * sizeof(double), "norms", e);
 }
 
-void run_destroy(Run *r) {
+int run_destroy(Run *r, Error *e) {
     progress_destroy(&r->output.progress);
     saver_destroy(r->saving.saver);
+    loader_destroy(r->data.loader);
+    int code = metrics_close(r->output.metrics, e);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.rank_sq);
@@ -432,7 +434,6 @@ void run_destroy(Run *r) {
     memory_free(r->position.result.grad_sq);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
-    loader_destroy(r->data.loader);
     noise_destroy(&r->position.noise);
     ramp_destroy(&r->position.ramp);
     shard_list_destroy(&r->data.shards);
@@ -442,4 +443,5 @@ void run_destroy(Run *r) {
     tokenizer_destroy(r->setup.tokenizer);
     memory_free(r->setup.prompt_file);
     model_destroy(&r->setup.model);
+    return code;
 }

@@ -1,7 +1,6 @@
 // One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
 #include "run/run.h"
 
-#include "base/signals.h"
 #include "base/terminal.h"
 
 // What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
@@ -121,7 +120,7 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
 
 // The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite.
 static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
-    *sums = (StepSums){.result = &position->result, .stop = signals_requested() != NULL, .save = position->save};
+    *sums = (StepSums){.result = &position->result, .stop = comm_asked_to_stop(setup->comm), .save = position->save};
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;

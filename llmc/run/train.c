@@ -23,7 +23,8 @@ static int train_loop(Run *r, Error *e) {
     const RunPoint *at = &r->position.at;
     StepMetrics m;
     for (bool last = false; !last;) {
-        if (r->setup.comm->ranks == 1) r->position.stop = signals_requested() != NULL; // more ranks agree in train_step
+        if (r->setup.comm->ranks == 1)
+            r->position.stop = comm_asked_to_stop(r->setup.comm); // more ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
@@ -107,9 +108,8 @@ static int compare_ranks(Setup *setup, Position *position, Error *e) {
 
 // "SIGUSR1: stopped after step 7"
 static void describe_stop(const Run *r, char *out, size_t bytes) {
-    const char *name = signals_requested();
-    snprintf(out, bytes, "%s: stopped after step %lld", name ? name : "a signal to another rank",
-             (long long)r->position.at.step);
+    const char *name = comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
+    snprintf(out, bytes, "%s: stopped after step %lld", name, (long long)r->position.at.step);
 }
 
 // A save during training, or at an error that ends it, failed. The best checkpoint is again the one before, unless that
@@ -359,6 +359,7 @@ int train_run(Run *r, Error *e) {
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1,
          of_files = code == ERR_INPUT || code == ERR_WRITE;
     if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
-    if (code) end_save(r);
+    if (!code) return parallel_drain(&r->setup.parallel, e);
+    end_save(r);
     return code;
 }

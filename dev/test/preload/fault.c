@@ -8,9 +8,11 @@
 //   FAULT_FLUSH   seconds that a line of output takes in addition
 //   FAULT_READ    seconds that each read of a checkpoint's JSON files takes in addition
 //   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1), "hang", or a file to empty
+//   FAULT_STARVE  seconds that the threads of Open MPI sleep after each poll, as on a busy machine
 //   FAULT_HOST    the machine's name
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -81,6 +83,13 @@ int fflush(FILE *file) {
     int (*next)(FILE *) = (int (*)(FILE *))dlsym(RTLD_NEXT, "fflush");
     if (getenv("FAULT_FLUSH") && file == stdout) sleep_for(atof(getenv("FAULT_FLUSH")));
     return next(file);
+}
+
+int poll(struct pollfd *files, nfds_t count, int ms) {
+    int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
+    int code = next(files, count, ms);
+    if (getenv("FAULT_STARVE") && gettid() != getpid()) sleep_for(atof(getenv("FAULT_STARVE")));
+    return code;
 }
 
 int gethostname(char *name, size_t bytes) {

@@ -246,6 +246,11 @@ alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is 
     ended $? 0 '^model in alone/step_00000003'
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
+ends_before_open_mpi() { # whose own thread has not run since MPI_Init
+    # shellcheck disable=SC2046
+    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_STARVE=1 "$train" $(options) --steps 1 --out starved
+    ended $? 0 '^model in starved/step_00000001'
+}
 asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
     # shellcheck disable=SC2046
     launch 3 "$train" $(options) --steps 100000000 --out stop &
@@ -331,6 +336,7 @@ fault resumes_slowly
 fault hangs_while_resuming
 fault alone
 fault asked_while_joining 3 1
+fault ends_before_open_mpi
 fault asked_to_stop USR1 2
 fault asked_to_stop TERM 1.2
 fault asked_to_stop USR1 0.5

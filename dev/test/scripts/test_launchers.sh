@@ -538,6 +538,45 @@ END
     [ "$(grep -c '"step": 3000,' "$work/again/metrics.jsonl")" = 1 ] && [ "$(grep -c '"loss"' "$work/again/metrics.jsonl")" = 3000 ]
 }
 
+# SIGKILL to a launcher, to mpirun.sh or to mpirun: the ranks save and end. RANKS without mpirun.sh: 1.
+trainers() { pgrep -f "^$train .*--out $work/killed "; }
+killed() { # launch.sh|mpirun.sh|mpirun RANKS
+    local what=$1 ranks=$2 started victim code end=$((SECONDS + 60))
+    has_mpi || skip "no Open MPI here, or a build without it" || return
+    rm -rf "$work/killed" "$work/log"
+    if [ "$what" = launch.sh ]; then
+        TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/killed" PROGRAM="$train" RANKS=$ranks \
+            bash "$work/small.sh" --steps 100000000 > "$work/log" 2>&1 &
+    else
+        scripts/mpirun.sh -np "$ranks" --oversubscribe --allow-run-as-root "$train" --train "$work/data/y_train_*.bin" --out "$work/killed" \
+            --vocab-size 256 --model d1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 100000000 --threads 1 > "$work/log" 2>&1 &
+    fi
+    started=$! victim=$!
+    until grep -qs 'step  ' "$work/log" || ! kill -0 $started; do sleep 0.05; done
+    [ "$what" != mpirun ] || victim=$(pgrep -P $started -x mpirun)
+    kill -KILL "$victim"
+    wait $started
+    code=$?
+    while trainers > /dev/null && [ $SECONDS -lt $end ]; do sleep 0.05; done
+    if trainers | xargs -r kill -KILL && [ $SECONDS -ge $end ]; then
+        echo "ranks trained on" && return 1
+    fi
+    if [ "$what" = mpirun ]; then
+        [ $code = 78 ]
+    else
+        grep -q "$what (process $victim) is gone: stopped after step" "$work/log"
+    fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
+}
+outlives_its_shell() { # which is no launcher
+    has_mpi || skip "no Open MPI here, or a build without it" || return
+    bash -c 'exec > "$1" 2>&1; shift; nohup setsid "$@" & sleep 0.1' bash "$work/log" scripts/mpirun.sh -np 2 --oversubscribe --allow-run-as-root \
+        "$train" --train "$work/data/y_train_*.bin" --out "$work/outlives" --vocab-size 256 --model d1 --heads 1 --channels 32 --seq-len 16 \
+        --batch-tokens 128 --steps 300 --threads 1
+    local end=$((SECONDS + 60))
+    until [ -s "$work/outlives/step_00000300/MANIFEST.json" ] || [ $SECONDS -ge $end ]; do sleep 0.05; done
+    [ $SECONDS -lt $end ] && ! grep 'is gone' "$work/log"
+}
+
 for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_mpi_in_it no_slurm slurm_runs slurm_queues_again \
     slurm_restarts_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_by_name done_at_once \
@@ -553,4 +592,10 @@ try slurm_starts_over_at_last 75 75
 try slurm_starts_over_at_last 137 0k
 try starts_over_once --fresh
 try starts_over_once -y 0
+try killed launch.sh 1
+try killed launch.sh 2
+try killed mpirun.sh 2
+try killed mpirun 2
+try killed mpirun 1
+try outlives_its_shell
 exit $failed

@@ -1,0 +1,72 @@
+#include "ranks/open_mpi.h"
+
+#include "base/signals.h"
+
+#ifdef GNS_PMIX
+#    include <errno.h>
+#    include <pmix.h>
+#    include <semaphore.h>
+#    include <string.h>
+#    include <time.h>
+
+static void register_handler(pmix_status_t *codes, size_t count, pmix_notification_fn_t handler) {
+    PMIx_Register_event_handler(codes, count, NULL, 0, handler, NULL, NULL);
+}
+
+// On a thread of PMIx, like the one below. "Complete" keeps the event from Open MPI's handler, which ends the process.
+static void on_break(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
+                     pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
+                     void *context) {
+    (void)id, (void)status, (void)source, (void)info, (void)infos, (void)results, (void)result_count;
+    signals_orphaned("the connection to mpirun is lost");
+    answer(PMIX_EVENT_ACTION_COMPLETE, NULL, 0, NULL, NULL, context);
+}
+
+void open_mpi_survive(void) {
+    pmix_status_t lost[] = {
+#    ifdef PMIX_ERR_LOST_CONNECTION_TO_SERVER // PMIx 3
+        PMIX_ERR_LOST_CONNECTION_TO_SERVER,
+#    endif
+#    ifdef PMIX_ERR_LOST_CONNECTION
+        PMIX_ERR_LOST_CONNECTION,
+#    endif
+        PMIX_ERR_UNREACH,
+    };
+    register_handler(lost, sizeof lost / sizeof *lost, on_break);
+}
+
+// Open MPI handles what MPI_Init left, PMIX_MODEL_DECLARED, on one thread in the order of arrival. So that is done when
+// another such event, which is ours, comes out after Open MPI's handler: PMIx calls handlers of several codes last.
+static const char our_model[] = "gns.c";
+static sem_t settled;
+
+static void on_model(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
+                     pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
+                     void *context) {
+    (void)id, (void)status, (void)source, (void)results, (void)result_count;
+    for (size_t i = 0; i < infos; i++)
+        if (PMIX_CHECK_KEY(&info[i], PMIX_PROGRAMMING_MODEL) && strcmp(info[i].value.data.string, our_model) == 0)
+            sem_post(&settled);
+    answer(PMIX_SUCCESS, NULL, 0, NULL, NULL, context);
+}
+
+void open_mpi_settle(void) {
+    pmix_status_t models[] = {PMIX_MODEL_DECLARED, PMIX_MODEL_RESOURCES};
+    pmix_info_t info[2];
+    struct timespec until;
+    bool only_ours = true;
+    if (!PMIx_Initialized()) return;
+    sem_init(&settled, 0, 0);
+    register_handler(models, sizeof models / sizeof *models, on_model);
+    PMIX_INFO_LOAD(&info[0], PMIX_PROGRAMMING_MODEL, our_model, PMIX_STRING);
+    PMIX_INFO_LOAD(&info[1], PMIX_EVENT_NON_DEFAULT, &only_ours, PMIX_BOOL);
+    pmix_status_t sent = PMIx_Notify_event(PMIX_MODEL_DECLARED, NULL, PMIX_RANGE_PROC_LOCAL, info, 2, NULL, NULL);
+    if (sent != PMIX_SUCCESS && sent != PMIX_OPERATION_SUCCEEDED) return;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
+    while (sem_timedwait(&settled, &until) != 0 && errno == EINTR) continue;
+}
+#else
+void open_mpi_survive(void) {}
+void open_mpi_settle(void) {}
+#endif
