@@ -110,7 +110,7 @@ for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpi
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
-[ "$code" -le 128 ] || [ -n "$started" ] || {
+[ "$code" -le 128 ] || [ $code = 137 ] || [ -n "$started" ] || {
     echo "error: mpirun did not start the ranks (exit code $code): its message is above" >&2
     exit 64
 }

@@ -46,7 +46,7 @@ endif
 # Targets
 
 # deps.sh may install MPI, which changes the build: so the rest is a make of its own, which looks again.
-WITH_DEPS := test test-long test-faults test-crash fuzz
+WITH_DEPS := test test-long test-faults test-stops test-crash fuzz
 $(WITH_DEPS):
 	@scripts/deps.sh test
 	@$(MAKE) --no-print-directory -s $@-run
@@ -69,6 +69,11 @@ test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
 test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh $(or $(ROUNDS),20)
+
+test-stops: ## ranks stopped at random times under random delays, STOPS=5000; about an hour
+test-stops-run:
+	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+	@dev/test/ranks/random_stops.py $(BUILD) $(or $(STOPS),5000)
 
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
 test-crash-run:
