@@ -69,6 +69,13 @@ for where in "PREFIX=$PWD/here/usr" "PREFIX=/usr DESTDIR=$PWD/here"; do
 done
 returns 0 make help
 for target in all install uninstall check; do check "$target is not in make help" grep -qE "^  $target +[a-z]" "$work/log"; done
+mkdir scripts
+program scripts/deps.sh :
+program scripts/demo.sh 'echo "== the text"'
+for lines in "== compiling train_gpt2 and data/tokenize (half a minute) == the text" "== the text"; do # then nothing to compile
+    returns 0 make demo NO_MPI=1
+    check "make demo prints $(xargs < "$work/log")" [ "$(xargs < "$work/log")" = "$lines" ]
+done
 cd "$root" || exit 70
 end install
 
