@@ -505,7 +505,7 @@ END
     kill -USR1 $launcher
     wait $launcher
     code=$?
-    [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    [ $code = 75 ] && grep -q '^stopped (rank 0): SIGUSR1 after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
     rm "$work/log"
     env --ignore-signal=TERM "${run[@]}" > "$work/log" 2>&1 &
     launcher=$!
