@@ -4,6 +4,7 @@
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
+#   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
 #   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
 
