@@ -4,6 +4,7 @@
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
+#   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
 #   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
 
@@ -122,6 +123,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 
 demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=path for your own text
 	@scripts/deps.sh demo
+	@[ -x train_gpt2 -a -x data/tokenize ] || echo "== compiling train_gpt2 and data/tokenize (half a minute)"
 	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize
 	@scripts/demo.sh "$$TEXT"
 

@@ -88,6 +88,9 @@ static int flag_parse(const Flag *flag, const char *text, TokenizeOptions *o, Er
 
 static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
     const char *val = o->val_every_file ? "--val-every-file" : o->val_fraction > 0 ? "--val-fraction" : NULL;
+    if (!o->tokenizer && !o->out)
+        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME",
+                    "--tokenizer and --out are missing");
     if (!o->tokenizer)
         return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory", "--tokenizer is missing");
     if (!o->out) return FAIL(e, ERR_USAGE, "say --out data/NAME", "--out is missing");

@@ -189,7 +189,7 @@ static int run_finish(Run *run, Error *e) {
     const struct SplitState *splits = run->writer.state.split;
     if (run->reader.stopped) {
         TRY(state_save(&run->writer, e));
-        return FAIL(e, ERR_STOPPED, "run the same command again to resume", "stopped by a signal");
+        return FAIL(e, ERR_STOPPED, "run the same command again to resume", "a signal");
     }
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));

@@ -222,7 +222,6 @@ launch() { # OPTIONS...
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
         local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS")
-        [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")
     fi

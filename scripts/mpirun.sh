@@ -13,6 +13,7 @@
 #   - If mpirun or this script is killed with KILL, nobody tells the ranks. They notice it, save and exit.
 #   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here it writes to a process that outlives the reader.
+#   - mpirun refuses to run as root. Here it does not: root is what the user chose, and the user of most containers.
 #   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
@@ -82,6 +83,7 @@ free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec {out}> >(pass_on)
 readers=$!
 if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader keeps the lines in order

@@ -228,7 +228,7 @@ def label(runs):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
-    parser.add_argument("-o", "--out", default="report.html", help="file to write (default: %(default)s)")
+    parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; of several runs report.html)")
     parser.add_argument("--target", type=float, help="loss to compare at (default: the lowest that all runs reach)")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
@@ -240,8 +240,9 @@ def main():
     label(runs)
     import report_plots
 
-    write_whole(args.out, page(runs, args.target, report_plots))
-    print(args.out)
+    out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
+    write_whole(out, page(runs, args.target, report_plots))
+    print(out)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def missing_packages(packages, error):
         sys.stdout.flush()
         os.execv(python, [python] + sys.argv)
     venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
-    create = "" if there else f"python3 -m venv {shlex.quote(venv)} && "
-    install = f"{create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
+    create = f"python3 -m venv {shlex.quote(venv)} && "
+    install = f"{'' if os.path.exists(os.path.join(venv, 'bin', 'pip')) else create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {install}")
 
 

@@ -46,7 +46,7 @@ static int read_all(int fd, const char *name, size_t max_bytes, FILE *out, Error
     for (size_t have = 0;;) {
         ssize_t n = -1;
         if (signals_requested())
-            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped by %s", name, signals_requested());
+            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: %s", name, signals_requested());
         wait_note(&wait, fd, name, have);
         if (poll(&ready, 1, POLL_MS) <= 0) continue;
         n = read(fd, piece, sizeof piece);

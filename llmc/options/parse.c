@@ -29,11 +29,25 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
+// What other trainers call an option. NULL: not one of these names.
+static const char *known_elsewhere(const char *name) {
+    static const char *const names[][2] = {
+        {"gpus", "ranks"},        {"num-gpus", "ranks"},         {"nproc", "ranks"},
+        {"batch", "micro-batch"}, {"batch-size", "micro-batch"}, {"block-size", "seq-len"},
+        {"lr-rate", "lr"},        {"learning-rate", "lr"},       {"max-iters", "steps"},
+        {"n-layer", "layers"},    {"n-head", "heads"},           {"n-embd", "channels"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i][0]) == 0) return names[i][1];
+    return NULL;
+}
+
 // name: without leading dashes. dashes: "--" for a flag, "" for a line of the config file.
 static int unknown_option(const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
+    const char *elsewhere = known_elsewhere(name);
+    if (elsewhere) return error_hint(e, "here it is %s%s", dashes, elsewhere);
     char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
-    int best = 4; // more than 3 edits: another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
     for (int id = 0; id < OPTION_COUNT && strlen(name) < FLAG_BYTES; id++) {
         option_flag(flag, (OptionId)id);
         int distance = edit_distance(name, flag + 2);

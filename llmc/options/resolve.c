@@ -85,6 +85,10 @@ static int resolve_horizon(Options *o, Error *e) {
     if (o->epochs) return 0;
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
+        if (!*o->train)
+            return FAIL(e, ERR_USAGE,
+                        "give token shards, made by data/tokenize, and a length; --help lists the options",
+                        "--train and --train-tokens are missing");
         return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps nor --epochs is given");
     }
     int64_t tokens = o->train_tokens;

@@ -307,6 +307,20 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
+// Bytes in the default model, 124M parameters for words, that nobody asked for.
+static int check_words(const Options *o, const Dataset *data, Error *e) {
+    const uint64_t enough = 1 << 20; // tokens, in which words occur
+    int largest;
+    Error unreadable;
+    static const OptionId asked[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_vocab_size, OPTION_tokenizer};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (o->given[asked[i]]) return 0;
+    if (dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
+    return FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, or --vocab-size 50257",
+                "%s has no token above %d, and the vocabulary would be that of GPT-2's words",
+                dataset_shard_path(data, 0), largest);
+}
+
 int setup_data(Run *r, Error *e) {
     Options *o = &r->setup.options;
     RunData *data = &r->data;
@@ -316,6 +330,7 @@ int setup_data(Run *r, Error *e) {
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         DatasetInfo info = dataset_describe(data->train);
+        TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);

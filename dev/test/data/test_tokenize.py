@@ -586,7 +586,7 @@ def test_bad_input():
     for out in (".", "void", "void/", "new/", "./void/."):
         refuse(f"--out {out}: ", "--tokenizer", "bytes", "--out", out, "a.txt", code=64)
         check(not os.path.exists("new") and not [f for f in os.listdir(".") + os.listdir("void") if f.startswith(("._", "_"))], out)
-    for text, args in (("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
+    for text, args in (("--tokenizer and --out are missing", ("a.txt",)), ("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
                        ("no INPUT", BYTES), ("--what: unknown", (*BYTES, "--what", "a.txt")),
                        ("twice", (*BYTES, "--out", "out", "a.txt")), ("needs a value", (*BYTES, "a.txt", "--field")),
                        ("--threads 0", (*BYTES, "--threads", "0", "a.txt")), ("--threads x", (*BYTES, "--threads", "x", "a.txt")),

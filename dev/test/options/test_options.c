@@ -171,6 +171,12 @@ static void test_command_line_errors(void) {
     CHECK_ERROR(parse(&o, "--batch-sise 4", &e), &e, ERR_USAGE, "unknown option");
     CHECK_ERROR(parse(&o, "--frobnicate", &e), &e, ERR_USAGE, "unknown option");
     CHECK(strstr(e.hint, "--help"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--gpus 8", &e), &e, ERR_USAGE, "--gpus");
+    CHECK(strstr(e.hint, "--ranks"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--batch-size 8", &e), &e, ERR_USAGE, "--batch-size");
+    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--foos 8", &e), &e, ERR_USAGE, "--foos");
+    CHECK(!strstr(e.hint, "did you mean"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "--", &e), &e, ERR_USAGE, "unknown option");
     CHECK_ERROR(parse(&o, "-", &e), &e, ERR_USAGE, "'-'");
     CHECK_ERROR(parse(&o, "-Q 4", &e), &e, ERR_USAGE, "-Q");

@@ -172,7 +172,7 @@ bad val_shorter_than_T    $input three_tokens.bin   "${run[@]}" --val three_toke
 bad dry_run_bad_shard     $input wrong_magic.bin    "${run[@]}" --train wrong_magic.bin --dry-run
 
 # The command line
-bad no_arguments          $usage "neither --train-tokens nor --steps"
+bad no_arguments          $usage "--train and --train-tokens are missing"
 bad train_missing         $usage --train            --steps 2
 bad unknown_flag          $usage --micro-batch      --micro-bach 2
 bad unknown_short_flag    $usage -Q                 -Q 2

@@ -117,6 +117,8 @@ the_vocabulary_is_the_tokenizers() { # without --vocab-size
         grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
     run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
         grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
+    "$train" --train 'code_train_*.bin' --steps 1 --out v9 > v9.log 2>&1 # bytes, and nothing said of the model
+    [ $? = 65 ] && grep -q '^error: code_train_000000.bin has no token above [0-9]*, .*--tokenizer bytes' v9.log && [ ! -e v9 ] || { cat v9.log; return 1; }
     run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was given
         grep -q "$seems"'and the vocabulary is 1500: leave --vocab-size out' v8.log || { cat v8.log; return 1; }
     run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }

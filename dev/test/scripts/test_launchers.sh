@@ -403,7 +403,7 @@ mpirun_hears() {
 # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads.
 mpirun_outlives_its_reader() {
     has_mpi || skip "no Open MPI here, or a build without it" || return
-    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$train" --train "$work/data/y_train_*.bin" \
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe "$train" --train "$work/data/y_train_*.bin" \
         --vocab-size 256 --model d1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 300 --sample-every 10 \
         --sample-tokens 40 --threads 1 --out "$work/unread" 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
@@ -437,7 +437,7 @@ mpirun_binds_as_asked() { # and does not bind by default
 mpirun_overrides_the_binding() { # Open MPI's own options, with the default above
     has_mpi && [ "$(nproc)" -gt 1 ] || skip "no Open MPI, or one core" || return
     echo "rank 0=localhost slot=0" > "$work/rankfile"
-    cores() { scripts/mpirun.sh --allow-run-as-root -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
+    cores() { scripts/mpirun.sh -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
     [ "$(cores)" = "$(grep Cpus_allowed_list /proc/self/status)" ] || { echo "bound: $(cores)"; return 1; }
     local binding
     for binding in "--bind-to core" "--cpu-set 0" "--map-by slot:PE=1" "--rankfile $work/rankfile" "--mca hwloc_base_binding_policy core"; do
@@ -448,7 +448,7 @@ mpirun_overrides_the_binding() { # Open MPI's own options, with the default abov
 
 mpirun_that_cannot_start() {
     has_mpi || skip "no Open MPI here, or a build without it" || return
-    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$work/nowhere" > "$work/log" 2>&1
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe "$work/nowhere" > "$work/log" 2>&1
     local code=$?
     [ $code = 64 ] && grep -q '^error: mpirun did not start the ranks' "$work/log" && ! grep -q 'rank was lost' "$work/log" ||
         { echo "code $code"; cat "$work/log"; return 1; }
@@ -505,7 +505,7 @@ END
     kill -USR1 $launcher
     wait $launcher
     code=$?
-    [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    [ $code = 75 ] && grep -q '^stopped (rank 0): SIGUSR1 after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
     rm "$work/log"
     env --ignore-signal=TERM "${run[@]}" > "$work/log" 2>&1 &
     launcher=$!

@@ -147,6 +147,8 @@ run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
     "$python" scripts/report.py "$work/nosuch" <&- >&- 2>&-
     code=$?
     check "nothing is open: $code" [ $code = 65 ]
+    returns 0 "$python" scripts/report.py "$work/b128"
+    check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
     returns 64 "$python" scripts/report.py
     check "no run named: not one line" one_line "$work/log"
     end errors
@@ -213,6 +215,9 @@ venv env -u PYTHONPATH "$(command -v "$python")"
 returns 0 without gain "../b 8"
 check "no gamma: $(cat "$work/log")" grep -q '^gamma' "$work/log"
 venv "$(command -v "$python")" # which lacks it too
+returns 65 without gain ../b8
+check "without pip: $(cat "$work/log")" says "$work/log" "(hidden): python3 -m venv build/venv && build/venv/bin/pip install numpy"
+touch "$work/copy/build/venv/bin/pip"
 returns 65 without gain ../b8
 check "a venv: $(cat "$work/log")" says "$work/log" "(hidden): build/venv/bin/pip install numpy"
 check "not one line" one_line "$work/log"
