@@ -564,7 +564,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     if [ "$what" = mpirun ]; then
         [ $code = 78 ]
     else
-        grep -q "$what (process $victim) is gone: stopped after step" "$work/log"
+        grep -q "$what (process $victim) is gone after step" "$work/log"
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
 outlives_its_shell() { # which is no launcher
