@@ -160,6 +160,12 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
+static bool next_is(FILE *f, int wanted) {
+    int c = getc(f);
+    if (c != EOF) ungetc(c, f);
+    return c == wanted;
+}
+
 // *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete. 0 without a
 // file.
 static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
@@ -177,7 +183,8 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
         close(fd);
         return cannot_read(path, error, e);
     }
-    for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
+    // What is no line of ours may be long: a hole that a full disk or a power cut left.
+    for (ssize_t n; next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
     return end_reading(f, path, e);
