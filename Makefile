@@ -4,6 +4,7 @@
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
+#   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
 #   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
 
@@ -43,11 +44,10 @@ SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
+# -march=native, unless CFLAGS names a machine.
+MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,-march=native)
+ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
-ifneq ($(NATIVE),0)
-ALL_CFLAGS += -march=native
-endif
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 endif
@@ -105,8 +105,10 @@ $(BUILD)/flags: FORCE
 # Only these see the headers of MPI.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
-# Checks the libraries' headers once: one line if one is missing, instead of the compiler's page.
+# Checks the compiler and the libraries' headers once: one line if one is missing, instead of the compiler's page.
 $(BUILD)/headers: $(BUILD)/flags
+	@why=$$($(CC) $(ALL_CFLAGS) -E -x c -MF /dev/null /dev/null 2>&1 > /dev/null) || { echo "error: CC=$(firstword $(CC)) with these CFLAGS does not work: $${why%%$$'\n'*}" \
+		"(CC and CFLAGS choose the compiler and its flags)" >&2; exit 69; }
 	@for header in cjson/cJSON.h xxhash.h; do \
 		echo "#include <$$header>" | $(CC) $(CFLAGS) -E -x c - > /dev/null 2>&1 || { echo "error: no $$header:" \
 			"scripts/deps.sh demo installs what is missing (Debian, Ubuntu), or CFLAGS='-O3 -I/path' says where it is" >&2; exit 69; }; \
@@ -121,6 +123,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 
 demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=path for your own text
 	@scripts/deps.sh demo
+	@[ -x train_gpt2 -a -x data/tokenize ] || echo "== compiling train_gpt2 and data/tokenize (half a minute)"
 	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize
 	@scripts/demo.sh "$$TEXT"
 

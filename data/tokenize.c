@@ -8,6 +8,7 @@
 // interruption.
 #include "reader.h"
 #include "shards.h"
+#include "base/process.h"
 #include "base/terminal.h"
 
 #include <inttypes.h>
@@ -125,7 +126,7 @@ static int run_write_oldest(Run *run, Error *e) {
         add_complaint(run, b->start.file, &b->error);
         run->inputs.all[b->start.file].left_out = true; // its rest
     }
-    if (!b->input->jsonl && b->start.offset == 0 && byte_order_mark(b->text, b->bytes) && !run->marked++)
+    if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes) && !run->marked++)
         run->first_marked = b->input;
     bool refused = atomic_load(&run->refused);
     if (!refused) TRY(writer_block(&run->writer, b, e));
@@ -188,7 +189,7 @@ static int run_finish(Run *run, Error *e) {
     const struct SplitState *splits = run->writer.state.split;
     if (run->reader.stopped) {
         TRY(state_save(&run->writer, e));
-        return FAIL(e, ERR_STOPPED, "run the same command again to resume", "stopped by a signal");
+        return FAIL(e, ERR_STOPPED, "run the same command again to resume", "a signal");
     }
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
@@ -207,11 +208,9 @@ static int run_finish(Run *run, Error *e) {
     return 0;
 }
 
-static int run_prepare_input(Run *run, char **names, int count, Error *e) {
+static int run_prepare_input(Run *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     bool known = true;
-    TRY(tokenizer_load(&run->tokenizer, o->tokenizer, e));
-    TRY(inputs_gather(&run->inputs, o, names, count, e));
     run->reader.tokenizer = run->tokenizer;
     TRY(reader_init(&run->reader, e));
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
@@ -272,12 +271,14 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
     if (run.options.help) return settings_print_help(), 0;
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .fd = -1};
+    TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
+    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
     sigemptyset(&run.reader.signals); // blocked, and asked for between blocks: no handler, no global
     sigaddset(&run.reader.signals, SIGINT);
     sigaddset(&run.reader.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
-    TRY_GOTO(run_prepare_input(&run, argv, inputs, e));
+    TRY_GOTO(run_prepare_input(&run, e));
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;
 #pragma omp parallel num_threads((int)run.thread_count)
@@ -298,9 +299,16 @@ done:
     return code;
 }
 
-int main(int argc, char **argv) {
+// Not a part of main, whose stack may be too small.
+static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
     Error e;
     int code = tokenize(argc, argv, &e);
+    if (!code) code = process_end(&e);
     if (code) error_print(&e, 0, 1);
     return code;
+}
+
+int main(int argc, char **argv) {
+    int code = process_begin();
+    return code ? code : run_tokenize(argc, argv);
 }

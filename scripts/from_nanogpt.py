@@ -139,8 +139,11 @@ def main():
     options = parser.parse_args()
     if options.vocab_size is not None and options.vocab_size < 1:
         raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")
-    if os.path.exists(os.path.join(options.directory, "config.json")):
-        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model. Name another directory")
+    held = ("config.json", "model.safetensors", "MANIFEST.json", "run.json", "metrics.jsonl")
+    if any(os.path.lexists(os.path.join(options.directory, name)) for name in held):
+        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model or a run. Name another directory")
+    if os.path.exists(options.checkpoint) and not os.path.isfile(options.checkpoint):
+        raise Fault(EXIT_INPUT, f"{options.checkpoint}: not a regular file")
     args, state, meta = read_checkpoint(options.checkpoint)
     vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
     model = convert(state, vocab)

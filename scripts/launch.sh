@@ -82,11 +82,9 @@ drop_given() {
 
 print_help() {
     print_header "$self"
-    echo "The recipe: ${OPTIONS[*]}"
-    echo
+    print "The recipe: ${OPTIONS[*]}"$'\n'
     print_header "$root/scripts/launch.sh"
-    echo
-    echo "All options: $PROGRAM --help"
+    print $'\n'"All options: $PROGRAM --help"
 }
 
 need_files() {
@@ -224,7 +222,6 @@ launch() { # OPTIONS...
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
         local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS")
-        [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
         [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
         command=("${mpirun[@]}" "${command[@]}")
     fi

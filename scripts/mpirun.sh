@@ -13,6 +13,8 @@
 #   - If mpirun or this script is killed with KILL, nobody tells the ranks. They notice it, save and exit.
 #   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here it writes to a process that outlives the reader.
+#   - mpirun refuses to run as root. Here it does not: root is what the user chose, and the user of most containers.
+#   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
@@ -70,10 +72,18 @@ pass_on() {
     exec cat > /dev/null
 }
 
+# 12 MiB are enough for four ranks.
+free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
+[ "${free:-16384}" -ge 16384 ] || {
+    echo "error: ${TMPDIR:-/tmp}: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
+    exit 74
+}
+
 # An option that binds overrides this variable, except those that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec {out}> >(pass_on)
 readers=$!
 if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader keeps the lines in order

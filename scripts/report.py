@@ -14,7 +14,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
-                     loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
+                     loss_curve, printable, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -221,14 +221,14 @@ def label(runs):
     """Sets each run's label (the directory's name, or the path where two have the same) and number (its colour)."""
     names = [run.name for run in runs]
     for number, run in enumerate(runs):
-        run.label = run.name if names.count(run.name) == 1 else run.path
+        run.label = run.name if names.count(run.name) == 1 else printable(run.path)
         run.number = number
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
-    parser.add_argument("-o", "--out", default="report.html", help="file to write (default: %(default)s)")
+    parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; of several runs report.html)")
     parser.add_argument("--target", type=float, help="loss to compare at (default: the lowest that all runs reach)")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
@@ -240,8 +240,9 @@ def main():
     label(runs)
     import report_plots
 
-    write_whole(args.out, page(runs, args.target, report_plots))
-    print(args.out)
+    out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
+    write_whole(out, page(runs, args.target, report_plots))
+    print(out)
 
 
 if __name__ == "__main__":

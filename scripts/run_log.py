@@ -16,7 +16,7 @@ import stat
 import sys
 import zlib
 
-EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
+EXIT_USAGE, EXIT_INPUT, EXIT_MEMORY, EXIT_WRITE = 64, 65, 71, 74
 UNBOUNDED = 1e308
 MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/base/manifest.h)
 
@@ -38,18 +38,36 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
+    def _print_message(self, message, file=None):  # argparse's own takes no notice of a full disk
+        (file or sys.stderr).write(message or "")
+
     def error(self, message):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: what is written fails, as on a full disk
+            setattr(sys, name, open("/dev/full" if name == "stdout" else os.devnull, "w", encoding="utf-8"))
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
     except (Fault, ImportError) as error:
         fault = error if isinstance(error, Fault) else missing_packages(packages, error)
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.code)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # its reader has ended
+            print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
+        sys.exit(EXIT_WRITE)
+    except MemoryError:
+        print("error: out of memory. is a file of the run far too large?", file=sys.stderr)
+        sys.exit(EXIT_MEMORY)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -64,9 +82,14 @@ def missing_packages(packages, error):
         sys.stdout.flush()
         os.execv(python, [python] + sys.argv)
     venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
-    create = "" if there else f"python3 -m venv {shlex.quote(venv)} && "
-    install = f"{create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
+    create = f"python3 -m venv {shlex.quote(venv)} && "
+    install = f"{'' if os.path.exists(os.path.join(venv, 'bin', 'pip')) else create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {install}")
+
+
+def printable(path):
+    """The name of a file, which may be any bytes, as text."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def refuse_special(path):
@@ -78,7 +101,7 @@ def refuse_special(path):
 def open_own(path, mode):
     """Opens a file that no link leads to, of either kind: "x", a new one, or "ab"."""
     refuse_special(path)
-    file = open(path, mode, encoding=None if "b" in mode else "utf-8",
+    file = open(path, mode, encoding=None if "b" in mode else "utf-8", errors=None if "b" in mode else "replace",
                 opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
     state = os.fstat(file.fileno())
     if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
@@ -136,6 +159,8 @@ def read_bytes(path, begin=0):
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO would wait for its writer
+            raise Fault(EXIT_INPUT, f"{path}: not a regular file")
         with (gzip.open if packed else open)(path, "rb") as file:
             file.seek(begin)
             return file.read()
@@ -146,18 +171,24 @@ def read_bytes(path, begin=0):
 
 
 def parse(where, data):
-    """The JSON in some bytes of a file. where: names them in the error."""
+    """The JSON in some bytes of a file. where: names them in the error. Half a surrogate pair, which no text may hold,
+    becomes U+FFFD."""
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        if b"\xed" in data or b"\\ud" in data.lower():
+            text = json.dumps(value, ensure_ascii=False)
+            value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return value
     except UnicodeDecodeError:
         raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
 
 def read_json(path):
     info = parse(path, read_bytes(path))
-    if not isinstance(info, dict) or not isinstance(info.get("options", {}), dict):
+    objects = "options", "model", "train_data"
+    if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in objects):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
 
@@ -308,7 +339,7 @@ class Run:
     def __init__(self, path, begin=0):
         """begin: tokens done before the first line, where an earlier part has a log of its own."""
         self.path = path
-        self.name = os.path.basename(os.path.abspath(path))
+        self.name = printable(os.path.basename(os.path.abspath(path)))
         self.info = read_json(os.path.join(path, "run.json"))
         metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
         self.rows, self.val_rows, self.test_rows = [], [], []

@@ -102,7 +102,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
     snprintf(b->out, sizeof b->out, "%s/bench_save_XXXXXX", directory);
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
-    TRY(metrics_open(&b->metrics, b->out, &(bool){0}, e));
+    TRY(metrics_open(&b->metrics, b->out, &(LockHolder){0}, e));
     TRY(metrics_begin(b->metrics, 0, 0, e));
     TRY(model_create(&b->model, &shape, e));
     EngineConfig config = {.model = &b->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};

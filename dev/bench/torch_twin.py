@@ -1,7 +1,8 @@
 """GPT-2 in PyTorch on the same data in the same order from the same weights as the CUDA trainer: is the loss curve the
 same at scale, and which is faster?
 
-    torch_twin.py train --train 'DIR/x_train_*.bin' --val 'DIR/x_val_*.bin' --out twin.jsonl [settings as the trainer's]
+    torch_twin.py train --train 'DIR/x_train_*.bin' --val 'DIR/x_val_*.bin' --out twin.jsonl [--follow RUN]
+        [settings as the trainer's]
     torch_twin.py compare RUN/metrics.jsonl twin.jsonl
     torch_twin.py order --train 'a_*.bin:0.7 b_*.bin:0.3' --seq-len T --seed S --first E --count N
 
@@ -9,12 +10,17 @@ The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attent
 initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
 rng.h, model.h, schedule.h), so agreement checks those too. `order` prints what the data order alone gives: of each example
 its window and its tokens.
+
+With --follow the twin loads each checkpoint of RUN when it reaches that step. Training multiplies a difference in
+rounding: within 100 steps two runs of one program with different micro-batches part by 0.01 to 0.02 nats. Over the few
+steps between two checkpoints a difference of that size is one of formulas, moments included.
 """
 
 import argparse
 import glob
 import json
 import math
+import os
 import sys
 import time
 
@@ -138,12 +144,14 @@ def philox_normals(torch, seed, stream, n, device):
     return torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2 * math.pi * u2)
 
 
-def initial_tensors(torch, a, device):
+def initial_tensors(torch, a, device, shapes_only=False):
     """The tensor table in flat order: (name, values), weights as (in, out)."""
     L, C, stream = a.layers, a.channels, 0
 
     def normal(name, rows, columns, scale):
         nonlocal stream
+        if shapes_only:
+            return name, torch.empty(rows, columns, device="meta")
         values = philox_normals(torch, a.seed, stream, rows * columns, device)
         stream += 1
         return name, (values * scale).float().view(rows, columns)
@@ -263,7 +271,12 @@ def train(a):
 
     out = open(a.out, "w")
     seconds = []
-    for step in range(1, a.steps + 1):
+    part, parts = a.part
+    for step in range((part - 1) * a.steps // parts + 1, part * a.steps // parts + 1):
+        directory = checkpoint_of(a.follow, step - 1)
+        if os.path.isdir(directory):
+            load_checkpoint(torch, a, model, optimizer, directory, step - 1)
+            print(f"step {step} starts from {directory}", flush=True)
         start = time.perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for i in range(micro_steps):
@@ -293,6 +306,44 @@ def train(a):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints of the run that is followed (llmc/checkpoint/checkpoint.h, safetensors.h)
+
+HUGGING_FACE = {"ln1": "ln_1", "ln2": "ln_2", "qkv": "attn.c_attn", "proj": "attn.c_proj", "fc": "mlp.c_fc",
+                "fcproj": "mlp.c_proj", "lnf": "ln_f"}  # fmt: skip
+
+
+def checkpoint_of(run, step):
+    return f"{run}/step_{step:08d}" if run else ""
+
+
+def load_checkpoint(torch, a, model, optimizer, directory, step):
+    """Weights and moments after `step`. The moments are flat, in the order of the tensor table, wte with the rows of its
+    padding, each tensor from a multiple of 64 on."""
+    from safetensors.torch import load_file
+
+    weights = load_file(f"{directory}/model.safetensors")
+    flat = load_file(f"{directory}/optimizer.safetensors")
+    moments = [next(v for k, v in flat.items() if k.startswith(m)) for m in ("moment1.", "moment2.")]
+    offset = 0
+    with torch.no_grad():
+        parameters = dict(model.named_parameters())
+        for name, values in initial_tensors(torch, a, "cpu", shapes_only=True):
+            p = parameters[name]
+            matrix = values.dim() == 2 and name not in ("wte", "wpe")  # nn.Linear keeps (out, in)
+            path = ".".join(HUGGING_FACE.get(part, part) for part in name.split("."))
+            stored = weights[f"transformer.{path}" + ("" if "." in path else ".weight")]
+            p[: stored.shape[0] if not matrix else None].copy_(stored.t() if matrix else stored)
+            state = optimizer.state[p]
+            state["step"] = torch.tensor(float(step), device=p.device)
+            for key, m in zip(("exp_avg", "exp_avg_sq"), moments):
+                part = m[offset : offset + p.numel()]
+                part = part.view(p.shape[1], p.shape[0]).t() if matrix else part.view(p.shape)
+                state[key] = part.contiguous().to(p.device)
+            offset += (p.numel() + 63) // 64 * 64
+    assert all(len(m) == offset for m in moments), "the moments are of another model"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Comparison
 
 
@@ -313,7 +364,7 @@ def compare(a):
     ours, our_val, our_speed = read_curve(a.ours)
     twin, twin_val, twin_speed = read_curve(a.twin)
     steps = sorted(set(ours) & set(twin))
-    smooth_ours = smooth_twin = weight = worst = 0.0
+    smooth_ours = smooth_twin = weight = worst = signed = 0.0
     decay = 0.5 ** (1 / a.half_life)
     print(f"{'step':>6} {'ours':>9} {'twin':>9} {'smoothed':>9} {'smoothed':>9} {'difference':>10}")
     for i, s in enumerate(steps):
@@ -321,6 +372,7 @@ def compare(a):
         smooth_ours = decay * smooth_ours + ours[s]
         smooth_twin = decay * smooth_twin + twin[s]
         difference = (smooth_ours - smooth_twin) / weight
+        signed += (ours[s] - twin[s]) / len(steps)
         worst = max(worst, abs(difference))
         if i % max(len(steps) // 20, 1) == 0 or s == steps[-1]:
             print(
@@ -330,10 +382,13 @@ def compare(a):
     for s in sorted(set(our_val) & set(twin_val)):
         print(f"val at {s}: ours {our_val[s]:.4f}, twin {twin_val[s]:.4f}, difference {our_val[s] - twin_val[s]:+.4f}")
         worst = max(worst, abs(our_val[s] - twin_val[s]))
-    print(f"largest difference {worst:.4f} nats over {len(steps)} steps")
+    print(f"largest difference {worst:.4f} nats over {len(steps)} steps, mean {signed:+.5f}")
     print(f"ours {our_speed:.0f} tok/s, twin {twin_speed:.0f} tok/s: {our_speed / twin_speed:.3f}x")
     if a.tolerance is None:
         return 0 if steps else 1
+    if set(ours) != set(twin):
+        print(f"FAIL torch_twin/parity: ours has {len(ours)} steps, the twin {len(twin)}")
+        return 1
     ok = bool(steps) and worst <= a.tolerance
     print("PASS" if ok else "FAIL", f"torch_twin/parity within {a.tolerance}")
     return 0 if ok else 1
@@ -346,6 +401,9 @@ def main():
     t.add_argument("--train", required=True)
     t.add_argument("--val", default="")
     t.add_argument("--out", required=True)
+    t.add_argument("--part", type=lambda x: tuple(map(int, x.split("/"))), default=(1, 1), metavar="I/N",
+                   help="with --follow: the I-th of N parts of the steps, which run side by side")
+    t.add_argument("--follow", default="", metavar="RUN", help="run directory whose checkpoints are loaded on the way")
     for name, kind, default in [
         ("layers", int, 12), ("heads", int, 12), ("channels", int, 768), ("vocab-size", int, 50257),
         ("seq-len", int, 1024), ("micro-batch", int, 64), ("batch-tokens", int, 65536), ("steps", int, 100),

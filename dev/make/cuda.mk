@@ -26,11 +26,14 @@ NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,
 	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
 CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
+# nvcc's commands are long: a short line each, unless V=1. Nothing with make -s.
+say = $(if $(filter 1,$(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "NVCC $(1)";))
+
 train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 	@ln -sf $< $@
 
 $(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
-	$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
+	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
 # nvcc's flags and GPUs; and the library to link with, and its flags.
 $(CUDA_BUILD)/flags: FORCE
@@ -41,7 +44,7 @@ $(CUDA_BUILD)/cflags: FORCE
 $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@[ -n "$(NVCC)" ] || { echo "error: no nvcc. Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	$(call say,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@dev/make/ptxas.sh $< $(@:.o=.ptxas) "$(TUNED_ARCH)" >&2 || { rm -f $@; exit 1; }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -60,7 +63,7 @@ $(CUDA_BUILD)/%_cuda.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	$(CUDA_COMPILE)
 
 $(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/train_gpt2.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
-	$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
+	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
 cuda_wrap = $(addprefix -Xlinker --wrap=,$(1))
 $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(call cuda_wrap,$(TIMED))
@@ -75,10 +78,14 @@ cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	$(MAKE) PRECISION=BF16 cuda-programs-one
 	$(MAKE) PRECISION=FP32 cuda-programs-one
 
-test-gpu: cuda-programs ## every test that needs a GPU, in both precisions
+has-gpu:
+	@[ -e /dev/nvidia0 ] || nvidia-smi --list-gpus 2> /dev/null | grep -q '^GPU ' || { \
+		echo "error: no NVIDIA GPU here (nvidia-smi lists none). make train_gpt2cu compiles without one" >&2; exit 69; }
+
+test-gpu: has-gpu cuda-programs ## every test that needs a GPU, in both precisions
 	@dev/test/gpu_check.sh tests
 
-bench-gpu: cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
+bench-gpu: has-gpu cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
 	@dev/test/gpu_check.sh bench
 
-.PHONY: cuda-programs-one cuda-programs test-gpu bench-gpu
+.PHONY: cuda-programs-one cuda-programs has-gpu test-gpu bench-gpu

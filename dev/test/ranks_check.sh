@@ -308,7 +308,7 @@ resume_begin() { # NAME RANKS
 resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps
     await_steps "$2"
     strike "${@:3}"
-    ends_with "$1" 75 "^error \(rank 0\): .*: stopped after step [0-9]+, saved in" 20
+    ends_with "$1" 75 "^stopped \(rank 0\): .* after step [0-9]+, saved in" 20
 }
 
 resume() {

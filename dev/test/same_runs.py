@@ -139,7 +139,7 @@ Case("sample_only", NO_TRAINING, val=None, sample_only=True, model="../../data/r
      temperature=0.8, top_k=30, sample_tokens=40)
 Case("sample_greedy", NO_TRAINING, val=None, sample_only=True, model="../../data/run", temperature=0, sample_tokens=20)
 Case("samples_two_ranks", ranks=2, sample_every=4, sample_tokens=64, samples=2, prompt="a", seed=3)
-Case("plan", NO_TRAINING, val=None, seq_len=1024, dry_run=True, model="gpt2-350M", device="H200", ranks_planned=4, zero=2,
+Case("plan", NO_TRAINING, val=None, gns="ln", seq_len=1024, dry_run=True, model="gpt2-350M", device="H200", ranks_planned=4, zero=2,
      micro_batch=16, batch_tokens=524288, steps=100, recompute="block")
 Case("check", NO_TRAINING, val=None, threads=None, seq_len=None, check="../../data/run")
 # Refused

@@ -1,5 +1,7 @@
 #include "base/common.h"
 
+#include "base/terminal.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,18 +42,19 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// Messages quote user input: control bytes in it become '?'. One fwrite keeps lines of several ranks apart.
+// Messages quote user input: control bytes in it become '?'. One write keeps lines of several ranks apart.
 void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
     bool named = host && *host;
     if (ranks > 1) snprintf(of, sizeof of, " (rank %d%s%.64s)", rank, named ? " on " : "", named ? host : "");
     if (e->code == ERR_INTERNAL && e->file) snprintf(where, sizeof where, " [%.120s:%d]", e->file, e->line);
-    int n = snprintf(line, sizeof line, "error%s: %s%s%s%s", of, e->what, where, e->hint[0] ? ". " : "", e->hint);
+    int n = snprintf(line, sizeof line - 1, "%s%s: %s%s%s%s", e->code == ERR_STOPPED ? "stopped" : "error", of, e->what,
+                     where, e->hint[0] ? ". " : "", e->hint);
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    line[n] = '\n';
+    strcpy(line + n, "\n");
     fflush(stdout);
-    fwrite(line, 1, (size_t)n + 1, stderr);
+    print_lines(stderr, 7, line);
     fflush(stderr);
 }
 

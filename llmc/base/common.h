@@ -10,6 +10,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
+// Losses and gradients that are not numbers end a run: the compiler must not assume that there are none.
+#if defined __FAST_MATH__ || (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__ > 0)
+#    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
+#endif
+
 // Around the declarations of headers that C++ includes too.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
@@ -71,7 +76,8 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
         if (code) goto done;                                                                                           \
     } while (0)
 
-// Prints an error to stderr in one line: "error: WHAT. HINT". With several ranks the line names the rank, and its
+// Prints an error to stderr in one line: "error: WHAT. HINT", or "stopped: ..." (ERR_STOPPED). A terminal's width folds
+// it. With several ranks the line names the rank, and its
 // machine if `host` is given ("" or NULL: one machine).
 void error_print_on(const Error *e, int rank, int ranks, const char *host);
 static inline void error_print(const Error *e, int rank, int ranks) { error_print_on(e, rank, ranks, NULL); }

@@ -34,15 +34,14 @@ template <int D_> struct ForwardLayout {
 
 namespace {
 
-__device__ unsigned forward_tickets; // see work_draw
-
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class F> __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, AttentionShape s) {
+template <class F>
+__device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, unsigned *ticket, AttentionShape s) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_draw(&forward_tickets, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
+        Work work = work_draw(ticket, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
         int row = work.tile * F::QUERIES;
         uint64_t *q_full = &shared.q_full[q_ring.stage];
         barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
@@ -207,7 +206,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
-                   AttentionShape s, float scale) {
+                   unsigned *ticket, AttentionShape s, float scale) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
@@ -228,7 +227,7 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, s);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, ticket, s);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
@@ -239,7 +238,8 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
 
 } // namespace
 
-int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+int attention_sm90_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
+                           cudaStream_t stream, Error *e) {
     typedef ForwardLayout<64> Narrow;
     typedef ForwardLayout<128> Wide;
     const auto kernel = s.D == 64 ? forward_kernel<Narrow> : forward_kernel<Wide>;
@@ -251,7 +251,7 @@ int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShap
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
+    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, ticket, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
 }
 
@@ -264,35 +264,15 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     return 0;
 }
 
-// The driver's cuTensorMapEncodeTiled, without linking to the driver's library.
-static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
-    cudaDriverEntryPointQueryResult found;
-#    if CUDART_VERSION >= 12050
-    CUDA_TRY(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
-        e);
-#    else
-    CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
-#    endif
-    if (found != cudaDriverEntryPointSuccess)
-        return FAIL(e, ERR_NO_GPU, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
-    return 0;
-}
-
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
-    PFN_cuTensorMapEncodeTiled_v12000 encode;
-    TRY(encode_find(&encode, e));
-    cuuint64_t size[3] = {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B};
-    cuuint64_t stride[2] = {columns * sizeof(real),
-                            (cuuint64_t)s.T * columns * sizeof(real)}; // bytes, from dimension 1
-    cuuint32_t box[3] = {PANEL, (cuuint32_t)rows, 1}, step[3] = {1, 1, 1};
-    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor, size, stride, box, step,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for B %d T %d columns %d", (int)result,
-                    s.B, s.T, columns);
-    return 0;
+    const cuuint64_t row_bytes = columns * sizeof(real);
+    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                          3,
+                          {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
+                          {row_bytes, s.T * row_bytes},
+                          {PANEL, (cuuint32_t)rows, 1},
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+    return copy_map(map, tensor, t, e);
 }
 
 #endif

@@ -215,6 +215,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
     const int c = threadIdx.x * VEC;
     const float per_column = 1.0f / k.C;
+    after_wait();
     after_allow();
     Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
 
@@ -246,6 +247,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
+    after_wait();
     after_allow();
     const int end = min(begin + k.split.rows_per_block, k.split.rows);
     for (int row = begin; row < end; row++) {
@@ -299,8 +301,7 @@ int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, 
                                  : (bias ? backward_kernel<false, true> : backward_kernel<false, false>);
     const auto any = accumulate ? (bias ? backward_any_kernel<true, true> : backward_any_kernel<true, false>)
                                 : (bias ? backward_any_kernel<false, true> : backward_any_kernel<false, false>);
-    (backward_is_fast(C) ? fast : any)<<<k.split.blocks, backward_threads(C), 0, stream>>>(k);
-    TRY(CUDA_LAUNCHED(e));
+    TRY(launch_after(backward_is_fast(C) ? fast : any, k.split.blocks, backward_threads(C), 0, stream, e, k));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
     return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
 }

@@ -9,6 +9,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     // Sampled averages see one step in many, so they get the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     gns_init(&noise->ln, half_life);
+    gns_init(&noise->total, half_life);
     gns_init(&noise->ranks, sampled); // one step in NOISE_RANKS_EVERY
     gns_calibration_init(&noise->calibration, half_life);
     for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
@@ -57,6 +58,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
         total.q += type[i].q;
     }
     for (int l = 0; l < noise->layers; l++) observe_layer(noise, model, result, l, B, tokens);
+    if (noise->follows_total || noise->total.steps > 0) gns_update(&noise->total, B, total.n, total.q, tokens);
     gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens);
     noise->tokens_since_sample = 0;
 }
@@ -78,4 +80,9 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 
 double noise_ratio(const Noise *noise) {
     return noise->fixed_ratio > 0 ? noise->fixed_ratio : noise->calibration.ratio;
+}
+
+NoiseSignal noise_signal(const Noise *noise) {
+    if (noise->follows_total) return (NoiseSignal){&noise->total, 1};
+    return (NoiseSignal){&noise->ln, noise_ratio(noise)};
 }

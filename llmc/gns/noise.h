@@ -12,6 +12,7 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step
+    GnsTracker total;             // sampled steps, once a ramp has followed it: the whole model, with ln's half-life
     GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
@@ -19,6 +20,7 @@ typedef struct Noise {
     int layers;
     double tokens_since_sample, tokens_since_ranks; // tokens since the last exact step, the last one of `ranks`
     double fixed_ratio;                             // 0: measured
+    bool follows_total;                             // a ramp follows `total`: every step is exact
 } Noise;
 
 // half_life: tokens. ratio: total / ln, given by --gns-ratio; 0 to measure it.
@@ -37,3 +39,10 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 
 // c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
+
+// What a batch ramp follows: the whole model's noise scale is `ratio` times that of the tracker.
+typedef struct {
+    const GnsTracker *tracker;
+    double ratio;
+} NoiseSignal;
+NoiseSignal noise_signal(const Noise *noise);

@@ -225,7 +225,7 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
-double ramp_target(const Ramp *r, double ratio, double gns_ln) { return r->config.kappa * ratio * gns_ln; }
+double ramp_target(const Ramp *r, double ratio, double gns) { return r->config.kappa * ratio * gns; }
 
 void ramp_observe(Ramp *r, double step_tokens, double target_lower) {
     const RampConfig *c = &r->config;

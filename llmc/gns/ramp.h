@@ -11,7 +11,8 @@
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; after its last step, in a run whose
 //                steps were cut by an earlier horizon, the tokens that are left
 //   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B for
-//                two half-lives of its average without a break; never decreases
+//                two half-lives of its average without a break; never decreases. Where every step measures the
+//                whole model's GNS_total, the target is kappa x GNS_total
 //
 // A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
 #pragma once
@@ -70,8 +71,9 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 int64_t ramp_largest(const Ramp *r);
 int64_t ramp_smallest(const Ramp *r);
 
-// kappa x c x a noise scale of the LayerNorms, or x its lower bound: rows.
-double ramp_target(const Ramp *r, double ratio, double gns_ln);
+// kappa x ratio x a noise scale, or x its lower bound: rows. The ratio is c for the LayerNorms' scale, 1 for the whole
+// model's.
+double ramp_target(const Ramp *r, double ratio, double gns);
 
 // After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode uses it.
 void ramp_observe(Ramp *r, double step_tokens, double target_lower);

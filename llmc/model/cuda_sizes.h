@@ -7,7 +7,9 @@
 enum {
     CUDA_HEAD_BYTES = 800 << 20,       // most that a chunk of logits takes: 8k rows of GPT-2's vocabulary in bf16
     MATMUL_WORKSPACE_BYTES = 64 << 20, // what split sums may use
-    ATTENTION_HEAD_SIZE_MAX = 128      // elements
+    ATTENTION_HEAD_SIZE_MAX = 128,     // elements
+    WEIGHT_GRADIENT_MULTIPLE = 8,      // channels of which the fused kernel of weight gradients takes a multiple
+    HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
 // ERR_USAGE where the GPU has no attention for heads of this size. Everything else has kernels for any model there may

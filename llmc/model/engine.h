@@ -31,6 +31,7 @@ typedef struct {
     int owned_count;    // exist for these ranges alone. 0: for everything
     bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
     size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
+    bool plan_fused;    // plan_memory: of a device with exact_is_fused, which need not be here
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is taken (--dry-run).
@@ -51,6 +52,9 @@ typedef struct {
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, see plan/devices.h
     double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
     double memory_bytes; // 0: unknown
+    // GNS_EXACT costs a step of this configuration no more than a few percent: per-example norms come with the products,
+    // and no example's gradient is written. Depends on GPU, precision and channels.
+    bool exact_is_fused;
 } EngineDevice;
 
 enum { TUNING_BYTES = 1 << 14 }; // the most that the text of a tuning takes, with its NUL

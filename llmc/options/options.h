@@ -57,14 +57,25 @@ enum {
 };
 
 // Defaults, then the config file, then the command line. Nothing after --help or --version counts.
-// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
-int options_parse(Options *o, int argc, char **argv, Error *e);
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: no other rank reads the file, which
+// may be a pipe then.
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
 // The horizon of --epochs, and what follows from it, once the rows in --train are counted. Without --epochs nothing.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
+
+// What the default of --gns is, and what follows from it, once that is known: until then it counts as ln. Also where a
+// resumed run keeps its own mode.
+int options_resolve_gns(Options *o, GnsMode mode, Error *e);
+
+// Does --ramp gns follow the noise scale of the whole model, which every step measures? Otherwise c x that of the
+// LayerNorms.
+static inline bool ramp_follows_total(const Options *o) {
+    return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
+}
 
 // Is a model to be trained? Otherwise an option asks for something else.
 static inline bool options_train(const Options *o) {

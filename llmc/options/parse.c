@@ -1,7 +1,8 @@
 // The command line and the config file.
 #include "options/table.h"
 
-#include "base/files.h"
+#include "base/pipe.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <ctype.h>
@@ -28,11 +29,25 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
+// What other trainers call an option. NULL: not one of these names.
+static const char *known_elsewhere(const char *name) {
+    static const char *const names[][2] = {
+        {"gpus", "ranks"},        {"num-gpus", "ranks"},         {"nproc", "ranks"},
+        {"batch", "micro-batch"}, {"batch-size", "micro-batch"}, {"block-size", "seq-len"},
+        {"lr-rate", "lr"},        {"learning-rate", "lr"},       {"max-iters", "steps"},
+        {"n-layer", "layers"},    {"n-head", "heads"},           {"n-embd", "channels"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i][0]) == 0) return names[i][1];
+    return NULL;
+}
+
 // name: without leading dashes. dashes: "--" for a flag, "" for a line of the config file.
 static int unknown_option(const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
+    const char *elsewhere = known_elsewhere(name);
+    if (elsewhere) return error_hint(e, "here it is %s%s", dashes, elsewhere);
     char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
-    int best = 4; // more than 3 edits: another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
     for (int id = 0; id < OPTION_COUNT && strlen(name) < FLAG_BYTES; id++) {
         option_flag(flag, (OptionId)id);
         int distance = edit_distance(name, flag + 2);
@@ -233,19 +248,23 @@ int options_parse_config(Options *o, char *text, size_t bytes, const char *name,
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     char *line;
+    text += utf8_mark(text, bytes);
     for (int number = 1; (line = strsep(&text, "\n")); number++)
         if (parse_config_line(o, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
     return 0;
 }
 
-int options_parse(Options *o, int argc, char **argv, Error *e) {
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
     options_defaults(o);
     TRY(parse_command_line(o, argc, argv, e));
     if (o->help || o->version || !o->given[OPTION_config]) return 0;
     const size_t max_bytes = 1 << 20; // far more than all options take
     char *text;
     size_t bytes;
-    int code = file_read(o->config, max_bytes, &text, &bytes, e);
+    if (!alone && pipe_is(o->config))
+        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
+                    o->config);
+    int code = pipe_read(o->config, max_bytes, &text, &bytes, e);
     if (code) return error_prefix(e, "--config");
     code = options_parse_config(o, text, bytes, o->config, e);
     memory_free(text);

@@ -85,6 +85,10 @@ static int resolve_horizon(Options *o, Error *e) {
     if (o->epochs) return 0;
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
+        if (!*o->train)
+            return FAIL(e, ERR_USAGE,
+                        "give token shards, made by data/tokenize, and a length; --help lists the options",
+                        "--train and --train-tokens are missing");
         return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps nor --epochs is given");
     }
     int64_t tokens = o->train_tokens;
@@ -133,10 +137,13 @@ static void strip_trailing_slashes(char *path) {
 }
 
 int options_resolve(Options *o, Error *e) {
+    if (!o->given[OPTION_gns]) o->gns = GNS_LN; // until options_resolve_gns
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     config_yields(o);
     TRY(options_check_groups(o, e));
+    if (o->given[OPTION_check] && !*o->check)
+        return FAIL(e, ERR_USAGE, "name a checkpoint, a run, a model or token shards", "--check is empty");
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));
@@ -163,5 +170,11 @@ int options_resolve_epochs(Options *o, int64_t windows, Error *e) {
         return FAIL(e, ERR_USAGE, rows < 1 ? "train on at least one row" : "use fewer",
                     "--epochs %g of %lld rows of --train means %g rows", o->epochs, (long long)windows, rows);
     o->run.horizon_tokens = (int64_t)tokens;
+    return resolve_gns(o, e);
+}
+
+int options_resolve_gns(Options *o, GnsMode mode, Error *e) {
+    o->gns = mode;
+    TRY(options_check_needs(o, e));
     return resolve_gns(o, e);
 }

@@ -13,10 +13,10 @@
 // B200 and GB200 NVL72, 400 Gb/s (their data sheets). For the others there is no such machine.
 //
 // The first row whose name the device's name contains counts, so the longer names stand first.
-#define ROW(name, bf16, fp32, bandwidth, memory, link, network, machine)                                               \
+#define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
     {                                                                                                                  \
         name, 1e12 * (bf16), 1e12 * (fp32), 1e9 * (bandwidth), 1073741824.0 * (memory), 1e9 * (link), 1e9 * (network), \
-            machine                                                                                                    \
+            .devices_a_machine = __VA_ARGS__                                                                           \
     }
 
 // clang-format off
@@ -24,12 +24,12 @@ static const DeviceSpec rows[] = {
     //                    bf16   fp32  memory   GB  link  net  devices
     ROW("GB200",          2500,    80,   8000, 186,  900,  50, 72), // GB200 NVL72 data sheet, a GPU
     ROW("B200",           2250,    75,   8000, 180,  900,  50,  8), // HGX B200, DGX B200 data sheets
-    ROW("H200 NVL",        836,    60,   4800, 141,  450,   0,  4), // H200 data sheet
-    ROW("H200",            989,    67,   4800, 141,  450,  50,  8), // H200 data sheet: SXM
-    ROW("GH200",           989,    67,   4000,  96,  450,  50,  1), // GH200 data sheet: 96 GB HBM3
-    ROW("H100 PCIe",       756,    51,   2000,  80,  300,   0,  2), // H100 PCIe product brief
-    ROW("H100 NVL",        836,    60,   3900,  94,  300,   0,  2), // H100 data sheet
-    ROW("H100",            989,    67,   3350,  80,  450,  50,  8), // H100 data sheet: SXM
+    ROW("H200 NVL",        836,    60,   4800, 141,  450,   0,  4, .hopper = true), // H200 data sheet
+    ROW("H200",            989,    67,   4800, 141,  450,  50,  8, .hopper = true), // H200 data sheet: SXM
+    ROW("GH200",           989,    67,   4000,  96,  450,  50,  1, .hopper = true), // GH200 data sheet: 96 GB HBM3
+    ROW("H100 PCIe",       756,    51,   2000,  80,  300,   0,  2, .hopper = true), // H100 PCIe product brief
+    ROW("H100 NVL",        836,    60,   3900,  94,  300,   0,  2, .hopper = true), // H100 data sheet
+    ROW("H100",            989,    67,   3350,  80,  450,  50,  8, .hopper = true), // H100 data sheet: SXM
     ROW("A100-SXM4-80GB",  312,  19.5,   2039,  80,  300,  25,  8), // A100 80GB data sheet: SXM
     ROW("A100 80GB",       312,  19.5,   1935,  80,  300,   0,  2), // the same: PCIe
     ROW("A100",            312,  19.5,   1555,  40,  300,  25,  8), // A100 40GB data sheet

@@ -40,11 +40,10 @@ static double block_activations(const EngineConfig *shape, double value) {
     return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
 }
 
-// The largest chunk of logits: as many rows as head_bytes allows, at least one.
-static double logits_bytes(const EngineConfig *shape, const PlanDevice *device) {
-    double row = device->value * shape->seq_len * shape->model->vocab_padded;
-    double rows = fmax(1, fmin(floor(device->head_bytes / row), shape->micro_batch));
-    return rows * row;
+// The largest chunk of the head: as many examples as head_bytes allows for their logits, at least one.
+static double head_examples(const EngineConfig *shape, const PlanDevice *device) {
+    double one = device->value * shape->seq_len * shape->model->vocab_padded;
+    return fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
 }
 
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
@@ -58,11 +57,13 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     }
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
     // The buffers of the head and those of the blocks' backward pass share memory.
-    double head = logits_bytes(shape, device) + 2 * value * N * C, backward = shape->inference ? 0 : value * N * 6 * C;
+    double chunk = head_examples(shape, device) * shape->model->vocab_padded; // elements, for every position
+    bool exact = shape->gns == GNS_EXACT && !shape->inference, fused = plan_fuses_exact(device, &shape->model->config);
+    double head = chunk * (value * shape->seq_len + (exact && fused ? sizeof(int) : 0)) + 2 * value * N * C,
+           backward = shape->inference ? 0 : value * N * 6 * C;
     add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
-    if (shape->gns == GNS_EXACT && !shape->inference)
-        add_item(memory, "exact per-example norms, estimated",
-                 sizeof(float) * ((double)model_tensor_largest(shape->model) + N * C));
+    double example_grad = fused ? 0 : (double)model_tensor_largest(shape->model);
+    if (exact) add_item(memory, "exact per-example norms, estimated", sizeof(float) * (example_grad + N * C));
 }
 
 // Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo

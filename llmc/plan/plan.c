@@ -64,6 +64,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
     if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
     out->measured = !*wanted && !gpu_engine;
+    out->fuses_exact = *wanted ? spec.hopper && out->value < sizeof(float) : here->exact_is_fused;
     if (out->measured) {
         out->spec = (DeviceSpec){.bandwidth = here->bandwidth, .devices_a_machine = 1};
         out->peak = here->flops;
@@ -81,6 +82,10 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     if (own->memory_bytes > 0) out->spec.memory_bytes = own->memory_bytes;
     if (own->network > 0) out->spec.network = own->network;
     return 0;
+}
+
+bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
+    return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -130,7 +135,9 @@ static PlanWork micro_step(const Plan *p, int rows) {
     for (int exact = 0; exact < 2 && rows > 0; exact++) {
         double part = exact ? exact_part : 1 - exact_part;
         if (part == 0) continue;
-        Workload load = workload_micro_step(&p->shape, p->device.value, p->device.head_bytes, rows, exact);
+        bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
+        ExactNorms norms = !exact ? EXACT_NONE : fused ? EXACT_FUSED : EXACT_BATCHED;
+        Workload load = workload_micro_step(&p->shape, p->device.value, p->device.head_bytes, rows, norms);
         add_workload(&sum, p, &load, part);
     }
     return sum;

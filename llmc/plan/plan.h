@@ -39,6 +39,7 @@ typedef struct {
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
     double head_bytes; // of a chunk of logits, as the engine cuts them
+    bool fuses_exact;  // exact norms, where the model's channels allow (plan_fuses_exact)
     PlanEfficiency efficiency;
 } PlanDevice;
 
@@ -46,6 +47,9 @@ typedef struct {
 // that count instead of the table's, of products (bf16_flops), memory and network; 0: the table's. ERR_USAGE where neither
 // the table nor `own` has those of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
+
+// Are exact per-example norms measured within the weight gradients (EngineDevice.exact_is_fused)?
+bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte

@@ -35,14 +35,15 @@ static void add_product(Workload *w, WorkFamily family, WorkPass pass, double ro
                   .written = w->value * rows * out, .count = count});
 }
 
-// dW (in, out) += x^T dy over the rows of `examples`: the sum is read and written. With --gns exact every example's
-// gradient is written, then read for its norm and for the sum.
+// dW (in, out) += x^T dy over the rows of `examples`: the sum is read and written. With batched exact norms every
+// example's gradient is written, then read for its norm and for the sum.
 static void add_gradient(Workload *w, WorkFamily family, double examples, double in, double out, double count) {
     double rows = examples * w->T, gradient = accumulator * in * out;
+    bool batched = w->exact == EXACT_BATCHED;
     add(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = w->value * rows * (in + out) + (w->exact ? 0 : gradient),
-                  .written = (w->exact ? examples : 1) * gradient, .count = count});
-    if (!w->exact) return;
+                  .read = w->value * rows * (in + out) + (batched ? 0 : gradient),
+                  .written = (batched ? examples : 1) * gradient, .count = count});
+    if (!batched) return;
     add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
                   .read = (examples + 1) * gradient, .written = gradient, .count = count});
 }
@@ -121,9 +122,12 @@ static void add_backward(Workload *w) {
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 4 * n, 1, 1, 0, L); // fc; the LayerNorms include proj's and fcproj's
     add_stream(w, FAMILY_LAYERNORM, PASS_BACKWARD, n, LAYERNORM_BACKWARD_FLOPS, 3, 1, 2 * L + 1);
     add_stream(w, FAMILY_EMBEDDING, PASS_BACKWARD, n, 2, 2, accumulator / w->value, 1); // a repeated token writes less
+    if (w->exact == EXACT_FUSED) // rows of the head's gradients, for its product with the embedding's
+        add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = accumulator * n,
+                      .written = accumulator * n, .count = 1});
 }
 
-Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, bool exact) {
+Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact) {
     const ModelConfig *m = &shape->model->config;
     Workload w = {
         .B = rows,

@@ -32,6 +32,10 @@ typedef struct {
     double count;
 } Work;
 
+// How the per-example norms of a matrix are measured: from the gradients of a few examples, which are written for it, or
+// within the products.
+typedef enum { EXACT_NONE, EXACT_BATCHED, EXACT_FUSED } ExactNorms;
+
 enum { WORK_MAX = 64 };
 
 // Kernels, and the sizes that they were counted from.
@@ -40,13 +44,13 @@ typedef struct {
     double value;            // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
     double head_bytes;       // largest chunk of logits
     Recompute recompute;
-    bool exact; // per-example norms of every tensor
+    ExactNorms exact;
     int count;
     Work work[WORK_MAX];
 } Workload;
 
 // A micro-step: forward, loss and backward.
-Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, bool exact);
+Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact);
 
 // What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
 Workload workload_update(const Model *model, double owned, double value);

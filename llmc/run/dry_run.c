@@ -28,11 +28,24 @@ static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
     return val && (int64_t)dataset_describe(val).windows < rows ? (int64_t)dataset_describe(val).windows : rows;
 }
 
+// The device of the plan; and the default of --gns there.
+static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
+    const Options *o = &setup->options;
+    DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
+                      .bandwidth = 1e9 * o->device_bandwidth,
+                      .memory_bytes = o->device_memory * (1 << 30),
+                      .network = 1e9 * o->link};
+    TRY(plan_device(device, o->device, here, &own, e));
+    setup->shape.plan_fused = plan_fuses_exact(device, &setup->model.config);
+    return o->given[OPTION_gns] ? 0 : setup_gns_mode(setup, setup->shape.plan_fused, e);
+}
+
 int run_dry(Run *r, Error *e) {
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
     int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
     EngineDevice here;
+    PlanDevice device;
     Error unknown;
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
@@ -45,6 +58,7 @@ int run_dry(Run *r, Error *e) {
     if (o->tune && !o->device[0] && cpu) // a run refuses it
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
+    TRY(plan_on_device(&device, setup, &here, e));
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
@@ -54,6 +68,7 @@ int run_dry(Run *r, Error *e) {
         .options = o,
         .engine = setup->engine_api,
         .shape = setup->shape,
+        .device = device,
         .estimate_memory = o->device[0] && cpu,
         .ranks = ranks,
         .ramp = ramp,
@@ -67,11 +82,6 @@ int run_dry(Run *r, Error *e) {
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
     };
-    DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
-                      .bandwidth = 1e9 * o->device_bandwidth,
-                      .memory_bytes = o->device_memory * (1 << 30),
-                      .network = 1e9 * o->link};
-    TRY(plan_device(&plan.device, o->device, &here, &own, e));
     plan_print(stdout, &plan);
     return 0;
 }

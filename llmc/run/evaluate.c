@@ -122,17 +122,21 @@ static int print_loss(const Setup *setup, const RunData *data, Progress *progres
     return 0;
 }
 
-// The standard error of a share of n yes and no.
-static double share_error(double share, int n) { return n > 1 ? sqrt(share * (1 - share) / (n - 1)) : NAN; }
+// A share of n yes and no, with its standard error where that is known.
+static void print_share(const char *name, int yes, int n, const char *note) {
+    double share = (double)yes / n;
+    printf("  %-11s %10.6f", name, share);
+    if (n > 1) printf("  +- %.4f", sqrt(share * (1 - share) / (n - 1)));
+    printf("%s\n", note);
+}
 
 static int print_hellaswag(const Setup *setup, const RunData *data, Progress *progress, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(setup, data, progress, &score, e));
     if (!is_first(setup)) return 0;
-    double acc = (double)score.correct / score.questions, norm = (double)score.correct_norm / score.questions;
     print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
-    printf("  acc         %10.6f  +- %.4f\n", acc, share_error(acc, score.questions));
-    printf("  acc_norm    %10.6f  +- %.4f  by mean loss\n", norm, share_error(norm, score.questions));
+    print_share("acc", score.correct, score.questions, "");
+    print_share("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;
 }
 

@@ -28,8 +28,9 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     if (!code && directory_holds(directory, OPTIMIZER_NAME))
         code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, count_not_finite, &bad, e);
     if (!code)
-        fprintf(out, "%s: GPT-2, %zu parameters: %d layers, %d heads, %d channels, vocabulary %d, context %d\n",
-                directory, model.parameters, c.layers, c.heads, c.channels, c.vocab, c.context);
+        fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
+                directory, model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab,
+                c.context);
     if (!code && bad) code = FAIL(e, ERR_INPUT, "use another one", "%s: %zu values are not finite", directory, bad);
     model_destroy(&model);
     return code;

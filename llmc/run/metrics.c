@@ -166,9 +166,17 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
+    uint64_t size;
+    int fd;
     *keep = 0;
-    FILE *f = fopen(path, "re");
-    if (!f) return errno == ENOENT ? 0 : cannot_read(path, errno, e);
+    if (!file_exists(path)) return 0;
+    TRY(file_open_input(path, &fd, &size, e)); // not a FIFO
+    FILE *f = fdopen(fd, "r");
+    if (!f) {
+        int error = errno;
+        close(fd);
+        return cannot_read(path, error, e);
+    }
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
@@ -247,7 +255,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
 }
 
 static void put_calibration(FILE *f, const Noise *noise) {
-    put_estimate(f, "gns_total", &noise->calibration.total);
+    put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) {
         fprintf(f, ", \"gns_type_%s\": ", group_names[i]);
         put_value(f, gns_estimate(&noise->type[i]).scale);

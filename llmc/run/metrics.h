@@ -6,8 +6,10 @@
 //                      except that of --prompt @FILE
 //
 // gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are written after steps that
-// measured the norms of all tensors and were not skipped. gns_ratio is the ramp's factor for gns_ln: in those lines the
-// ratio measured so far, or in every line --gns-ratio (the measured one is then gns_total / gns_type_ln).
+// measured the norms of all tensors and were not skipped; averages over such steps, five times longer than gns_ln's. But
+// where the ramp follows gns_total (every step exact), that is an average as long as gns_ln's. gns_ratio is the ramp's
+// factor for gns_ln: in those lines the ratio measured so far (unused where the ramp follows gns_total), or in every line
+// --gns-ratio (the measured one is then gns_total / gns_type_ln).
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //

@@ -1,13 +1,14 @@
 #include "run/program.h"
 
 #include "base/hash.h"
+#include "base/process.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "run/inspect.h"
 #include "run/run.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -75,6 +76,7 @@ static int run_training(Run *r, Error *e) {
         return 0;
     }
     TRY(setup_device(&r->setup, e));
+    TRY(setup_gns(r, e));
     TRY(comm_agree(r->setup.comm, setup_training(r, e), e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->setup.comm, setup_output(r, e), e));
@@ -84,7 +86,8 @@ static int run_training(Run *r, Error *e) {
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_engine(r, e));
-    return r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
+    int code = r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
+    return code == ERR_NONFINITE ? error_prefix(e, "--model %s", r->setup.options.model) : code;
 }
 
 // Rank 0 shows what the program does: a run on standard output, unless that is mpirun's pseudo-terminal, which is often
@@ -124,7 +127,7 @@ static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o-
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Error usage; // reported after comm_create, which needs the timeouts among the options
-    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
+    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, !comm_launched(), &usage);
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
@@ -154,10 +157,11 @@ void program_spin_briefly(char **argv) {
     execv(program, argv); // on failure: continue without
 }
 
-// Failed output to a file is an error; a closed terminal or pipe has no reader.
-static bool output_is_file(void) {
+// A closed terminal or pipe has no reader: a run goes on without. Asked at the beginning: a closed terminal is none.
+static bool output_may_close(void) {
     struct stat st;
-    return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
+    bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
+    return !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
 }
 
 // The end, where all ranks know how it ends:
@@ -171,7 +175,7 @@ static bool output_is_file(void) {
 // An error that one rank alone knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
-    bool unread = false; // standard output of a training run that is no file: a failed write is no error
+    bool may_close = output_may_close(), unread = false; // unread: failed output of a training run is no error
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
@@ -193,11 +197,10 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         int closed = run_destroy(r, &closing);
         if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
         else if (closed) code = (e = closing).code;
-        unread = options_train(&r->setup.options) && !output_is_file();
+        unread = options_train(&r->setup.options) && may_close;
         memory_free(r);
     }
-    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !unread)
-        code = FAIL(&e, ERR_WRITE, "send it to a disk with free space", "standard output: %s", strerror(errno));
+    if (!code && process_end(&closing) && !unread) code = (e = closing).code;
     e.code = code;
     return comm_finish(&comm, &e);
 }

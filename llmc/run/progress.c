@@ -118,7 +118,10 @@ double progress_left(Progress *p, double now) {
     double a_token = seconds_a_token(p, now), tokens = (double)(p->horizon - p->tokens);
     int64_t steps = p->batch_tokens ? (p->horizon - p->tokens + p->batch_tokens - 1) / p->batch_tokens : 0;
     double begun = p->now.stage == STAGE_STEP ? share_done(p) * (double)p->batch_tokens : 0; // tokens
-    double left = a_token * fmax(0, tokens - begun) + p->costs.last_save;
+    double left = a_token * fmax(0, tokens - begun);
+    if (p->now.stage == STAGE_STEP) // this step may be slower than those before
+        left = fmax(left, work_left(p, now) + a_token * fmax(0, tokens - (double)p->batch_tokens));
+    left += p->costs.last_save;
     for (Stage s = STAGE_VALIDATE; s < STAGES; s++) left += stage_left(p, s, steps, a_token);
     return p->horizon > 0 && p->tokens < p->horizon ? left : 0;
 }

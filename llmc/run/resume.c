@@ -59,8 +59,8 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
         int code = metrics_open(&output->metrics, out, &holder, e);
         if (!code || holder == LOCK_FREE) return code;
         if (comm_asked_to_stop(setup->comm))
-            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
-                        signals_requested(), out);
+            return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
+                        out);
         bool lease = holder == LOCK_UNKNOWN && !setup->options.fresh;
         double waited = clock_seconds() - begin, timeout = fmin(lease ? LEASE : ENDING, setup->options.deadline_setup);
         if (waited >= timeout) return code;

@@ -136,10 +136,12 @@ int setup_buffers(Run *r, Error *e);                               // setup_rows
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
-int setup_engine(Run *r, Error *e);             // setup_shards, then the engine with its weights
-int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e);             // the run directory, on rank 0. Nothing is written before
-int run_destroy(Run *r, Error *e); // the threads first. Fails where the last lines of the log cannot be written
+int setup_gns(Run *r, Error *e);                // (all) the mode of --gns, where that was not given
+int setup_gns_mode(Setup *setup, bool fused, Error *e);
+int setup_engine(Run *r, Error *e); // setup_shards, then the engine with its weights
+int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
+int setup_output(Run *r, Error *e); // the run directory, on rank 0. Nothing is written before
+int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
 
 int print_setup(const Run *r, Error *e);    // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c

@@ -4,6 +4,7 @@
 #include "math/rng.h"
 #include "run/sample.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -117,6 +118,10 @@ static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, con
     size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
     TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
     int V = shape->model->config.vocab;
+    for (int v = 0; v < V; v++)
+        if (!isfinite(d->logits[v]))
+            return FAIL(e, ERR_NONFINITE, "check the model with --check", "the logits after token %zu are not finite",
+                        d->count);
     d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config, u);
     return 0;
 }
@@ -138,8 +143,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
         fflush(out);
         pulse_beat(config->pulse);
     }
-    fputc('\n', out);
 done:
+    fputc('\n', out);
     memory_free(d.logits);
     memory_free(d.tokens);
     return code;
@@ -190,13 +195,19 @@ int print_samples(Run *r, Error *e) {
 }
 
 // The text from a line of standard input; NULL at its end.
-static char *ask(char **line, size_t *room, bool person) {
+static int ask(char **line, size_t *room, bool person, char **prompt, Error *e) {
     if (person) fputs("> ", stdout);
     fflush(stdout);
     ssize_t n = getline(line, room, stdin);
-    if (n > 0 && (*line)[n - 1] == '\n') (*line)[n - 1] = 0;
+    *prompt = n < 0 ? NULL : *line;
+    if (n < 0 && ferror(stdin))
+        return FAIL(e, ERR_INPUT, "give it a file, a pipe or a terminal", "standard input: cannot read: %s",
+                    strerror(errno));
     if (n < 0 && person) fputc('\n', stdout);
-    return n < 0 ? NULL : *line;
+    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = 0;
+    if (n > 0 && strlen(*line) < (size_t)n)
+        return FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
+    return 0;
 }
 
 int print_answers(Run *r, Error *e) {
@@ -204,7 +215,7 @@ int print_answers(Run *r, Error *e) {
     char *line = NULL, *prompt;
     size_t room = 0;
     int code = 0;
-    for (int64_t number = 0; !code && (prompt = ask(&line, &room, person));)
+    for (int64_t number = 0; !code && !(code = ask(&line, &room, person, &prompt, e)) && prompt;)
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, prompt, number++, e);
             if (code != ERR_INPUT) continue;

@@ -3,12 +3,14 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/pipe.h"
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
 
 #include <omp.h>
+#include <stdlib.h>
 
 // ---- The model ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +74,8 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     if (!path) return 0;
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = tokenizer_vocab_size(setup->tokenizer);
-    if (tokens <= vocab) return 0;
+    bool other = model_from_file && *o->tokenizer && vocab > 2 * tokens; // padding never doubles a vocabulary
+    if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
                       tokens);
@@ -94,6 +97,17 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
+// libgomp takes any number, modulo 2^32.
+static int check_omp_threads(Error *e) {
+    enum { THREADS_MAX = 4096 }; // as of --threads
+    const char *asked = getenv("OMP_NUM_THREADS");
+    if (!asked || strtod(asked, NULL) <= THREADS_MAX) return 0;
+    return FAIL(e, ERR_USAGE, "set it to the number of cores, or use --threads",
+                "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
+}
+
+static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
+
 static int setup_shape(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     ModelConfig config = {0};
@@ -106,12 +120,12 @@ static int setup_shape(Setup *setup, Error *e) {
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = o->threads ? (int)o->threads : comm_threads(setup->comm),
-        .gns = o->gns,
+        .gns = most_measured(o),
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
+    if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
-    if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
     TRY(check_shape(setup, from_file, e));
     return setup_tokenizer(setup, from_file, e);
 }
@@ -136,11 +150,11 @@ static int check_tokenizer(const Setup *setup, Error *e) {
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
-    if (file_read(path, most, text, &bytes, e)) {
+    if (pipe_read(path, most, text, &bytes, e)) {
         if (!file_exists(path))
             error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
-    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", path);
-    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", path);
+    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", pipe_name(path));
+    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", pipe_name(path));
     else return 0;
     return error_prefix(e, "--prompt");
 }
@@ -215,6 +229,27 @@ int setup_device(const Setup *setup, Error *e) {
     return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
 }
 
+int setup_gns_mode(Setup *setup, bool fused, Error *e) {
+    TRY(options_resolve_gns(&setup->options, fused ? GNS_EXACT : GNS_LN, e));
+    setup->shape.gns = most_measured(&setup->options);
+    return 0;
+}
+
+// The default is exact if it is fused on every rank's device. A resumed run has kept its mode (state.c).
+int setup_gns(Run *r, Error *e) {
+    Setup *s = &r->setup;
+    EngineDevice device;
+    if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
+        s->engine_api->device(&s->shape, false, &device);
+        double lacking = device.exact_is_fused ? 0 : 1; // ranks
+        TRY(comm_sum(s->comm, &lacking, 1, e));
+        TRY(setup_gns_mode(s, lacking == 0, e));
+    }
+    s->shape.gns = most_measured(&s->options);
+    r->position.noise.follows_total = ramp_follows_total(&s->options);
+    return 0;
+}
+
 static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     const char *resumed = r->saving.saved;
@@ -272,6 +307,20 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
+// Bytes in the default model, 124M parameters for words, that nobody asked for.
+static int check_words(const Options *o, const Dataset *data, Error *e) {
+    const uint64_t enough = 1 << 20; // tokens, in which words occur
+    int largest;
+    Error unreadable;
+    static const OptionId asked[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_vocab_size, OPTION_tokenizer};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (o->given[asked[i]]) return 0;
+    if (dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
+    return FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, or --vocab-size 50257",
+                "%s has no token above %d, and the vocabulary would be that of GPT-2's words",
+                dataset_shard_path(data, 0), largest);
+}
+
 int setup_data(Run *r, Error *e) {
     Options *o = &r->setup.options;
     RunData *data = &r->data;
@@ -281,6 +330,7 @@ int setup_data(Run *r, Error *e) {
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         DatasetInfo info = dataset_describe(data->train);
+        TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);

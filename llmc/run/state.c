@@ -154,6 +154,8 @@ static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     char number[16];
     TRY(io_enter(io, "noise", false, &in, e));
     TRY(io_tracker(&in, "ln", &noise->ln, e));
+    if (io->writing ? noise->total.steps > 0 : get(&in, "total") != NULL)
+        TRY(io_tracker(&in, "total", &noise->total, e));
     TRY(io_tracker(&in, "ranks", &noise->ranks, e));
     TRY(io_tracker(&in, "sampled_total", &noise->calibration.total, e));
     TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
@@ -348,6 +350,14 @@ static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *
     return code;
 }
 
+// Without --gns a run keeps its mode, on any machine: another one would change its batches.
+static int keep_gns(const StateIO *io, Options *o, Error *e) {
+    const char *was = cJSON_GetStringValue(json_get(get(io, "options"), "gns"));
+    if (o->given[OPTION_gns] || !was) return 0;
+    if (option_set(o, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options", "a run's: gns is no mode", e);
+    return options_resolve_gns(o, (GnsMode)o->gns, e);
+}
+
 // Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change the
 // batch of a run, so the batch must be named then.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
@@ -413,6 +423,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = io_position(&io, &r->position, e);
     if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
+    if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = list_changes(&io, &r->setup, changes, r->saving.changed, e);
     json_free(&io.json);
     return code;

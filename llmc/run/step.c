@@ -111,9 +111,10 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
     bool measured_ranks = measures_ranks(position, mode);
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, mode);
     if (mode == GNS_OFF) return 0;
-    GnsEstimate ln = gns_estimate(&position->noise.ln);
+    NoiseSignal signal = noise_signal(&position->noise);
+    GnsEstimate estimate = gns_estimate(signal.tracker);
     ramp_observe(&position->ramp, step_tokens,
-                 ramp_target(&position->ramp, noise_ratio(&position->noise), ln.valid ? ln.lower : NAN));
+                 ramp_target(&position->ramp, signal.ratio, estimate.valid ? estimate.lower : NAN));
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 

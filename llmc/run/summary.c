@@ -10,9 +10,9 @@
 // A preset's name may be mistaken for a trained model, so a new run names the origin of its weights.
 static void print_model(FILE *f, const Run *r) {
     const ModelConfig *c = &r->setup.model.config;
-    fprintf(f, "model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
-            1e-6 * (double)r->setup.model.parameters, c->layers, c->heads, c->channels, c->vocab,
-            r->setup.shape.seq_len);
+    fprintf(f, "model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
+            1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
+            c->vocab, r->setup.shape.seq_len);
     bool new_run = r->data.train && !r->saving.saved[0];
     if (new_run && r->setup.source[0]) fprintf(f, "; weights from %s", r->setup.source);
     else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)r->setup.options.seed);

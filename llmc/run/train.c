@@ -106,10 +106,8 @@ static int compare_ranks(Setup *setup, Position *position, Error *e) {
 
 // ---- Reports of saves -----------------------------------------------------------------------------------------------
 
-// "SIGUSR1: stopped after step 7"
-static void describe_stop(const Run *r, char *out, size_t bytes) {
-    const char *name = comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
-    snprintf(out, bytes, "%s: stopped after step %lld", name, (long long)r->position.at.step);
+static const char *stop_cause(const Run *r) {
+    return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
 // A save during training, or at an error that ends it, failed. The best checkpoint is again the one before, unless that
@@ -126,8 +124,8 @@ static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
 static int report_unsaved(const Run *r, Error *e) {
     char step[100], remedy[sizeof e->hint];
     if (r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens) {
-        describe_stop(r, step, sizeof step - strlen(", which"));
-        strcat(step, ", which");
+        snprintf(step, sizeof step, "%s: stopped after step %lld, which", stop_cause(r),
+                 (long long)r->position.at.step);
     } else snprintf(step, sizeof step, "step %lld", (long long)r->position.at.step);
     if (!r->saving.saved[0]) return error_prefix(e, "%s is not saved, and there is no checkpoint yet", step);
     snprintf(remedy, sizeof remedy, "%s", e->hint);
@@ -278,14 +276,14 @@ static int save_for_log(Run *r, Error *e) {
 // ---- The end --------------------------------------------------------------------------------------------------------
 
 static int stop_and_save(Run *r, Error *e) {
-    char stopped[80];
-    describe_stop(r, stopped, sizeof stopped);
+    const char *cause = stop_cause(r);
     progress_break(&r->output.progress);
     TRY(save_and_wait(r, e));
     comm_settle(r->setup.comm);
     const char *hint = r->setup.options.fresh ? "run the same command without --fresh to resume"
                                               : "run the same command again to resume";
-    return FAIL(e, ERR_STOPPED, hint, "%s, saved in %s", stopped, r->saving.saved);
+    return FAIL(e, ERR_STOPPED, hint, "%s after step %lld, saved in %s", cause, (long long)r->position.at.step,
+                r->saving.saved);
 }
 
 static void print_end(const Run *r) {

@@ -439,6 +439,12 @@ static void test_calibration_is_wary(void) {
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
+    for (int total = 0; total < 2; total++) {
+        Noise noise = {.calibration.ratio = 3, .follows_total = total};
+        NoiseSignal signal = noise_signal(&noise);
+        CHECK(signal.tracker == (total ? &noise.total : &noise.ln) && signal.ratio == (total ? 1 : 3), "total %d: x %g",
+              total, signal.ratio);
+    }
 }
 
 // ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
@@ -554,11 +560,13 @@ static void observe_single_rows(Noise *noise, int B, Norms norms) {
 
 // LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
 // tokens since the one before, with half-lives five times as long. So does the ranks' estimate from its steps.
+// What a ramp follows has the LayerNorms' half-life, and learns from the first step on at which a ramp follows it.
 static void test_groups(void) {
-    enum { HALF_LIFE = 900, STEPS = 60, LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, AVERAGES = LAYER + 2 };
+    enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
+    enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };
     static const char *const parts[AVERAGES] = {
-        [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight", [TYPE + 1] = "attn",
-        [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1."};
+        [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight",  [TYPE + 1] = "attn",
+        [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1.", [FOLLOWED] = ""};
     const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
     double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0;
     const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
@@ -568,7 +576,7 @@ static void test_groups(void) {
     Error e = {0};
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, &e), &e);
-    for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN ? HALF_LIFE : 5 * HALF_LIFE};
+    for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN || k == FOLLOWED ? HALF_LIFE : 5 * HALF_LIFE};
     for (int step = 0; step < STEPS; step++) {
         double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;
         for (int i = 0; i < model.tensor_count; i++) { // |sum g|^2 lies between sum |g|^2 and B times that
@@ -576,11 +584,13 @@ static void test_groups(void) {
             grad_sq[i] = example_sq[i] * (1 + (B - 1) * (rng_u32(701, (uint64_t)step, (uint64_t)i) % 1000) / 1000.0);
         }
         bool exact = step % 4 == 2 || step < 2;
+        noise.follows_total = step >= FOLLOWED_FROM && step < FOLLOWED_TO;
         noise_observe(&noise, &model, &result, (int64_t)B, tokens, exact ? GNS_EXACT : GNS_LN);
         tokens_since += tokens;
         average_add(&want[LN], B, group_norms(&model, &result, B, parts[LN]), tokens);
         for (int k = SAMPLED_LN; k < AVERAGES && exact; k++)
-            average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
+            if (k != FOLLOWED || step >= FOLLOWED_FROM)
+                average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
         if (exact) tokens_since = 0;
         tokens_since_ranks += tokens;
         if (step % 8 == 0) {
@@ -593,6 +603,9 @@ static void test_groups(void) {
         check_average("ln", step, &noise.ln, &want[LN]);
         check_average("ln of samples", step, &noise.calibration.ln, &want[SAMPLED_LN]);
         check_average("total", step, &noise.calibration.total, &want[TOTAL]);
+        if (noise.total.steps > 0) check_average("followed", step, &noise.total, &want[FOLLOWED]);
+        CHECK((noise.total.steps > 0) == (step > FOLLOWED_FROM), "step %d: followed for %g steps", step,
+              noise.total.steps);
         for (int g = 0; g < GROUP_COUNT; g++) check_average(group_names[g], step, &noise.type[g], &want[TYPE + g]);
         for (int l = 0; l < 2; l++) check_average("a layer", step, &noise.layer[l], &want[LAYER + l]);
     }

@@ -43,7 +43,7 @@ static void test_defaults(void) {
     CHECK(o.micro_batch == 4 && o.seq_len == 1024 && o.batch_tokens == 0 && o.steps == 0, "batch");
     CHECK(strcmp(o.model, "gpt2-124M") == 0 && strcmp(o.out, "runs/gpt2") == 0 && !*o.train && !*o.prompt, "texts");
     CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
-    CHECK(o.lr_schedule == SCHEDULE_COSINE && o.gns == GNS_LN && !o.dry_run && !o.help, "choices and flags");
+    CHECK(o.lr_schedule == SCHEDULE_COSINE && !o.dry_run && !o.help, "choices and flags");
     CHECK(!*o.notes, "notes: %s", o.notes);
     for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
 }
@@ -171,6 +171,12 @@ static void test_command_line_errors(void) {
     CHECK_ERROR(parse(&o, "--batch-sise 4", &e), &e, ERR_USAGE, "unknown option");
     CHECK_ERROR(parse(&o, "--frobnicate", &e), &e, ERR_USAGE, "unknown option");
     CHECK(strstr(e.hint, "--help"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--gpus 8", &e), &e, ERR_USAGE, "--gpus");
+    CHECK(strstr(e.hint, "--ranks"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--batch-size 8", &e), &e, ERR_USAGE, "--batch-size");
+    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    CHECK_ERROR(parse(&o, "--foos 8", &e), &e, ERR_USAGE, "--foos");
+    CHECK(!strstr(e.hint, "did you mean"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "--", &e), &e, ERR_USAGE, "unknown option");
     CHECK_ERROR(parse(&o, "-", &e), &e, ERR_USAGE, "'-'");
     CHECK_ERROR(parse(&o, "-Q 4", &e), &e, ERR_USAGE, "-Q");
@@ -215,9 +221,9 @@ static void test_several_words(void) {
           o.val);
     char *argv[] = {"train_gpt2", "-i", "my file", "b", "-x", "5", NULL},
          *one[] = {"train_gpt2", "--train", "my file", NULL};
-    CHECK_OK(options_parse(&o, 6, argv, &e), &e);
+    CHECK_OK(options_parse(&o, 6, argv, true, &e), &e);
     CHECK(strcmp(o.train, "my\\ file b") == 0 && o.steps == 5, "'%s'", o.train);
-    CHECK_OK(options_parse(&o, 3, one, &e), &e);
+    CHECK_OK(options_parse(&o, 3, one, true, &e), &e);
     CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
 
     static char word[OPTION_TEXT]; // at the edge of what a value may be
@@ -226,7 +232,7 @@ static void test_several_words(void) {
         memset(word, more == 4 ? ' ' : 'x', (size_t)length);
         word[length] = 0;
         char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
-        int code = options_parse(&o, 4, many, &e);
+        int code = options_parse(&o, 4, many, true, &e);
         CHECK(code == (more ? ERR_USAGE : 0), "%d bytes: %d", length + 4, code);
         if (code) CHECK(strstr(e.what, "too long") && strstr(e.hint, "quote the pattern"), "%s (%s)", e.what, e.hint);
     }
@@ -288,6 +294,16 @@ static void test_aliases(void) {
     CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "-pm fs", &e), &e, ERR_USAGE, "-pm 'fs'");
     CHECK_ERROR(parse(&o, "-b nan", &e), &e, ERR_USAGE, "-b (--micro-batch)");
+}
+
+// Only a process alone can read a pipe: of several ranks each would get a part.
+static void test_config_of_several_ranks(void) {
+    static Options o;
+    CommandLine c;
+    Error e = {0};
+    split(&c, "--config /dev/null");
+    CHECK_OK(options_parse(&o, c.argc, c.argv, true, &e), &e);
+    CHECK_ERROR(options_parse(&o, c.argc, c.argv, false, &e), &e, ERR_USAGE, "every rank reads it");
 }
 
 static void test_config_lines(void) {
@@ -455,6 +471,7 @@ int main(void) {
     RUN(test_several_words);
     RUN(test_aliases);
     RUN(test_config_lines);
+    RUN(test_config_of_several_ranks);
     RUN(test_config_precedence);
     RUN(test_help_is_phrases);
     RUN(test_help);

@@ -271,6 +271,7 @@ static void test_effect(void) {
     }
     CHECK_ERROR(resolve(&o, "--train a --steps 5 --interactive", &e), &e, ERR_USAGE,
                 "--interactive has no effect without --sample-only");
+    CHECK_ERROR(resolve(&o, "--train a --steps 5 --check=", &e), &e, ERR_USAGE, "--check is empty"); // "$UNSET" trained
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 
@@ -324,7 +325,44 @@ static void test_the_command_line_wins(void) {
                 "--steps does not");
 }
 
+// --gns without a value counts as ln until the device is known.
+static void test_gns_default(void) {
+    static const char ramp[] = "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32";
+    static const struct {
+        const char *more;
+        GnsMode mode;
+        int64_t interval;
+        bool total; // the ramp follows the whole model's noise scale
+    } cases[] = {
+        {"", GNS_EXACT, 1, true},
+        {"", GNS_LN, 16, false},
+        {"--gns-exact-every 8", GNS_EXACT, 8, false},
+        {"--gns-exact-every 8", GNS_LN, 8, false},
+        {"--gns-exact-every 1", GNS_LN, 1, true},
+        {"--gns-ratio 2", GNS_EXACT, 1, false},
+        {"--gns-ratio 2", GNS_LN, 0, false},
+    };
+    Options o;
+    Error e;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[200];
+        snprintf(words, sizeof words, "%s %s", ramp, cases[i].more);
+        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK(o.gns == GNS_LN && !o.given[OPTION_gns], "case %zu: mode %d", i, o.gns);
+        CHECK_OK(options_resolve_gns(&o, cases[i].mode, &e), &e);
+        CHECK(o.gns == (int)cases[i].mode && o.run.gns_exact_interval == cases[i].interval,
+              "case %zu: mode %d every %lld", i, o.gns, (long long)o.run.gns_exact_interval);
+        CHECK(ramp_follows_total(&o) == cases[i].total, "case %zu: total", i);
+    }
+    CHECK_OK(resolve(&o, "--train a --steps 5", &e), &e);
+    CHECK_OK(options_resolve_gns(&o, GNS_EXACT, &e), &e);
+    CHECK(o.run.gns_exact_interval == 1 && !ramp_follows_total(&o), "without a ramp");
+    CHECK_OK(resolve(&o, "--train a --steps 5 --gns-half-life 500", &e), &e);
+    CHECK_ERROR(options_resolve_gns(&o, GNS_OFF, &e), &e, ERR_USAGE, "--gns-half-life");
+}
+
 int main(void) {
+    RUN(test_gns_default);
     RUN(test_horizon_and_batch);
     RUN(test_epochs);
     RUN(test_contradictions);

@@ -79,7 +79,7 @@ static void test_work_is_the_formula(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
     Plan p = make_plan(&model, "H200", 64, 1024);
-    Workload w = workload_micro_step(&p.shape, 2, p.device.head_bytes, 64, false);
+    Workload w = workload_micro_step(&p.shape, 2, p.device.head_bytes, 64, EXACT_NONE);
     double N = 64 * 1024, C = 768, L = 12, T = 1024;
     CHECK_CLOSE(sum_work(&w, FAMILY_BLOCK_MATMUL, true), 6 * N * L * 12 * C * C, 1e-12, 0);
     CHECK_CLOSE(sum_work(&w, FAMILY_HEAD_MATMUL, true), 6 * N * C * 50304, 1e-12, 0);
@@ -100,12 +100,12 @@ static void test_recomputing_and_exact_norms_cost(void) {
     make_model(&model, "d12", 50257, 1024);
     Plan p = make_plan(&model, "H200", 64, 1024);
     double head_bytes = p.device.head_bytes;
-    Workload none = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
-    Workload exact = workload_micro_step(&p.shape, 2, head_bytes, 64, true);
+    Workload none = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
+    Workload exact = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_BATCHED);
     p.shape.recompute = RECOMPUTE_GELU;
-    Workload gelu = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    Workload gelu = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
     p.shape.recompute = RECOMPUTE_BLOCK;
-    Workload block = workload_micro_step(&p.shape, 2, head_bytes, 64, false);
+    Workload block = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
     double N = 64 * 1024, C = 768;
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
@@ -114,6 +114,64 @@ static void test_recomputing_and_exact_norms_cost(void) {
     // once in each of its 8 chunks of 8 examples
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 8 * 2)), 1e-9, 0);
+    // within the products: rows of the head's gradients alone
+    p.shape.recompute = RECOMPUTE_NONE;
+    Workload fused = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_FUSED);
+    CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
+    for (WorkFamily f = FAMILY_BLOCK_MATMUL; f <= FAMILY_HEAD_MATMUL; f++)
+        CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
+    model_destroy(&model);
+}
+
+// Which devices, precisions and channels fuse exact norms; and what a step with them then takes.
+static void test_fused_exact_norms(void) {
+    static const struct {
+        const char *device;
+        bool fuses;
+    } devices[] = {{"H100", true},      {"H200", true},  {"GH200", true},
+                   {"H100 PCIe", true}, {"B200", false}, {"A100", false}};
+    Model model, odd;
+    Error e;
+    make_model(&model, "d12", 50257, 1024);
+    CHECK_OK(model_create(&odd, &(ModelConfig){1, 1, 1026, 256, 64}, &e), &e);
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        Plan p = make_plan(&model, devices[i].device, 64, 1024);
+        CHECK(plan_fuses_exact(&p.device, &model.config) == devices[i].fuses, "%s", devices[i].device);
+        CHECK(!plan_fuses_exact(&p.device, &odd.config), "%s, 1026 channels", devices[i].device);
+        double ln = plan_step(&p, 64).seconds;
+        options.run.gns_exact_interval = 1;
+        double more = plan_step(&p, 64).seconds / ln - 1;
+        CHECK(devices[i].fuses ? more > 0 && more < 0.005 : more > 0.1, "%s: %+.1f%%", devices[i].device, 100 * more);
+    }
+    EngineDevice here = {.name = "NVIDIA H200", .value_bytes = 4, .exact_is_fused = false};
+    PlanDevice device;
+    CHECK_OK(plan_device(&device, "H200", &here, &(DeviceSpec){0}, &e), &e);
+    CHECK(!plan_fuses_exact(&device, &model.config), "a build of fp32");
+    for (int fused = 0; fused < 2; fused++) {
+        here = (EngineDevice){.name = "NVIDIA H200", .value_bytes = 2, .exact_is_fused = fused};
+        CHECK_OK(plan_device(&device, "", &here, &(DeviceSpec){0}, &e), &e);
+        CHECK(plan_fuses_exact(&device, &model.config) == fused, "what the engine says, %d", fused);
+    }
+    model_destroy(&odd);
+    model_destroy(&model);
+}
+
+// Its memory: a table of ints by head chunk and rows of the head, not the largest gradient of an example.
+static void test_fused_memory(void) {
+    Model model;
+    MemoryPlan memory;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 64, 1024);
+    double MiB = 1 << 20, total[3]; // ln; exact, fused; exact, batched
+    for (int i = 0; i < 3; i++) {
+        p.shape.gns = i ? GNS_EXACT : GNS_LN;
+        p.device.fuses_exact = i < 2;
+        plan_estimate_memory(&p.shape, &p.device, &memory);
+        total[i] = (double)memory.total;
+    }
+    double rows = 4.0 * 64 * 1024 * 768, table = 4.0 * 8 * 50304, largest = 4.0 * 50304 * 768;
+    CHECK_CLOSE((total[1] - total[0]) / MiB, (rows + table) / MiB, 1e-3, 0);
+    CHECK_CLOSE((total[2] - total[0]) / MiB, (rows + largest) / MiB, 1e-3, 0);
     model_destroy(&model);
 }
 
@@ -124,6 +182,7 @@ static void check_step(const char *preset, int micro_batch, double tok_per_s, in
     make_model(&model, preset, 50257, 1024);
     Plan p = make_plan(&model, "NVIDIA H200", micro_batch, 1024);
     options.run.gns_exact_interval = exact_interval;
+    p.device.fuses_exact = false;
     double predicted = micro_batch * 1024 / plan_step(&p, micro_batch).seconds;
     CHECK(fabs(predicted / tok_per_s - 1) < 0.15, "%s: %.0f tok/s, measured %.0f", preset, predicted, tok_per_s);
     printf("  %s, micro-batch %d: %.0f tok/s planned, %.0f measured (%+.1f%%)\n", preset, micro_batch, predicted,
@@ -135,7 +194,7 @@ static void test_measured_steps(void) {
     check_step("d12", 64, 635000, 0);
     check_step("d24", 32, 228500, 0);
     check_step("d48", 16, 54400, 0);
-    check_step("d12", 64, 635000 / 1.21, 1); // --gns exact: +21% of the step
+    check_step("d12", 64, 635000 / 1.21, 1); // --gns exact, batched: +21% of the step
 }
 
 // TFLOP/s of single products with N = 65536 rows, measured with cuBLASLt on the same kind of card.
@@ -226,6 +285,7 @@ static void test_memory_estimate(void) {
         make_model(&model, cases[i].preset, 50257, 1024);
         Plan p = make_plan(&model, "H200", cases[i].micro_batch, 1024);
         p.shape.recompute = cases[i].recompute, p.shape.gns = cases[i].gns;
+        p.device.fuses_exact = false; // the engine's figure is of the batched pass
         plan_estimate_memory(&p.shape, &p.device, &memory);
         double mib = (double)memory.total / (1 << 20), sum = 0;
         CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, the engine %.0f", i, mib, cases[i].mib);
@@ -629,6 +689,8 @@ int main(void) {
     RUN(test_kernel_seconds);
     RUN(test_work_is_the_formula);
     RUN(test_recomputing_and_exact_norms_cost);
+    RUN(test_fused_exact_norms);
+    RUN(test_fused_memory);
     RUN(test_measured_steps);
     RUN(test_measured_products);
     RUN(test_measured_kernels);

@@ -71,7 +71,7 @@ soon() { # AFTER: within the deadline that ended it and 25 s of a harm that came
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
-one_error() { [ "$(grep -c '^error' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
+one_error() { [ "$(grep -cE '^(error|stopped)' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
 
 harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     local told
@@ -199,7 +199,7 @@ not_finite_while_saving() { # OPTIONS...: known to all, who wait for the save: a
 asked_to_stop_while_saving() { # OPTIONS...: two saves, and both make progress
     # shellcheck disable=SC2046,SC2086
     launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(checkpoint=2 options) --steps 100000000 --out stop --checkpoint-every 400 "$@"
-    ended $? 75 '^error \(rank 0\): SIGUSR1: stopped after step' && one_error
+    ended $? 75 '^stopped \(rank 0\): SIGUSR1 after step' && one_error
 }
 # Long work of rank 0 that makes progress is no hang, however long the others wait; a call that never returns is one.
 saves_slowly() { # ZERO
@@ -245,7 +245,7 @@ alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is 
     launch 1 ${slow_disk/0.5/0.3} env -u OMPI_COMM_WORLD_SIZE "$train" $(checkpoint=0.1 options) --steps 3 --out alone
     ended $? 0 '^model in alone/step_00000003'
 }
-asked_while_joining() { harm "$1" "$2" ask 0 75 '^error \(rank 0\): a signal to another rank: stopped after step 1, saved in'; }
+asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
 ends_before_open_mpi() { # whose own thread has not run since MPI_Init
     # shellcheck disable=SC2046
     launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_STARVE=1 "$train" $(options) --steps 1 --out starved
@@ -261,7 +261,7 @@ asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, 
     until script=$(pgrep -P "$(pgrep -P $job timeout)" 2> /dev/null) && listens "$script" || ! kill -0 $job; do sleep 0.02; done
     for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
     wait $job
-    ended $? 75 '^error \(rank 0\): (SIGUSR1|a signal to another rank): stopped after step' && one_error
+    ended $? 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' && one_error
 }
 
 # Faults are mostly waited for, so some run at a time, each in a directory of its own.

@@ -643,7 +643,7 @@ static void test_hangups(void) {
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
     int code = trainer_wait(child);
-    CHECK(code == ERR_STOPPED && log_mentions("SIGHUP: stopped after step"), "exit code %d: %s", code, log_tail());
+    CHECK(code == ERR_STOPPED && log_mentions("stopped: SIGHUP after step"), "exit code %d: %s", code, log_tail());
     const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
     CHECK(log_mentions(saved), "no '%s' in: %s", saved, log_tail());
     remove_part();
@@ -741,7 +741,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     wait_for("log", "Waiting");
     kill(child, SIGTERM);
     int code = trainer_wait(child);
-    CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
+    CHECK(code == ERR_STOPPED && log_mentions("stopped: SIGTERM while part was locked"), "%d: %s", code, log_tail());
     code = trainer_run(COMMAND "--fresh --deadline-setup 0.1 --out part");
     CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
     code = trainer_run(COMMAND "--deadline-setup 1 --out part");

@@ -219,7 +219,7 @@ static bool check_signal(int signal_number, const char *name, bool to_all) {
     }
     const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
     CHECK(log_mentions(saved), "%s: no '%s' in: %s", name, saved, log_tail());
-    CHECK(log_mentions("stopped after step"), "%s: %s", name, log_tail());
+    CHECK(log_mentions("stopped (rank 0): "), "%s: %s", name, log_tail());
     return true;
 }
 

@@ -157,9 +157,10 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The batches of a run follow from its log: they double once kappa times gns_ratio times the noise scale's lower bound
-// has been above twice the batch for two half-lives without a break.
-static void check_ramp(const char *path, double kappa) {
+// The batches of a run follow from its log: they double once kappa times gns_ratio times the LayerNorms' lower bound, or
+// kappa times that of the whole model (`total`), has been above twice the batch for two half-lives without a break.
+static void check_ramp(const char *path, double kappa, bool total) {
+    const char *name = total ? "gns_total_lower" : "gns_ln_lower";
     size_t bytes;
     char *log = read_text(path, &bytes);
     double batch = RAMP_LOW, above = 0;
@@ -167,8 +168,8 @@ static void check_ramp(const char *path, double kappa) {
         bool last = number_in(line, "tokens") == RAMP_TOKENS; // may be cut short
         CHECK(last || number_in(line, "batch") == batch, "%g rows, want %g: %.40s", number_in(line, "batch"), batch,
               line);
-        double lower = strstr(line, "\"gns_ln_lower\": null") ? NAN : number_in(line, "gns_ln_lower");
-        above = kappa * number_in(line, "gns_ratio") * lower > 2 * batch ? above + batch * T : 0;
+        double lower = strstr(line, path_of("\"%s\": null", name)) ? NAN : number_in(line, name);
+        above = kappa * (total ? 1 : number_in(line, "gns_ratio")) * lower > 2 * batch ? above + batch * T : 0;
         if (batch < RAMP_HIGH && above >= 2 * HALF_LIFE) batch *= 2, above = 0;
     }
     CHECK(batch == RAMP_HIGH, "it ends at %g rows", batch);
@@ -176,20 +177,30 @@ static void check_ramp(const char *path, double kappa) {
 }
 
 // The target is kappa x ratio x scale: runs with the same product are the same.
+static int run_ramp(double kappa, const char *options) {
+    return trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                       "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
+                       "--train-tokens %d --gns-half-life %d --lr %g --ramp-kappa %g --checkpoint-every 0 %s",
+                       V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
+}
+
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
     for (int i = 0; i < 2; i++)
-        CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                          "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
-                          "--train-tokens %d --gns ln --gns-half-life %d --lr %g --ramp-kappa %g --gns-ratio %g "
-                          "--checkpoint-every 0 --out target%d",
-                          V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, factors[i][0],
-                          factors[i][1], i) == 0,
-              "%s", log_tail());
-    for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0]);
+        CHECK(run_ramp(factors[i][0], path_of("--gns ln --gns-ratio %g --out target%d", factors[i][1], i)) == 0, "%s",
+              log_tail());
+    for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0], false);
     long step = newest_step("target0");
     CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");
     check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
+}
+
+// With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
+static void test_ramp_of_the_whole_model(void) {
+    CHECK(run_ramp(6, "--gns exact --out total") == 0, "%s", log_tail());
+    check_ramp("total/metrics.jsonl", 6, true);
+    CHECK(run_ramp(1, "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
+    check_ramp("given/metrics.jsonl", 1, false);
 }
 
 int main(void) {
@@ -197,5 +208,6 @@ int main(void) {
     RUN(test_every_step);
     RUN(test_nonfinite_gradient);
     RUN(test_ramp_target);
+    RUN(test_ramp_of_the_whole_model);
     return trainer_end();
 }

@@ -155,6 +155,28 @@ static void test_skipped_step(void) {
     model_destroy(&model);
 }
 
+// What a ramp follows is in the log.
+static void test_followed_total(void) {
+    Noise n;
+    Model model;
+    noise_make(&n, &model, 0);
+    gns_init(&n.total, 1e3);
+    gns_init(&n.calibration.total, 5e3);
+    for (int i = 0; i < 50; i++) {
+        gns_update(&n.total, 8, 10 + i % 3, 4 + i % 2, 100);
+        gns_update(&n.calibration.total, 8, 10 + i % 3, 4 + i % 2, 100);
+    }
+    for (int followed = 0; followed < 2; followed++) {
+        n.follows_total = followed;
+        log_step(&(StepMetrics){.step = 1, .mode = GNS_EXACT}, &n);
+        check_estimate("gns_total", followed ? &n.total : &n.calibration.total);
+        check_number("gns_ratio", 1.75);
+        memory_free(text);
+    }
+    noise_destroy(&n);
+    model_destroy(&model);
+}
+
 // gns_ratio is what a ramp multiplies by: --gns-ratio at every step, or the measured one at the steps that measure.
 static void test_ratio(void) {
     for (int fixed = 0; fixed < 2; fixed++) {
@@ -180,6 +202,7 @@ int main(void) {
     RUN(test_names);
     RUN(test_infinite_bound);
     RUN(test_skipped_step);
+    RUN(test_followed_total);
     RUN(test_ratio);
     if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();

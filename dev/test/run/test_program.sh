@@ -117,6 +117,8 @@ the_vocabulary_is_the_tokenizers() { # without --vocab-size
         grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
     run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
         grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
+    "$train" --train 'code_train_*.bin' --steps 1 --out v9 > v9.log 2>&1 # bytes, and nothing said of the model
+    [ $? = 65 ] && grep -q '^error: code_train_000000.bin has no token above [0-9]*, .*--tokenizer bytes' v9.log && [ ! -e v9 ] || { cat v9.log; return 1; }
     run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was given
         grep -q "$seems"'and the vocabulary is 1500: leave --vocab-size out' v8.log || { cat v8.log; return 1; }
     run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
@@ -215,6 +217,24 @@ a_prompt_from_a_file() { # longer than an option's text and than the model's con
         ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is the file copied into each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
+a_prompt_from_a_pipe() { # which is waited for, with a note after 2 s; a signal ends the wait
+    local sample=("$train" --sample-only --model "$(newest_checkpoint f)" --sample-tokens 5) pid
+    mkfifo slow
+    "${sample[@]}" --prompt @slow > s2 2> wait.log &
+    "$train" $small --out z --steps 2 --sample-every 1 --prompt @slow > /dev/null 2> stop.log &
+    pid=$!
+    until [ "$(cat wait.log stop.log | grep -cx 'note: waiting for slow (a pipe), which is empty so far')" = 2 ]; do
+        kill -0 $pid 2> /dev/null || break
+        sleep 0.05
+    done
+    kill -TERM $pid 2> /dev/null
+    wait $pid
+    [ $? = 75 ] && [ ! -e z ] || { cat stop.log; return 1; }
+    cat prompt.txt > slow
+    wait
+    "${sample[@]}" --prompt @- < <(cat prompt.txt) > s3 || return 1
+    "${sample[@]}" --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
+}
 greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
@@ -263,6 +283,10 @@ a_conversation() { # each line is a prompt; the model is read once, and the end 
     "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < /dev/null > a3 && [ ! -s a3 ] || return 1
     "$train" --sample-only --model "$(newest_checkpoint f)" --interactive --prompt x > a3 2>&1
     [ $? = 64 ] && grep -q '^error: --prompt and --interactive exclude' a3 || { cat a3; return 1; }
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < . 2> a3 # a read error is no end of the input
+    [ $? = 65 ] && grep -q '^error: standard input: cannot read: Is a directory' a3 || { cat a3; return 1; }
+    printf 'int\0lost\n' | "$train" --sample-only --model "$(newest_checkpoint f)" --interactive 2> a3
+    [ $? = 65 ] && grep -q '^error: standard input: a line has a zero byte' a3 || { cat a3; return 1; }
 }
 a_run_is_checked() { # its checkpoints, and nothing else in it
     cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
@@ -272,7 +296,9 @@ an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.j
 config_file_is_the_command_line() {
     tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
-    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
+    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j || return 1
+    sed -i 's/out = i/out = i2/' run.cfg
+    cat run.cfg | "$train" --config - > i.log 2>&1 && same i i2
 }
 a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
     # shellcheck disable=SC2086
@@ -284,6 +310,31 @@ standard_output_on_a_full_disk() {
     "$train" --help > /dev/full 2> full.log
     [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
         { cat full.log; return 1; }
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out full --steps 5 --threads 1 > /dev/full 2> full.log
+    [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
+}
+a_fifo_for_samples() { # is not waited for at a resume
+    cp -r j sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl || return 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' timeout -k 1 20 "$train" $small --out sampled --steps 7 --threads 1 > fifo.log 2>&1
+    [ $? = 65 ] && grep -q '^error: sampled/samples.jsonl: not a regular file' fifo.log || { cat fifo.log; return 1; }
+}
+closed_standard_streams() { # no file that is written takes their numbers
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out closed --steps 5 --threads 1 >&- 2>&- <&- && same j closed || return 1
+    "$train" --version >&- 2> full.log
+    [ $? = 74 ] || { cat full.log; return 1; }
+}
+a_small_stack() { # 16 KiB, on which other programs end with a signal
+    local program
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
+    for program in "$train" "$tokenize"; do
+        (ulimit -s 16 && exec "$program" --help) > small.log 2>&1
+        [ $? = 71 ] && grep -qx 'error: the stack is limited to 16 KiB, and 256 are needed. raise it: ulimit -s 8192' small.log ||
+            { cat small.log; return 1; }
+    done
+    (ulimit -s 256 && exec "$train" --sample-only --model "$(newest_checkpoint f)" --prompt int) > small.log 2>&1 || { cat small.log; return 1; }
 }
 prints_its_commit() { # with --version and in run.json
     local commit
@@ -306,8 +357,8 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
-    notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
-    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
+    notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples closed_standard_streams a_small_stack prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed

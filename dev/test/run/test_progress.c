@@ -331,6 +331,11 @@ static void test_left(void) {
         p.batch_tokens = 100;
         p.past[STAGE_STEP].seconds = 10, p.past[STAGE_STEP].count = 100;
         CHECK(fabs(progress_left(&p, 0) - (costly ? 98 : 95)) < 1e-9, "%g s", progress_left(&p, 0));
+        progress_begin(&p, STAGE_STEP, NULL, 10, 2); // a slow step: half of it in 50 s, and 8 more
+        progress_next(&p, 5, 5);
+        double slow = progress_left(&p, p.now.begun + 50);
+        CHECK(fabs(slow - (costly ? 138 : 135)) < 1e-9, "%g s within a slow step", slow);
+        p.now.stage = STAGE_NONE;
         p.past[STAGE_VALIDATE].seconds = 40, p.past[STAGE_VALIDATE].count = 2;
         p.past[STAGE_SAVE].seconds = 7, p.past[STAGE_SAVE].count = 1;
         CHECK(fabs(progress_left(&p, 0) - (costly ? 95 + 3 * 20 + 7 : 95)) < 1e-9, "%g s", progress_left(&p, 0));

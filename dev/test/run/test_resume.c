@@ -262,6 +262,29 @@ static void test_missing_fields(void) {
     }
 }
 
+// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average, as old ones do.
+static void test_ramp_of_the_whole_model(void) {
+#define TOTAL                                                                                                          \
+    "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "          \
+    "--threads 1 --micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-half-life 60 "              \
+    "--ramp-kappa 1000 --lr 1e-2 --train-tokens 2000 "
+    CHECK(trainer_run(TOTAL "--out total --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
+    long steps = newest_step("total");
+    CHECK(file_mentions(path_of("total/step_%08ld/state.json", steps), "\"sampled_total\"") && steps > 20, "%ld",
+          steps);
+    for (long step = 3; step < steps; step += 25) {
+        for (int old = 0; old < (step == 3 ? 2 : 1); old++) {
+            remove_tree("part");
+            copy_tree(path_of("total/step_%08ld", step), path_of("part/step_%08ld", step));
+            copy_file("total/metrics.jsonl", "part/metrics.jsonl");
+            if (old) hide_fields(path_of("part/step_%08ld", step), (const char *[]){"noise.total", NULL});
+            CHECK(trainer_run(TOTAL "--out part --checkpoint-every 0") == 0, "%s", log_tail());
+            CHECK(log_mentions(path_of("resuming from part/step_%08ld", step)), "%s", log_tail());
+            if (!old) check_same_end("total", "part", path_of("step %ld", step));
+        }
+    }
+}
+
 // Writes another format into a checkpoint's manifest, and the manifest's own hash.
 static void put_format(const char *checkpoint, const char *format) {
     char other[1 << 12], path[80], name[] = "\"format\": ";
@@ -444,6 +467,7 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_missing_fields);
+    RUN(test_ramp_of_the_whole_model);
     RUN(test_manifest_of_another_format);
     RUN(test_state_of_another_format);
     RUN(test_impossible_counts);

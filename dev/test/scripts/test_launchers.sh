@@ -403,7 +403,7 @@ mpirun_hears() {
 # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads.
 mpirun_outlives_its_reader() {
     has_mpi || skip "no Open MPI here, or a build without it" || return
-    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$train" --train "$work/data/y_train_*.bin" \
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe "$train" --train "$work/data/y_train_*.bin" \
         --vocab-size 256 --model d1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --steps 300 --sample-every 10 \
         --sample-tokens 40 --threads 1 --out "$work/unread" 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
@@ -437,7 +437,7 @@ mpirun_binds_as_asked() { # and does not bind by default
 mpirun_overrides_the_binding() { # Open MPI's own options, with the default above
     has_mpi && [ "$(nproc)" -gt 1 ] || skip "no Open MPI, or one core" || return
     echo "rank 0=localhost slot=0" > "$work/rankfile"
-    cores() { scripts/mpirun.sh --allow-run-as-root -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
+    cores() { scripts/mpirun.sh -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
     [ "$(cores)" = "$(grep Cpus_allowed_list /proc/self/status)" ] || { echo "bound: $(cores)"; return 1; }
     local binding
     for binding in "--bind-to core" "--cpu-set 0" "--map-by slot:PE=1" "--rankfile $work/rankfile" "--mca hwloc_base_binding_policy core"; do
@@ -448,10 +448,19 @@ mpirun_overrides_the_binding() { # Open MPI's own options, with the default abov
 
 mpirun_that_cannot_start() {
     has_mpi || skip "no Open MPI here, or a build without it" || return
-    "$root/scripts/mpirun.sh" -np 2 --oversubscribe --allow-run-as-root "$work/nowhere" > "$work/log" 2>&1
+    "$root/scripts/mpirun.sh" -np 2 --oversubscribe "$work/nowhere" > "$work/log" 2>&1
     local code=$?
     [ $code = 64 ] && grep -q '^error: mpirun did not start the ranks' "$work/log" && ! grep -q 'rank was lost' "$work/log" ||
         { echo "code $code"; cat "$work/log"; return 1; }
+}
+
+mpirun_needs_room() { # for its temporary files; otherwise one line, and no start
+    mkdir -p "$work/crammed"
+    printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df"
+    printf '#!/bin/sh\ntouch %s\n' "$work/crammed/ran" > "$work/crammed/mpirun"
+    chmod +x "$work"/crammed/{df,mpirun}
+    TMPDIR=$work PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
+    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work: 1000 KiB are free, " || { cat "$work/log"; return 1; }
 }
 
 asked_before_it_began() { # while nvidia-smi runs
@@ -496,7 +505,7 @@ END
     kill -USR1 $launcher
     wait $launcher
     code=$?
-    [ $code = 75 ] && grep -q '^error (rank 0): SIGUSR1: stopped after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    [ $code = 75 ] && grep -q '^stopped (rank 0): SIGUSR1 after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
     rm "$work/log"
     env --ignore-signal=TERM "${run[@]}" > "$work/log" 2>&1 &
     launcher=$!
@@ -555,7 +564,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     if [ "$what" = mpirun ]; then
         [ $code = 78 ]
     else
-        grep -q "$what (process $victim) is gone: stopped after step" "$work/log"
+        grep -q "$what (process $victim) is gone after step" "$work/log"
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
 outlives_its_shell() { # which is no launcher
@@ -572,7 +581,7 @@ for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_m
     slurm_restarts_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_by_name done_at_once \
     one_tokenizer lost again_until_done no_restart_without_progress no_restart_without_checkpoint no_restart_of_a_permanent_error while_the_last_start_dies \
-    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start mpirun_needs_room asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+

@@ -69,6 +69,13 @@ for where in "PREFIX=$PWD/here/usr" "PREFIX=/usr DESTDIR=$PWD/here"; do
 done
 returns 0 make help
 for target in all install uninstall check; do check "$target is not in make help" grep -qE "^  $target +[a-z]" "$work/log"; done
+mkdir scripts
+program scripts/deps.sh :
+program scripts/demo.sh 'echo "== the text"'
+for lines in "== compiling train_gpt2 and data/tokenize (half a minute) == the text" "== the text"; do # then nothing to compile
+    returns 0 make demo NO_MPI=1
+    check "make demo prints $(xargs < "$work/log")" [ "$(xargs < "$work/log")" = "$lines" ]
+done
 cd "$root" || exit 70
 end install
 
@@ -88,6 +95,30 @@ returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI
 returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
+
+# The compiler and CFLAGS: what does not work is named, -march= counts, and NaN checks are not compiled away.
+begin
+mkdir "$work/flags"
+cd "$work/flags" || exit 70
+with_make
+ln -s "$root/llmc" .
+compiles() { rm -rf build && returns "$1" make build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu "${@:2}"; } # CODE VARIABLE=VALUE
+for bad in CC=nosuchcc CFLAGS=-march=nosuch; do
+    compiles 2 "$bad"
+    check "$bad: not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
+    check "$bad: $(cat "$work/log")" grep -qE '^error: CC=.* does not work: .*nosuch' "$work/log"
+done
+for fast in -Ofast "-O2 -ffast-math" "-O2 -ffinite-math-only"; do
+    compiles 2 CFLAGS="$fast"
+    check "$fast: $(cat "$work/log")" says "$work/log" "NaN checks need IEEE arithmetic"
+done
+compiles 0
+check "not for this machine: $(cat "$work/log")" says "$work/log" "-march=native"
+for machine in -march=one -mcpu=one; do
+    returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="-O1 $machine"
+    check "$machine: $(cat "$work/log")" [ "$(grep -c -- -march=native "$work/log")$(grep -c -- "$machine -c" "$work/log")" = 01 ]
+done
+end compiler
 
 # An nvcc that logs its arguments, and prints the file `report` for what it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
@@ -133,6 +164,7 @@ finds() { # COMPUTE_CAPABILITIES ARCHITECTURES
     rm -rf build
     returns 0 build_gpu
     check "$1: $(compiled)" [ "$(compiled)" = "kernel.cu $2 train_gpt2.cu" ]
+    check "whole commands: $(cat "$work/log")" [ "$(grep -c gencode "$work/log")" = 0 -a "$(grep -cx 'NVCC train_gpt2.cu' "$work/log")" = 1 ]
 }
 finds '9.0\n9.0' sm_90a
 finds '7.5\n8.0' sm_80
@@ -144,6 +176,13 @@ too_old() { # CAPABILITY [VARIABLE=VALUE]
     check "$1: $(cat "$work/log")" says "$work/log" "compute capability $1: the CUDA trainer needs 8.0 (A100) or newer; CUDA_ARCH=80 builds for another machine"
     check "$1: more than a line: $(cat "$work/log")" one_line "$work/log"
 }
+if [ ! -e /dev/nvidia0 ]; then # before anything is compiled
+    gpus 9.0
+    rm -rf build
+    PATH=$PWD/bin:$PATH returns 2 make test-gpu NO_MPI=1
+    check "without a GPU: $(cat "$work/log")" says "$work/log" "error: no NVIDIA GPU here"
+    check "it compiles" [ ! -e build ]
+fi
 gpus '7.5\n7.5'
 too_old 7.5
 gpus 9.0

@@ -13,6 +13,14 @@ touch "$work/full/config.json"
 echo 'raise ImportError("no torch here")' > "$work/no_torch/torch.py"
 returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/full"
 check "overwrites" says "$work/log" "holds a model"
+for name in run.json metrics.jsonl model.safetensors; do
+    rm -f "$work/full/"* && touch "$work/full/$name"
+    returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/full"
+    check "writes beside $name" says "$work/log" "holds a model or a run"
+done
+mkfifo "$work/fifo.pt"
+returns 65 timeout 60 "$python" scripts/from_nanogpt.py "$work/fifo.pt" "$work/out"
+check "a FIFO" says "$work/log" "fifo.pt: not a regular file"
 returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/out" --vocab-size 0
 GNS_IN_VENV=1 PYTHONPATH=$work/no_torch returns 65 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/out"
 check "torch" says "$work/log" "the Python package torch"

@@ -82,7 +82,7 @@ END
 
     begin
     fails() { # WHAT TEXT: report.py on $work/bad exits 65 with one line that has the text, and leaves no page
-        returns 65 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+        returns 65 timeout 60 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
         check "$1: not one line: $(head -n 2 "$work/log")" one_line "$work/log"
         check "$1: says $(cat "$work/log")" says "$work/log" "$2"
         check "$1: a page is left" [ ! -e "$work/bad.html" ]
@@ -124,9 +124,43 @@ run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
         returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
         check "a device was replaced" [ -c "$work/device" ]
     fi
+    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && truncate -s 8G "$work/bad/run.json"
+    returns 71 bash -c 'ulimit -v 4000000; exec "$@"' - "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+    check "more than fits into memory: not one line" one_line "$work/log"
+    printf '{"a":%.0s' {1..20000} > "$work/bad/run.json"
+    fails "nested JSON" "run.json: not JSON: "
+    echo '{"model": 3}' > "$work/bad/run.json"
+    fails "a model that is a number" "run.json: not a run's description"
+    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && rm "$work/bad/metrics.jsonl" && mkfifo "$work/bad/metrics.jsonl"
+    fails "a FIFO" "metrics.jsonl: not a regular file"
+    for unbuffered in 1 ''; do
+        for arguments in --help "$work/b128 -o $work/r2.html"; do
+            # shellcheck disable=SC2086
+            PYTHONUNBUFFERED=$unbuffered "$python" scripts/report.py $arguments > /dev/full 2> "$work/log"
+            code=$?
+            check "$arguments on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]
+        done
+    done
+    "$python" scripts/report.py "$work/b128" -o "$work/r2.html" <&- >&- 2> "$work/log"
+    code=$?
+    check "standard output is closed: $code, $(cat "$work/log")" [ $code = 74 -a "$(grep -c '^error: standard output: ' "$work/log")" = 1 ]
+    "$python" scripts/report.py "$work/nosuch" <&- >&- 2>&-
+    code=$?
+    check "nothing is open: $code" [ $code = 65 ]
+    returns 0 "$python" scripts/report.py "$work/b128"
+    check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
     returns 64 "$python" scripts/report.py
     check "no run named: not one line" one_line "$work/log"
     end errors
+
+    # Text that is no UTF-8: half a surrogate pair, as an escape and as bytes, and the name of a file.
+    begin
+    odd=$work/$'odd\xff' && cp -r "$work/b128" "$odd"
+    printf '{"step": 9, "text": "one \\ud800, \\ud83d\\ude00; \xed\xa0\x80 two"}\n' > "$odd/samples.jsonl"
+    returns 0 "$python" scripts/report.py "$odd" -o "$odd.html"
+    check "the sample: $(grep -a 'one .* two' "$odd.html")" says "$odd.html" $'one \ufffd, \U1f600; \ufffd'
+    check "its name is not printed" says "$work/log" odd
+    end no_text
 
     begin
     mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/matplotlib.py"
@@ -181,6 +215,9 @@ venv env -u PYTHONPATH "$(command -v "$python")"
 returns 0 without gain "../b 8"
 check "no gamma: $(cat "$work/log")" grep -q '^gamma' "$work/log"
 venv "$(command -v "$python")" # which lacks it too
+returns 65 without gain ../b8
+check "without pip: $(cat "$work/log")" says "$work/log" "(hidden): python3 -m venv build/venv && build/venv/bin/pip install numpy"
+touch "$work/copy/build/venv/bin/pip"
 returns 65 without gain ../b8
 check "a venv: $(cat "$work/log")" says "$work/log" "(hidden): build/venv/bin/pip install numpy"
 check "not one line" one_line "$work/log"

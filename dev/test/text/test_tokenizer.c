@@ -474,6 +474,40 @@ static void test_bad_added(void) {
     for (int i = 0; i < 3; i++) remove_file(names[i]);
 }
 
+// A tower of doublings: entries of up to 4096 bytes, in merges.txt with a byte order mark, and in tokenizer.json.
+static void test_long_entries(void) {
+    enum { DOUBLINGS = 12, LONGEST = 1 << DOUBLINGS };
+    static char half[LONGEST], text[8 * LONGEST];
+    const char *names[] = {"vocab.json", "merges.txt", "tokenizer.json"};
+    uint16_t tokens[LONGEST];
+    size_t count;
+    memset(half, 'a', LONGEST);
+    for (int json = 0; json < 2; json++) {
+        Tokenizer *t;
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", directory, json ? "tokenizer.json" : "vocab.json");
+        FILE *f = fopen(path, "wb");
+        if (json) fputs("{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": ", f);
+        put_vocab(f, NULL, 0);
+        fseek(f, -1, SEEK_CUR); // over its }
+        for (int k = 0; k < DOUBLINGS; k++) fprintf(f, ", \"%.*s\": %d", 2 << k, half, 257 + k);
+        fputs(json ? "}, \"merges\": [" : "}", f);
+        for (int k = 0; k < DOUBLINGS && json; k++)
+            fprintf(f, "%s[\"%.*s\", \"%.*s\"]", k ? ", " : "", 1 << k, half, 1 << k, half);
+        if (json) fputs("]}}", f);
+        fclose(f);
+        for (int k = 0, n = sprintf(text, "\xef\xbb\xbf#version: 0.2\n"); k < DOUBLINGS; k++)
+            n += sprintf(text + n, "%.*s %.*s\n", 1 << k, half, 1 << k, half);
+        if (!json) write_text("merges.txt", text);
+        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+        if (!t) continue;
+        CHECK_OK(tokenizer_encode(t, half, LONGEST, tokens, &count, &e), &e);
+        CHECK(count == 1 && tokens[0] == 256 + DOUBLINGS, "%zu tokens, the first %d", count, tokens[0]);
+        tokenizer_destroy(t);
+        for (int i = 0; i < 3; i++) remove_file(names[i]);
+    }
+}
+
 static void test_bad_files(void) {
     NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
     Tokenizer *t;
@@ -663,6 +697,7 @@ int main(void) {
     RUN(test_added);
     RUN(test_bad_added);
     RUN(test_characters);
+    RUN(test_long_entries);
     RUN(test_bad_files);
     RUN(test_gpt2);
     snprintf(command, sizeof command, "rm -rf '%s'", directory);

@@ -1,0 +1,33 @@
+// sm90: see sm90.cuh.
+#include "cuda/sm90.cuh"
+#ifndef GNS_FP32
+
+// The driver's cuTensorMapEncodeTiled, without linking to the driver's library.
+static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
+    cudaDriverEntryPointQueryResult found;
+#    if CUDART_VERSION >= 12050
+    CUDA_TRY(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
+        e);
+#    else
+    CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
+#    endif
+    if (found != cudaDriverEntryPointSuccess)
+        return FAIL(e, ERR_NO_GPU, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
+    return 0;
+}
+
+int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e) {
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    const cuuint32_t step[4] = {1, 1, 1, 1};
+    TRY(encode_find(&encode, e));
+    CUresult result = encode(map, t.type, (cuuint32_t)t.dimensions, (void *)tensor, t.size, t.stride, t.box, step,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, t.promotion,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for a tensor (.., %llu, %llu)",
+                    (int)result, (unsigned long long)t.size[1], (unsigned long long)t.size[0]);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,249 @@
+// sm90: Hopper's own instructions, for kernels that use them: barriers in shared memory, the copy engine (TMA), wgmma,
+// clusters. PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor" and "wgmma".
+//
+// A tile in shared memory is cut into panels of 64 columns = 128 bytes a row. A panel has the 128-byte swizzle: the
+// 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
+#pragma once
+
+#include "cuda/cuda_common.cuh"
+#ifndef GNS_FP32
+#    include <cuda.h>
+#    include <cudaTypedefs.h>
+
+// wgmma and setmaxnreg exist in sm_90a code only. Elsewhere the kernels are empty and allow one thread a block, which
+// tells the host that they are.
+#    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(1, 1)
+#    else
+#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 1)
+#    endif
+
+enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Barriers. A barrier counts arrivals and bytes; a wait names the parity of the phase it waits for.
+
+__device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// Tells the compiler that a value is the same in all lanes: what follows from it then costs no vector registers.
+__device__ static inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+__device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ static inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives at the barrier at this place in block `rank` of the cluster.
+__device__ static inline void barrier_arrive_at(uint64_t *barrier, int rank) {
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ static inline void barrier_expect(uint64_t *barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+// Makes initialised barriers known to the copy engine; a __syncthreads must follow.
+__device__ static inline void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// A warp arrives once, when all of its lanes are done.
+__device__ static inline void warp_arrive(uint64_t *barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// Position in a ring of stages; the parity flips each time round.
+template <int STAGES> struct Ring {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// All threads of a cluster meet: before the first access to another block's shared memory, and after the last.
+__device__ static inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Threads of whole warps meet at one of the block's barriers 1 to 15.
+__device__ static inline void threads_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The copy engine. A box is described by a CUtensorMap (copy_map); what lies outside the tensor arrives as zeros, counts
+// as bytes of the barrier, and is not written.
+
+__device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
+                                          int b) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b)
+                 : "memory");
+}
+
+// The same to every block of the cluster whose bit is in `mask`, at the same place, and to the same barrier of each.
+__device__ static inline void copy_box_in_all(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
+                                              int b, uint16_t mask) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b), "h"(mask)
+                 : "memory");
+}
+
+__device__ static inline void copy_box_out(const CUtensorMap *map, const void *from, int column, int row, int b) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(shared_address(from)), "r"(column), "r"(row), "r"(b)
+                 : "memory");
+}
+
+__device__ static inline void copy_box_out(const CUtensorMap *map, const void *from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared_address(from)), "r"(column), "r"(row)
+                 : "memory");
+}
+
+// Adds floats to those in memory.
+__device__ static inline void copy_box_add(const CUtensorMap *map, const void *from, int column, int row) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+        "r"(shared_address(from)), "r"(column), "r"(row)
+        : "memory");
+}
+
+__device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ static inline void fence_before_copy_out() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// `bytes` and both addresses: multiples of 16.
+__device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// Describes a tensor to the copy engine, in boxes swizzled over 128 bytes. Dimension 0 is the innermost; stride: bytes from
+// element to element of dimensions 1 and up, multiples of 16; the tensor begins at a multiple of 16 bytes.
+struct CopyTensor {
+    CUtensorMapDataType type;
+    int dimensions;
+    cuuint64_t size[4], stride[3];
+    cuuint32_t box[4];
+    CUtensorMapL2promotion promotion;
+};
+int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wgmma. A warpgroup computes 64 rows, a warp 16 of them; accumulators: fragment_row, fragment_column.
+
+// Matrix descriptor of a tile: its address, the distance between panels, 1024 bytes between groups of 8 rows, the
+// 128-byte swizzle; all in units of 16 bytes. The offset of step k is added to it.
+__device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
+    unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
+    return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+// Offsets of step k: 16 columns where the summed dimension runs along the rows, 16 rows where it runs down the columns.
+template <int ROWS> __device__ constexpr int step_along_rows(int k) {
+    return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4;
+}
+__device__ constexpr int step_down_columns(int k) { return k * 16 * PANEL_ROW_BYTES >> 4; }
+
+__device__ static inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ static inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most PENDING committed groups are in flight.
+template <int PENDING> __device__ static inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Keeps the compiler from moving reads of wgmma's registers above the wait, and writes to them below the issue.
+template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
+    UNROLL_FOR (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+#    define SM90_LIST_32                                                                                               \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#    define SM90_LIST_64                                                                                               \
+        SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "              \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#    define SM90_INOUT_8(d, i)                                                                                         \
+        "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
+            "+f"(d[i + 7])
+#    define SM90_INOUT_32(d, i)                                                                                        \
+        SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8), SM90_INOUT_8(d, i + 16), SM90_INOUT_8(d, i + 24)
+
+#    define SM90_LIST_80                                                                                               \
+        SM90_LIST_64                                                                                                   \
+        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#    define SM90_LIST_96                                                                                               \
+        SM90_LIST_80                                                                                                   \
+        ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#    define SM90_LIST_128                                                                                              \
+        SM90_LIST_96                                                                                                   \
+        ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                 \
+        ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#    define SM90_INOUT_16(d, i) SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8)
+
+// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), 16 of the summed dimension, both operands in shared memory. ALONG: the
+// summed dimension runs along the rows of a tile (64 or N rows); otherwise down its columns (16 rows of 64 or N columns).
+#    define SM90_WGMMA(N, COUNT, A, B, ACCUMULATE, A_DOWN, B_DOWN, ...)                                                \
+        template <bool A_ALONG, bool B_ALONG>                                                                          \
+        __device__ static inline void wgmma(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {                \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##COUNT                \
+                         "}, " A ", " B ", p, 1, 1, " A_DOWN ", " B_DOWN ";\n}"                                        \
+                         : __VA_ARGS__                                                                                 \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(!A_ALONG), "n"(!B_ALONG));                             \
+        }
+SM90_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", SM90_INOUT_32(c, 0))
+SM90_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
+SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_16(c, 64))
+SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
+SM90_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
+           SM90_INOUT_32(c, 64), SM90_INOUT_32(c, 96))
+
+// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call. Taking waits until
+// there are enough, forever where all warpgroups together want more than the block has at launch (for 384 threads 168 a
+// thread: 2 x 232 + 40, 2 x 240 + 24).
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <int A_THREAD> __device__ static inline void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
+}
+
+template <int A_THREAD> __device__ static inline void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(A_THREAD));
+}
+#    endif
+
+enum { SHARED_ALIGNMENT = 1024 };
+
+__device__ static inline char *shared_memory() {
+    extern __shared__ __align__(SHARED_ALIGNMENT) char shared_of_block[];
+    return shared_of_block;
+}
+
+#endif
