@@ -1,8 +1,8 @@
 // delays: a library to preload (LD_PRELOAD) into the ranks of a run. For random_stops.py.
 //
 //   DELAYS_MOST   microseconds: every fourth call of those below sleeps for a random time up to this, before or after it;
-//                 a thread of Open MPI up to 50 times as long after each poll
-//   DELAYS_CRASH  a file to which a fatal signal appends its number, rank, place, memory map and stack
+//                 a thread of Open MPI up to 100 times as long after each poll
+//   DELAYS_CRASH  a file to which a fatal signal appends its number, rank, address, memory map and stack
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -17,7 +17,6 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 static unsigned most; // 0: no delays
@@ -70,7 +69,7 @@ DELAYED(MPI_Allgather,
 int poll(struct pollfd *files, nfds_t count, int ms) {
     int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
     int result = next(files, count, ms);
-    if (most && gettid() != getpid()) sleep_up_to(50 * most);
+    if (most && gettid() != getpid()) sleep_up_to(100 * most);
     return result;
 }
 

@@ -94,7 +94,7 @@ class Stop:
         self.kills = random.random() < 0.2
         self.targets = [random.choice(list(KILLED))] if self.kills else random.choice(TARGETS)
         self.signals = [signal.SIGKILL] if self.kills else [random.choice(SIGNALS) for _ in self.targets]
-        self.early = random.random() < 0.25
+        self.early = random.random() < 0.4
         self.name = ", ".join(f"{s.name} to {t}" for s, t in zip(self.signals, self.targets))
         self.command = [f"{ROOT}/scripts/mpirun.sh", "-np", "2", "--oversubscribe", "--allow-run-as-root"]
         self.command += ["-x", f"LD_PRELOAD={work}/delays.so", os.path.abspath(f"{build}/train_gpt2")]
