@@ -523,12 +523,14 @@ __device__ void parts_finish(const Finish &f, int i) {
 }
 
 __global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_constant__ Finish f) {
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     __shared__ double shared[FINISH_THREADS / WARP];
     const int i = blockIdx.x;
     after_wait();
     if (i < f.examples) squares_finish(f, i, shared);
     else if (i < f.examples + f.groups) columns_finish(f, i - f.examples, shared);
     else parts_finish(f, i - f.examples - f.groups);
+#    endif
 }
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
