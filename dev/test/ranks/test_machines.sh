@@ -107,7 +107,7 @@ runs_with() { # RANKS CORES CORES_OF THREADS [BOUND]: the threads of each rank, 
         -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
         "${small[@]}" --val-every 0 --steps 1 --out cores > log 2>&1 || { cat log; return 1; }
     grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
-    awk '/^note: rank 0 may run/ { printf "%s", $0; on = 1; next } on && sub(/^ +/, " ") { printf "%s", $0; next } { on = 0 }' log > note
+    sed -n '/^note: rank 0 may run/,/=none)/p' log | xargs > note # which 80 columns fold
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
 cores_of_their_own() { runs_with 2 8 0-3,4-7 4; }
