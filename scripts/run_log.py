@@ -187,7 +187,7 @@ def parse(where, data):
 
 def read_json(path):
     info = parse(path, read_bytes(path))
-    objects = "options", "model", "train_data"
+    objects = ("options", "model", "train_data") if os.path.basename(path) == "run.json" else ()
     if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in objects):
         raise Fault(EXIT_INPUT, f"{path}: not a run's description")
     return info
