@@ -1,4 +1,5 @@
-// launcher: what started this process: scripts/launch.sh and mpirun.sh, and mpirun. SIGKILL ends them without a word. A run that has lost one of them ends as if it were asked to stop (base/signals.h): it saves.
+// launcher: what started this process: scripts/launch.sh and mpirun.sh, and mpirun. SIGKILL ends them without a word. A run
+// that has lost one of them ends as if it were asked to stop (base/signals.h): it saves.
 //
 //     GNS_LAUNCHERS   set by the scripts: entries " NAME:PROCESS@PLACE". PLACE, BOOT_ID/pid:[NAMESPACE], tells where
 //                     process numbers mean the same: entries of other machines and containers are left out
