@@ -133,7 +133,7 @@ static int join_machine(Comm *comm, Error *e) {
     return 0;
 }
 
-static bool is_orphan(const void *launchers) { return launchers_lost_parent(launchers); }
+static bool is_orphan(const void *launchers) { return launchers_silent(launchers); }
 
 // Joins the other ranks.
 static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
@@ -167,7 +167,7 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
 // Without mpirun there is nobody for MPI_Finalize to talk to.
 static int meet_and_part(const Comm *comm, Error *e) {
     MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
-    if (launchers_lost_parent(&comm->launchers)) return 0;
+    if (launchers_silent(&comm->launchers)) return 0;
     open_mpi_settle();
     MPI_TRY(MPI_Finalize(), e);
     return 0;
