@@ -6,15 +6,18 @@
 //
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
 //     x += proj(attention(qkv(ln_1(x))))      x += fcproj(gelu(fc(ln_2(x))))
-// and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b. fp32 throughout.
+// and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b.
+//
+// Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights, gradients
+// of weights and moments are fp32.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
 #include "cpu/engine.h"
 #include "cpu/layers.h"
-#include "cpu/matmul.h"
-#include "cpu/vector_math.h"
+#include "cpu/matmul_kernel.h"
+#include "cpu/value.h"
 #include "model/shard.h"
 
 #include <assert.h>
@@ -35,8 +38,12 @@ typedef struct {
 static const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
     return model_tensor(engine->config.model, kind, layer);
 }
-static float *weight(Engine *engine, TensorKind kind, int layer) {
-    return engine->param + tensor(engine, kind, layer)->offset;
+// Element i of an array of values.
+static void *at(const Engine *engine, const void *values, size_t i) {
+    return value_at(values, i, engine->config.dtype);
+}
+static void *weight(Engine *engine, TensorKind kind, int layer) {
+    return at(engine, engine->weight, tensor(engine, kind, layer)->offset);
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
@@ -79,35 +86,37 @@ static double cpu_progress(const Engine *engine) {
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
 // y (N, out) = x (N, in) W + b
-static void linear_forward(Engine *engine, float *y, const float *x, TensorKind w, TensorKind b, int l, size_t N) {
+static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w, TensorKind b, int l, size_t N) {
     const Tensor *t = tensor(engine, w, l);
     matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
 }
 
 // The block's activations from row `first` on; lse stays whole.
-static Block block_from(const Block *k, size_t first, size_t C) {
-    return (Block){k->x + first * C,       k->ln1 + first * C,       k->mean1 + first, k->rstd1 + first,
-                   k->qkv + first * 3 * C, k->attention + first * C, k->lse,           k->x_mid + first * C,
-                   k->ln2 + first * C,     k->mean2 + first,         k->rstd2 + first, k->fc + first * 4 * C,
-                   k->gelu + first * 4 * C};
+static Block block_from(const Engine *engine, const Block *k, size_t first, size_t C) {
+    size_t i = first * C;
+    return (Block){at(engine, k->x, i),       at(engine, k->ln1, i),       k->mean1 + first, k->rstd1 + first,
+                   at(engine, k->qkv, 3 * i), at(engine, k->attention, i), k->lse,           at(engine, k->x_mid, i),
+                   at(engine, k->ln2, i),     k->mean2 + first,            k->rstd2 + first, at(engine, k->fc, 4 * i),
+                   at(engine, k->gelu, 4 * i)};
 }
 
 // The LayerNorms add up the residual stream. On entry x lacks `residual`, the previous block's x_mid (NULL: none), which
 // ln_1 adds; `out`, the output of fcproj, lacks x_mid, which the next LayerNorm adds.
-static void block_forward(Engine *engine, const Batch *batch, Block *all, const float *residual, float *out, int l) {
+static void block_forward(Engine *engine, const Batch *batch, Block *all, const void *residual, void *out, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T - batch->first;
-    Block from = block_from(all, batch->first, C), *k = &from;
+    Block from = block_from(engine, all, batch->first, C), *k = &from;
+    Dtype type = engine->config.dtype;
     layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
-                      C);
+                      C, type);
     linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
     attention_forward(&engine->attention, all->attention, all->lse, all->qkv, batch->B, batch->T, batch->first, NH,
                       C / NH);
     linear_forward(engine, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
     layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
-                      C);
+                      C, type);
     linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N);
-    gelu_forward(k->gelu, k->fc, N * 4 * C);
+    gelu_forward(k->gelu, k->fc, N * 4 * C, type);
     if (!out) return; // recomputing: the rest is known
     linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
 }
@@ -116,23 +125,25 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    size_t C = (size_t)model->config.channels, first = batch->first, at = first * C;
-    const float *residual = NULL;
+    size_t C = (size_t)model->config.channels, first = batch->first, i = first * C;
+    const void *residual = NULL;
+    Dtype type = engine->config.dtype;
     engine->seen_count = 0;
     // All at once: the CPU has no kernels that a transfer could slow down.
     TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
-    embedding_forward(engine->block[0].x + at, batch->tokens + first, batch->stride, weight(engine, WTE, 0),
-                      weight(engine, WPE, 0) + at, batch->B, batch->T - first, C);
+    embedding_forward(at(engine, engine->block[0].x, i), batch->tokens + first, batch->stride, weight(engine, WTE, 0),
+                      at(engine, weight(engine, WPE, 0), i), batch->B, batch->T - first, C, type);
     for (int l = 0; l < L; l++) {
-        float *out = (l + 1 < L ? engine->block[l + 1].x : engine->x_final) + at;
+        void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
         TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
         add_work(engine, block_work(engine) * (double)(batch->B * batch->T - batch->first));
-        residual = engine->block[l].x_mid + at;
+        residual = at(engine, engine->block[l].x_mid, i);
     }
-    layernorm_forward(engine->lnf + at, engine->meanf + first, engine->rstdf + first, engine->x_final + at, residual,
-                      weight(engine, LNF_W, 0), weight(engine, LNF_B, 0), batch->B * batch->T - first, C);
+    layernorm_forward(at(engine, engine->lnf, i), engine->meanf + first, engine->rstdf + first,
+                      at(engine, engine->x_final, i), residual, weight(engine, LNF_W, 0), weight(engine, LNF_B, 0),
+                      batch->B * batch->T - first, C, type);
     return 0;
 }
 
@@ -141,7 +152,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
 // logits (rows, Vp) = lnf (rows, C) wte^T, of rows [first, first + rows)
 static void head_logits(Engine *engine, size_t first, size_t rows) {
     size_t C = (size_t)engine->config.model->config.channels, Vp = (size_t)engine->config.model->vocab_padded;
-    matmul_nt(engine->matmul, engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), rows, Vp, C);
+    matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
 // Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), = or
@@ -151,10 +162,12 @@ static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, b
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
     float seed = dwte ? 1.0f / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
     head_logits(engine, first, rows);
-    cross_entropy(engine->loss + first, engine->logits, engine->targets + first, rows, model->config.vocab, Vp, seed);
+    cross_entropy(engine->loss + first, engine->logits, engine->targets + first, rows, model->config.vocab, Vp, seed,
+                  engine->config.dtype);
     if (!dwte) return;
-    matmul_nn(engine->matmul, engine->dy + first * C, engine->logits, weight(engine, WTE, 0), NULL, rows, C, Vp);
-    matmul_tn(engine->matmul, dwte, NULL, engine->logits, engine->lnf + first * C, Vp, C, rows, add);
+    matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows, C,
+              Vp);
+    matmul_tn(engine->matmul, dwte, NULL, engine->logits, at(engine, engine->lnf, first * C), Vp, C, rows, add);
 }
 
 static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, bool add) {
@@ -196,7 +209,7 @@ static void set_targets(Engine *engine, const Batch *batch) {
 
 // Of y = x W + b: dW += x^T dy and db += column sums of dy, or = in the step's first micro-step. In exact mode also the
 // squared norms of each example's own.
-static void linear_dweight(Engine *engine, const Batch *batch, const float *x, const float *dy, TensorKind w,
+static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
     size_t in = t->rows, out = t->columns, T = batch->T;
@@ -206,26 +219,26 @@ static void linear_dweight(Engine *engine, const Batch *batch, const float *x, c
     }
     float *dw = grad_begun(engine, w, l), *db = grad_begun(engine, b, l);
     for (size_t i = 0; i < batch->B; i++) {
-        matmul_tn(engine->matmul, engine->example_grad, engine->example_bias_grad, x + i * T * in, dy + i * T * out, in,
-                  out, T, false);
+        matmul_tn(engine->matmul, engine->example_grad, engine->example_bias_grad, at(engine, x, i * T * in),
+                  at(engine, dy, i * T * out), in, out, T, false);
         *example_sq(engine, w, l) += add_and_sum_squares(dw, engine->example_grad, t->count);
         *example_sq(engine, b, l) += add_and_sum_squares(db, engine->example_bias_grad, out);
     }
 }
 
 // dx (N, in) = dy (N, out) W^T
-static void linear_dinput(Engine *engine, float *dx, const float *dy, TensorKind w, int l, size_t N) {
+static void linear_dinput(Engine *engine, void *dx, const void *dy, TensorKind w, int l, size_t N) {
     const Tensor *t = tensor(engine, w, l);
     matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), N, t->rows, t->columns);
 }
 
 // Of y = LN(x), from dy: dx += ..., and gradients and per-example norms of gamma (w) and beta (b).
-static void ln_backward(Engine *engine, const Batch *batch, const float *x, const float *mean, const float *rstd,
+static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
     layernorm_backward(engine->dx, grad_begun(engine, w, l), grad_begun(engine, b, l), gamma_sq, beta_sq, engine->dy, x,
                        mean, rstd, weight(engine, w, l), batch->B, batch->T, engine->config.model->config.channels,
-                       engine->ln_scratch);
+                       engine->ln_scratch, engine->config.dtype);
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
         *example_sq(engine, b, l) += beta_sq[i];
@@ -236,14 +249,15 @@ static void ln_backward(Engine *engine, const Batch *batch, const float *x, cons
 static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T;
-    float *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    void *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    Dtype type = engine->config.dtype;
     // Recompute what the forward pass did not keep; x has its residual already.
     if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, batch, k, NULL, NULL, l);
-    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, N * 4 * C);
+    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, N * 4 * C, type);
     // MLP
     linear_dweight(engine, batch, k->gelu, dx, FCPROJ_W, FCPROJ_B, l);
     linear_dinput(engine, dwide, dx, FCPROJ_W, l, N);
-    gelu_backward(dwide, dwide, k->fc, N * 4 * C);
+    gelu_backward(dwide, dwide, k->fc, N * 4 * C, type);
     linear_dweight(engine, batch, k->ln2, dwide, FC_W, FC_B, l);
     linear_dinput(engine, dy, dwide, FC_W, l, N);
     ln_backward(engine, batch, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l);
@@ -261,10 +275,11 @@ static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) 
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = (size_t)engine->config.model->config.channels, T = batch->T;
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
-                       batch->B, T, C);
+                       batch->B, T, C, engine->config.dtype);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
-        EmbeddingNorms n = embedding_example_norms(engine->dx + b * T * C, engine->head_at_token + b * T * C,
-                                                   batch->tokens + b * batch->stride, T, C, engine->dwide);
+        EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C),
+                                                   engine->head_at_token + b * T * C, batch->tokens + b * batch->stride,
+                                                   T, C, engine->dwide /* free now */, engine->config.dtype);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
     }
@@ -364,7 +379,8 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
     head_logits(engine, count - 1, 1);
-    memcpy(logits, engine->logits, sizeof(float) * (size_t)engine->config.model->config.vocab);
+    for (size_t v = 0; v < (size_t)engine->config.model->config.vocab; v++)
+        logits[v] = value_get(engine->logits, v, engine->config.dtype);
     return 0;
 }
 
@@ -374,9 +390,9 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
-        .value_bytes = sizeof(float),
+        .value_bytes = value_bytes(config->dtype),
         .head_bytes = ENGINE_HEAD_BYTES,
-        .flops = measure ? calibrate_flops(threads) : 0,
+        .flops = measure ? calibrate_flops(threads, config->dtype) : 0,
         .bandwidth = measure ? calibrate_copy(threads) : 0,
         .memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE),
     };
@@ -403,8 +419,9 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
 }
 
 static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
-    snprintf(out, bytes, "CPU, fp32, %d thread%s, vectors of %d bits", engine->threads, engine->threads == 1 ? "" : "s",
-             32 * VEC);
+    bool bf16 = engine->config.dtype == DTYPE_BF16;
+    snprintf(out, bytes, "CPU, %s%s, %d thread%s, vectors of %d bits", bf16 ? "bf16 by " : "",
+             engine->matmul.kernel->name, engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }
 
 // Pages, the second number of /proc/self/statm (proc(5)).
@@ -435,11 +452,18 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
                 (int)strcspn(tuning, ":"), tuning);
 }
 
-// The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
-// call returns when done: so there is no check, pin, unpin or stream.
+static int cpu_check(const EngineConfig *config, Error *e) {
+    if (matmul_kernel(config->dtype)) return 0;
+    return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
+                "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
+}
+
+// The engine that main (run/main_cpu.c) hands to the program. Nothing need be pinned, and a call returns when done: so
+// there is no pin, unpin or stream.
 const EngineApi cpu_engine = {
     .plan_memory = cpu_plan_memory,
     .device = cpu_device,
+    .check = cpu_check,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,

@@ -1,5 +1,6 @@
 #include "cpu/attention.h"
 #include "cpu/tile.h"
+#include "cpu/value.h"
 #include "math/loss.h"
 
 #include <assert.h>
@@ -29,6 +30,7 @@ typedef struct {
 typedef struct {
     size_t T, D, Tp, Dp;
     size_t qkv_row, out_row; // 3C and C
+    Dtype type;              // of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;             // 1/sqrt(D)
 } Head;
 
@@ -63,30 +65,41 @@ static Scratch scratch_of_thread(const Attention *at) {
     return s;
 }
 
-static void scale_floats(float *to, const float *from, size_t n, float scale) {
+// n values from element `from_at` of `from` on, to element `at` of `to`.
+VECTOR_INLINE void scale_values(void *to, size_t at, const Dtype to_type, const void *from, size_t from_at,
+                                const Dtype from_type, size_t n, float scale) {
     size_t whole = n / VEC * VEC;
-    for (size_t i = 0; i < whole; i += VEC) vec_store(to + i, scale * vec_load(from + i));
-    for (size_t i = whole; i < n; i++) to[i] = scale * from[i];
+    for (size_t i = 0; i < whole; i += VEC)
+        value_store(to, at + i, scale * value_load(from, from_at + i, from_type), to_type);
+    for (size_t i = whole; i < n; i++) value_set(to, at + i, scale * value_get(from, from_at + i, from_type), to_type);
 }
 
 // to (Tp, Dp) = scale * from (T, D), padded with zeros
-static void copy_padded(const Head *head, float *to, const float *from, size_t from_row, float scale) {
-    for (size_t t = 0; t < head->T; t++, to += head->Dp, from += from_row) {
-        scale_floats(to, from, head->D, scale);
-        memset(to + head->D, 0, (head->Dp - head->D) * sizeof *to);
+static void copy_padded(const Head *head, float *to, const void *from, size_t from_row, float scale) {
+    size_t D = head->D, Dp = head->Dp;
+    for (size_t t = 0; t < head->T; t++, to += Dp) {
+        BY_TYPE(head->type, scale_values(to, 0, DTYPE_FP32, from, t * from_row, TYPE, D, scale));
+        memset(to + D, 0, (Dp - D) * sizeof *to);
     }
-    memset(to, 0, (head->Tp - head->T) * head->Dp * sizeof *to);
+    memset(to, 0, (head->Tp - head->T) * Dp * sizeof *to);
 }
 
-// to (rows, D) = scale * from (rows, Dp)
-static void copy_rows_out(const Head *head, float *to, size_t to_row, const float *from, size_t rows, float scale) {
-    for (size_t t = 0; t < rows; t++, to += to_row, from += head->Dp) scale_floats(to, from, head->D, scale);
+// to (rows, D), from row t on, = scale * from (rows, Dp)
+static void copy_rows_out(const Head *head, void *to, size_t t, size_t to_row, const float *from, size_t rows,
+                          float scale) {
+    for (size_t i = 0; i < rows; i++, from += head->Dp)
+        BY_TYPE(head->type, scale_values(to, (t + i) * to_row, TYPE, from, 0, DTYPE_FP32, head->D, scale));
 }
 
-// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D)
-static void transpose_panels(const Head *head, float *to, const float *from, size_t from_row) {
+// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D). floats: (Tp, Dp), for those of bf16.
+static void transpose_panels(const Head *head, float *to, const void *from, size_t from_row, float *floats) {
+    const float *rows = from;
+    if (head->type != DTYPE_FP32) {
+        copy_padded(head, floats, from, from_row, 1);
+        rows = floats, from_row = head->Dp;
+    }
     for (size_t t = 0; t < head->T; t += TILE_COLUMNS)
-        pack_transposed(to + t * head->D, TILE_COLUMNS, from + t * from_row, from_row,
+        pack_transposed(to + t * head->D, TILE_COLUMNS, rows + t * from_row, from_row,
                         size_min(TILE_COLUMNS, head->T - t), head->D);
 }
 
@@ -123,7 +136,7 @@ static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
 }
 
 // Rows [i, i + rows): out = softmax(q k^T) v, lse
-static void forward_panel(const Head *head, const Scratch *s, float *out, float *lse, size_t i, size_t rows) {
+static void forward_panel(const Head *head, const Scratch *s, void *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     for (size_t j = 0; j < keys; j += TILE_COLUMNS)
         multiply(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D, false);
@@ -137,28 +150,30 @@ static void forward_panel(const Head *head, const Scratch *s, float *out, float 
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
         multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
     for (size_t r = 0; r < valid; r++)
-        copy_rows_out(head, out + (i + r) * head->out_row, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
+        copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
 }
 
-static void forward_head(const Head *head, const Scratch *s, float *out, float *lse, const float *q, const float *k,
-                         const float *v, size_t first) {
+static void forward_head(const Head *head, const Scratch *s, void *out, float *lse, const void *q, const void *k,
+                         const void *v, size_t first) {
     copy_padded(head, s->q, q, head->qkv_row, head->scale);
     copy_padded(head, s->v, v, head->qkv_row, 1);
-    transpose_panels(head, s->k_t, k, head->qkv_row);
+    transpose_panels(head, s->k_t, k, head->qkv_row, s->k);
     for (size_t i = first / TILE_ROWS * TILE_ROWS; i < head->T; i += TILE_ROWS)
         forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
 }
 
 // delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4)
-static void compute_delta(const Head *head, const Scratch *s, const float *out) {
-    size_t D = head->D, whole = D / VEC * VEC;
-    for (size_t t = 0; t < head->T; t++, out += head->out_row) {
-        const float *dout = s->dout + t * head->Dp;
-        Vec sum = {0};
-        for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * vec_load(out + d);
-        if (whole < D) sum += vec_load_part(dout + whole, D - whole) * vec_load_part(out + whole, D - whole);
-        s->delta[t] = vec_sum(sum);
-    }
+VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
+    size_t whole = D / VEC * VEC;
+    Vec sum = {0};
+    for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * value_load(out, at + d, type);
+    if (whole < D)
+        sum += vec_load_part(dout + whole, D - whole) * value_load_part(out, at + whole, D - whole, type);
+    return vec_sum(sum);
+}
+static void compute_delta(const Head *head, const Scratch *s, const void *out) {
+    for (size_t t = 0; t < head->T; t++)
+        BY_TYPE(head->type, s->delta[t] = row_delta(s->dout + t * head->Dp, out, t * head->out_row, head->D, TYPE));
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 above the
@@ -215,14 +230,14 @@ static void backward_block(const Head *head, const Scratch *s, size_t i, size_t 
     }
 }
 
-static void backward_head(const Head *head, const Scratch *s, float *dq, float *dk, float *dv, const float *dout,
-                          const float *q, const float *k, const float *v, const float *out, const float *lse) {
+static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk, void *dv, const void *dout,
+                          const void *q, const void *k, const void *v, const void *out, const float *lse) {
     size_t Tp = head->Tp, Dp = head->Dp, row = head->qkv_row;
     copy_padded(head, s->q, q, row, head->scale);
     copy_padded(head, s->k, k, row, 1);
     copy_padded(head, s->dout, dout, head->out_row, 1);
-    transpose_panels(head, s->k_t, k, row);
-    transpose_panels(head, s->v_t, v, row);
+    transpose_panels(head, s->k_t, k, row, s->dk);
+    transpose_panels(head, s->v_t, v, row, s->dk);
     memset(s->dk, 0, Tp * Dp * sizeof(float));
     memset(s->dv, 0, Tp * Dp * sizeof(float));
     compute_delta(head, s, out);
@@ -232,18 +247,19 @@ static void backward_head(const Head *head, const Scratch *s, float *dq, float *
         size_t i_end = size_min(Tp, i + ROW_BLOCK);
         for (size_t j = 0; j < i_end; j += KEY_BLOCK)
             backward_block(head, s, i, i_end, j, size_min(KEY_BLOCK, round_up(i_end, TILE_COLUMNS) - j));
-        copy_rows_out(head, dq + i * row, row, s->rows, size_min(head->T, i_end) - i, head->scale);
+        copy_rows_out(head, dq, i, row, s->rows, size_min(head->T, i_end) - i, head->scale);
     }
-    copy_rows_out(head, dk, row, s->dk, head->T, 1);
-    copy_rows_out(head, dv, row, s->dv, head->T, 1);
+    copy_rows_out(head, dk, 0, row, s->dk, head->T, 1);
+    copy_rows_out(head, dv, 0, row, s->dv, head->T, 1);
 }
 
 static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     assert(T <= at->max_T && D <= at->max_D && D > 0);
-    return (Head){T, D, round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D, NH * D, 1 / sqrtf((float)D)};
+    return (Head){T,          D,      round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS),
+                  3 * NH * D, NH * D, at->type,                  1 / sqrtf((float)D)};
 }
 
-void attention_forward(const Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
+void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D, scores = B * NH * (T - first) * T;
@@ -251,12 +267,13 @@ void attention_forward(const Attention *at, float *out, float *lse, const float 
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, column = bh % NH * D;
         const Scratch s = scratch_of_thread(at);
-        const float *q = qkv + b * T * 3 * C + column; // (T, D), rows 3C apart
-        forward_head(&head, &s, out + b * T * C + column, lse + bh * T, q, q + C, q + 2 * C, first);
+        size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart
+        forward_head(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, value_at(qkv, q, at->type),
+                     value_at(qkv, q + C, at->type), value_at(qkv, q + 2 * C, at->type), first);
     }
 }
 
-void attention_backward(const Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
+void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
     const Head head = head_of(at, T, NH, D);
     const size_t C = NH * D;
@@ -264,8 +281,13 @@ void attention_backward(const Attention *at, float *dqkv, const float *dout, con
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
         const Scratch s = scratch_of_thread(at);
-        const float *q = qkv + rows3;
-        float *dq = dqkv + rows3;
-        backward_head(&head, &s, dq, dq + C, dq + 2 * C, dout + rows, q, q + C, q + 2 * C, out + rows, lse + bh * T);
+        const void *q[3]; // then k and v
+        void *dq[3];
+        for (size_t i = 0; i < 3; i++) {
+            q[i] = value_at(qkv, rows3 + i * C, at->type);
+            dq[i] = value_at(dqkv, rows3 + i * C, at->type);
+        }
+        backward_head(&head, &s, dq[0], dq[1], dq[2], value_at(dout, rows, at->type), q[0], q[1], q[2],
+                      value_at(out, rows, at->type), lse + bh * T);
     }
 }

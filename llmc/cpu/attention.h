@@ -1,4 +1,5 @@
-// attention: causal multi-head self-attention, forward and backward, in fp32.
+// attention: causal multi-head self-attention, forward and backward. qkv, out and their gradients are values of a type
+// (cpu/value.h); everything in between is fp32.
 //
 // qkv is packed as GPT-2's c_attn makes it: a row holds q, k and v, each (NH, D) inside C = NH D. Scores are scaled by
 // 1/sqrt(D). No (T, T) matrix is kept: the forward pass leaves the log-sum-exp of each row of scores, and the backward
@@ -7,20 +8,22 @@
 #pragma once
 
 #include "base/common.h"
+#include "model/modes.h"
 
 typedef struct {
     int threads;
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
+    Dtype type;
 } Attention;
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D);
 
 // Computes out (B,T,C) and lse (B,NH,T), the natural logarithm of the sum of exp of the scaled scores, from qkv
 // (B,T,3C), for rows t >= first; rewrites some rows before `first` with the values that they have.
-void attention_forward(const Attention *at, float *out, float *lse, const float *qkv, size_t B, size_t T, size_t first,
+void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D);
 
 // Overwrites dqkv (B,T,3C), from dout (B,T,C) and what the forward pass read and wrote.
-void attention_backward(const Attention *at, float *dqkv, const float *dout, const float *qkv, const float *out,
+void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D);

@@ -7,16 +7,21 @@
 #include "cpu/attention.h"
 #include "cpu/matmul.h"
 
+// `void` arrays are values of the engine's type (cpu/value.h).
+//
 // A block's activations, which its backward pass reads. With --recompute, or for inference, blocks share memory: gelu's,
 // or all but x. For inference of one row each block has its own qkv, which cpu_logits reads again.
 typedef struct {
-    float *x;                   // (B, T, C)  input of the block
-    float *ln1, *mean1, *rstd1; // (B, T, C), (B, T), (B, T)
-    float *qkv;                 // (B, T, 3C)
-    float *attention, *lse;     // (B, T, C), (B, NH, T)
-    float *x_mid;               // (B, T, C)  residual stream between attention and MLP
-    float *ln2, *mean2, *rstd2; // (B, T, C), (B, T), (B, T)
-    float *fc, *gelu;           // (B, T, 4C) before and after GELU
+    void *x;              // (B, T, C)  input of the block
+    void *ln1;            // (B, T, C)
+    float *mean1, *rstd1; // (B, T)
+    void *qkv;            // (B, T, 3C)
+    void *attention;      // (B, T, C)
+    float *lse;           // (B, NH, T)
+    void *x_mid;          // (B, T, C)  residual stream between attention and MLP
+    void *ln2;            // (B, T, C)
+    float *mean2, *rstd2; // (B, T)
+    void *fc, *gelu;      // (B, T, 4C) before and after GELU
 } Block;
 
 enum { ENGINE_LAYOUTS = 6 }; // separate pieces of memory
@@ -25,20 +30,22 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    float *param;               // flat, in the layout of the tensor table
-    float *grad;                // the same, or a few of its buckets (shard_grad_place)
+    void *weight;               // what the kernels read: flat, in the layout of the tensor table
+    float *param;               // master weights, of the owned ranges; where they are fp32 the same as weight
+    float *grad;                // flat, or a few of its buckets (shard_grad_place)
     float *grad_sum;            // of the step: grad, or the owned ranges (model/shard.h)
     float *moment1, *moment2;   // of the owned ranges
     Block *block;               // (L)
-    float *x_final;             // (B, T, C)  output of the last block
-    float *lnf, *meanf, *rstdf; // (B, T, C), (B, T), (B, T)
-    float *logits;              // (head_rows, Vp), a chunk of the head
+    void *x_final;              // (B, T, C)  output of the last block
+    void *lnf;                  // (B, T, C)
+    float *meanf, *rstdf;       // (B, T)
+    void *logits;               // (head_rows, Vp), a chunk of the head
     float *loss;                // (B, T)
     uint16_t *targets;          // (B, T)
     uint16_t *seen;             // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
-    float *dx, *dy;                          // (B, T, C)  gradient of the residual stream; of a branch
-    float *dwide;                            // (B, T, 4C) gradient of qkv, fc
+    void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
+    void *dwide;                             // (B, T, 4C) gradient of qkv, fc
     float *ln_scratch;                       // layernorm_scratch
     float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)

@@ -1,6 +1,7 @@
 // The CPU engine's memory. The same layouts plan (--dry-run) and place, so the plan is never wrong.
 #include "cpu/engine.h"
 #include "cpu/layers.h"
+#include "cpu/value.h"
 #include "model/shard.h"
 
 #include <omp.h>
@@ -11,7 +12,7 @@ int engine_thread_count(const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
+    size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded; // of either type: the same sums
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
@@ -27,9 +28,16 @@ static void *take(Layout *a, size_t bytes) {
     a->used += round_up(bytes, 64);
     return p;
 }
-#define TAKE(pointer, n) ((pointer) = take(a, (size_t)(n) * sizeof *(pointer)))
+#define TAKE(pointer, n)        ((pointer) = take(a, (size_t)(n) * sizeof *(pointer)))
+#define TAKE_VALUES(pointer, n) ((pointer) = take(a, (size_t)(n) * value_bytes(type)))
 
-static void layout_param(Engine *engine, Layout *a) { TAKE(engine->param, engine->config.model->flat_count); }
+static void layout_param(Engine *engine, Layout *a) {
+    const EngineConfig *c = &engine->config;
+    Dtype type = c->dtype;
+    TAKE_VALUES(engine->weight, c->model->flat_count);
+    if (type == DTYPE_FP32) engine->param = engine->weight;
+    else if (!c->inference) TAKE(engine->param, shard_elements(c));
+}
 
 static void layout_grad(Engine *engine, Layout *a) {
     if (engine->config.inference) return;
@@ -43,29 +51,30 @@ static void layout_moments(Engine *engine, Layout *a) {
     TAKE(engine->moment2, shard_elements(&engine->config));
 }
 
-static void layout_block(Block *k, Layout *a, size_t N, size_t C, size_t NH) {
-    TAKE(k->ln1, N * C), TAKE(k->mean1, N), TAKE(k->rstd1, N);
-    TAKE(k->qkv, N * 3 * C);
-    TAKE(k->attention, N * C), TAKE(k->lse, N * NH);
-    TAKE(k->x_mid, N * C);
-    TAKE(k->ln2, N * C), TAKE(k->mean2, N), TAKE(k->rstd2, N);
-    TAKE(k->fc, N * 4 * C);
+static void layout_block(Block *k, Layout *a, size_t N, size_t C, size_t NH, Dtype type) {
+    TAKE_VALUES(k->ln1, N * C), TAKE(k->mean1, N), TAKE(k->rstd1, N);
+    TAKE_VALUES(k->qkv, N * 3 * C);
+    TAKE_VALUES(k->attention, N * C), TAKE(k->lse, N * NH);
+    TAKE_VALUES(k->x_mid, N * C);
+    TAKE_VALUES(k->ln2, N * C), TAKE(k->mean2, N), TAKE(k->rstd2, N);
+    TAKE_VALUES(k->fc, N * 4 * C);
 }
 
 static void layout_blocks(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
+    Dtype type = c->dtype;
     TAKE(engine->block, c->model->config.layers);
     Block counted, *first = engine->block ? engine->block : &counted;
     for (int l = 0; l < c->model->config.layers; l++) {
         Block *k = engine->block ? &engine->block[l] : &counted;
         bool own = l == 0 || !c->inference;
         if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
-        else layout_block(k, a, N, C, (size_t)c->model->config.heads);
-        if (!own && c->micro_batch == 1) TAKE(k->qkv, N * 3 * C);
-        if (own) TAKE(k->x, N * C);
+        else layout_block(k, a, N, C, (size_t)c->model->config.heads, type);
+        if (!own && c->micro_batch == 1) TAKE_VALUES(k->qkv, N * 3 * C);
+        if (own) TAKE_VALUES(k->x, N * C);
         if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
-        else TAKE(k->gelu, N * 4 * C);
+        else TAKE_VALUES(k->gelu, N * 4 * C);
     }
 }
 
@@ -73,16 +82,17 @@ static void layout_activations(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
     int tensors = c->model->tensor_count;
+    Dtype type = c->dtype;
     layout_blocks(engine, a);
-    TAKE(engine->x_final, N * C);
-    TAKE(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
-    TAKE(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
+    TAKE_VALUES(engine->x_final, N * C);
+    TAKE_VALUES(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
+    TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
     TAKE(engine->loss, N);
     TAKE(engine->targets, N);
     TAKE(engine->seen, c->seq_len);
     if (c->inference) return;
-    TAKE(engine->dx, N * C), TAKE(engine->dy, N * C);
-    TAKE(engine->dwide, N * 4 * C);
+    TAKE_VALUES(engine->dx, N * C), TAKE_VALUES(engine->dy, N * C);
+    TAKE_VALUES(engine->dwide, N * 4 * C);
     TAKE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
     TAKE(engine->ln_sq, 2 * c->micro_batch);
     TAKE(engine->grad_sq, tensors), TAKE(engine->rank_sq, tensors), TAKE(engine->example_sq, tensors);
@@ -100,10 +110,12 @@ static void layout_exact(Engine *engine, Layout *a) {
 static void layout_workspaces(Engine *engine, Layout *a) {
     const ModelConfig *m = &engine->config.model->config;
     size_t T = (size_t)engine->config.seq_len, D = (size_t)(m->channels / m->heads);
+    size_t N = (size_t)engine->config.micro_batch * T;
     int threads = engine_thread_count(&engine->config);
-    engine->matmul = (Matmul){threads, NULL};
-    TAKE(engine->matmul.scratch, matmul_scratch());
-    engine->attention = (Attention){threads, T, D, NULL};
+    Dtype type = engine->config.dtype;
+    engine->matmul = (Matmul){threads, matmul_kernel(type), NULL};
+    engine->matmul.scratch = take(a, matmul_scratch(type, N));
+    engine->attention = (Attention){threads, T, D, NULL, type};
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 

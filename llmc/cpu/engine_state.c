@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "cpu/engine.h"
 #include "cpu/layers.h"
+#include "cpu/value.h"
 #include "math/adamw.h"
 #include "model/shard.h"
 
@@ -15,8 +16,11 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
+static bool weights_rounded(const Engine *engine) { return engine->config.dtype != DTYPE_FP32; }
+
+// Does the array cover all parameters, or the owned ranges alone?
 static bool is_whole(const Engine *engine, StateKind kind) {
-    return kind == STATE_PARAM || (kind == STATE_GRAD && !engine->config.shard_grads);
+    return (kind == STATE_PARAM && !weights_rounded(engine)) || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
@@ -25,7 +29,10 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
     float *array = state_array(engine, kind);
     Piece p;
     engine->seen_count = 0;
-    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+    if (kind == STATE_PARAM && weights_rounded(engine))
+        for (size_t i = range.begin; i < range.end; i++)
+            value_set(engine->weight, i, values[i - range.begin], DTYPE_BF16);
+    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         memcpy(array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range));
     return 0;
 }
@@ -90,10 +97,20 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-static void update_floats(float *param, const float *grad, float *moment1, float *moment2, size_t n,
+// rounded: what becomes of the weights for the kernels; NULL: they read param.
+static void update_floats(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
                           const AdamWStep *step, bool decay) {
+    if (rounded) {
 #pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
-    for (size_t i = 0; i < n; i++) param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
+        for (size_t i = 0; i < n; i++) {
+            param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
+            rounded[i] = bf16_of_float(param[i]);
+        }
+    } else {
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
+        for (size_t i = 0; i < n; i++)
+            param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
+    }
 }
 
 static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
@@ -102,7 +119,10 @@ static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = range_overlap(tensor_range(&model->tensors[i]), p.range);
         size_t at = part.begin - p.range.begin;
-        update_floats(engine->param + part.begin, grad + at, engine->moment1 + p.place + at,
+        bool rounds = weights_rounded(engine);
+        float *param = engine->param + (rounds ? p.place + at : part.begin);
+        uint16_t *rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL;
+        update_floats(param, rounded, grad + at, engine->moment1 + p.place + at,
                       engine->moment2 + p.place + at, range_length(part), step, model->tensors[i].dimensions > 1);
     }
 }
@@ -125,7 +145,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return engine->param + element;
+    case BUFFER_WEIGHT: return value_at(engine->weight, element, engine->config.dtype);
     case BUFFER_NORMS: return engine->grad_sq + element;
     }
     assert(0);
@@ -133,19 +153,32 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 }
 
 size_t cpu_weight_bytes(const Engine *engine) {
-    (void)engine;
-    return sizeof(float);
+    return value_bytes(engine->config.dtype);
 }
 
-int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+// The sum over the range of hash_element, of 32 bits an element; `first`: the place of element 0.
+static uint64_t hash_floats(const float *x, Range range, size_t first) {
     uint64_t sum = 0;
-    TRY(watch_await(&engine->weights_watch, range, e));
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits;
-        memcpy(&bits, &engine->param[i], sizeof bits);
-        sum += hash_element(i, bits);
+        memcpy(&bits, &x[i], sizeof bits);
+        sum += hash_element(first + i, bits);
     }
+    return sum;
+}
+
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    TRY(watch_await(&engine->weights_watch, range, e));
+    if (!weights_rounded(engine)) {
+        *hash = hash_floats(engine->weight, range, 0);
+        return 0;
+    }
+    const uint16_t *weight = engine->weight;
+    bool masters = engine->param && engine->config.owned_count == 0;
+    uint64_t sum = masters ? hash_floats(engine->param, range, engine->config.model->flat_count) : 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : sum)
+    for (size_t i = range.begin; i < range.end; i++) sum += hash_element(i, weight[i]);
     *hash = sum;
     return 0;
 }

@@ -1,6 +1,6 @@
 #include "cpu/layers.h"
 
-#include "cpu/vector_math.h"
+#include "cpu/value.h"
 #include "math/layernorm.h"
 #include "math/loss.h"
 
@@ -10,29 +10,37 @@
 
 // ---- Embedding ------------------------------------------------------------------------------------------------------
 
-void embedding_forward(float *x, const uint16_t *tokens, size_t stride, const float *wte, const float *wpe, int B,
-                       int T, int C) {
+VECTOR_INLINE void embed_row(void *out, const void *te, const void *pe, int C, const Dtype type) {
+    for (int c = 0; c < C; c++) value_set(out, c, value_get(te, c, type) + value_get(pe, c, type), type);
+}
+
+void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const void *wte, const void *wpe, int B, int T,
+                       int C, Dtype type) {
 #pragma omp parallel for collapse(2) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
-            float *out = x + ((size_t)b * T + t) * C;
-            const float *te = wte + (size_t)tokens[b * stride + t] * C, *pe = wpe + (size_t)t * C;
-            for (int c = 0; c < C; c++) out[c] = te[c] + pe[c];
+            void *out = value_at(x, ((size_t)b * T + t) * C, type);
+            const void *te = value_at(wte, (size_t)tokens[b * stride + t] * C, type);
+            const void *pe = value_at(wpe, (size_t)t * C, type);
+            BY_TYPE(type, embed_row(out, te, pe, C, TYPE));
         }
 }
 
 // Threads share the channels, not the rows: so the rows of a token are added in the same order on any number of threads.
-void embedding_backward(float *dwte, float *dwpe, const float *dx, const uint16_t *tokens, size_t stride, int B, int T,
-                        int C) {
+void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride, int B, int T,
+                        int C, Dtype type) {
     const int block = 32; // channels
 #pragma omp parallel for schedule(static) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int c0 = 0; c0 < C; c0 += block) {
         int c1 = c0 + block < C ? c0 + block : C;
         for (int b = 0; b < B; b++)
             for (int t = 0; t < T; t++) {
-                const float *d = dx + ((size_t)b * T + t) * C;
+                const void *d = value_at(dx, ((size_t)b * T + t) * C, type);
                 float *te = dwte + (size_t)tokens[b * stride + t] * C, *pe = dwpe + (size_t)t * C;
-                for (int c = c0; c < c1; c++) te[c] += d[c], pe[c] += d[c];
+                BY_TYPE(type, for (int c = c0; c < c1; c++) {
+                    te[c] += value_get(d, c, TYPE);
+                    pe[c] += value_get(d, c, TYPE);
+                });
             }
     }
 }
@@ -43,13 +51,19 @@ static double dot(const float *a, const float *b, int n) {
     return sum;
 }
 
-EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, const uint16_t *tokens, int T, int C,
-                                       float *scratch) {
+EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, const uint16_t *tokens, int T, int C,
+                                       float *scratch, Dtype type) {
     EmbeddingNorms norms = {0, 0, 0};
     for (int t = 0; t < T; t++) {
-        const float *d = dx + (size_t)t * C;
-        norms.position_sq += dot(d, d, C);
-        norms.cross += dot(d, head_rows + (size_t)t * C, C);
+        const float *head = head_rows + (size_t)t * C;
+        double square = 0, cross = 0;
+        for (int c = 0; c < C; c++) {
+            double d = value_get(dx, (size_t)t * C + c, type);
+            square += d * d;
+            cross += d * head[c];
+        }
+        norms.position_sq += square;
+        norms.cross += cross;
         // where a token v first occurs, add |E[v]|^2, E[v] over all its occurrences
         bool seen = false;
         for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
@@ -57,7 +71,7 @@ EmbeddingNorms embedding_example_norms(const float *dx, const float *head_rows, 
         memset(scratch, 0, sizeof(float) * (size_t)C);
         for (int s = t; s < T; s++)
             if (tokens[s] == tokens[t])
-                for (int c = 0; c < C; c++) scratch[c] += dx[(size_t)s * C + c];
+                for (int c = 0; c < C; c++) scratch[c] += value_get(dx, (size_t)s * C + c, type);
         norms.embedding_sq += dot(scratch, scratch, C);
     }
     return norms;
@@ -74,36 +88,47 @@ static float lanes_sum(const float *lane) {
     return sum;
 }
 
-static float row_sum(const float *x, int C) {
+VECTOR_INLINE float row_sum(const void *x, int C, const Dtype type) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] += x[c + i];
-    for (; c < C; c++) lane[0] += x[c];
+        for (int i = 0; i < LANES; i++) lane[i] += value_get(x, c + i, type);
+    for (; c < C; c++) lane[0] += value_get(x, c, type);
     return lanes_sum(lane);
 }
 
-static float row_variance_sum(const float *x, float mean, int C) {
+VECTOR_INLINE float row_variance_sum(const void *x, float mean, int C, const Dtype type) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] = add_square(lane[i], x[c + i] - mean);
-    for (; c < C; c++) lane[0] = add_square(lane[0], x[c] - mean);
+        for (int i = 0; i < LANES; i++) lane[i] = add_square(lane[i], value_get(x, c + i, type) - mean);
+    for (; c < C; c++) lane[0] = add_square(lane[0], value_get(x, c, type) - mean);
     return lanes_sum(lane);
 }
 
-void layernorm_forward(float *y, float *mean, float *rstd, float *x, const float *residual, const float *gamma,
-                       const float *beta, int N, int C) {
+// One row; residual may be NULL.
+VECTOR_INLINE void layernorm_row(void *y, float *mean, float *rstd, void *x, const void *residual, const void *gamma,
+                                 const void *beta, int C, const Dtype type) {
+    if (residual)
+        for (int c = 0; c < C; c++) value_set(x, c, value_get(x, c, type) + value_get(residual, c, type), type);
+    float m = row_sum(x, C, type) / (float)C;
+    float s = layernorm_rstd(row_variance_sum(x, m, C, type), C);
+    for (int c = 0; c < C; c++) {
+        float xhat = layernorm_xhat(value_get(x, c, type), m, s);
+        value_set(y, c, layernorm_y(xhat, value_get(gamma, c, type), value_get(beta, c, type)), type);
+    }
+    *mean = m;
+    *rstd = s;
+}
+
+void layernorm_forward(void *y, float *mean, float *rstd, void *x, const void *residual, const void *gamma,
+                       const void *beta, int N, int C, Dtype type) {
 #pragma omp parallel for schedule(static) if ((size_t)N * C > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
-        float *xi = x + (size_t)i * C, *yi = y + (size_t)i * C;
-        if (residual)
-            for (int c = 0; c < C; c++) xi[c] += residual[(size_t)i * C + c];
-        float m = row_sum(xi, C) / (float)C;
-        float s = layernorm_rstd(row_variance_sum(xi, m, C), C);
-        for (int c = 0; c < C; c++) yi[c] = layernorm_y(layernorm_xhat(xi[c], m, s), gamma[c], beta[c]);
-        mean[i] = m;
-        rstd[i] = s;
+        size_t at = (size_t)i * C;
+        void *xi = value_at(x, at, type), *yi = value_at(y, at, type);
+        const void *ri = residual ? value_at(residual, at, type) : NULL;
+        BY_TYPE(type, layernorm_row(yi, &mean[i], &rstd[i], xi, ri, gamma, beta, C, TYPE));
     }
 }
 
@@ -114,29 +139,34 @@ static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 size_t layernorm_scratch(int B, int T, int C) { return (size_t)B * row_blocks(T) * 2 * C; }
 
 // One row: adds to dx, dgamma and dbeta.
-static void layernorm_backward_row(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, float mean,
-                                   float rstd, const float *gamma, int C) {
+VECTOR_INLINE void layernorm_backward_row(void *dx, float *dgamma, float *dbeta, const void *dy, const void *x,
+                                          float mean, float rstd, const void *gamma, int C, const Dtype type) {
     float lane_g[LANES] = {0}, lane_gx[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
         for (int i = 0; i < LANES; i++) {
-            float xhat = layernorm_xhat(x[c + i], mean, rstd);
-            lane_g[i] += dy[c + i] * gamma[c + i];
-            layernorm_add(&lane_gx[i], &dgamma[c + i], &dbeta[c + i], dy[c + i], gamma[c + i], xhat);
+            float xhat = layernorm_xhat(value_get(x, c + i, type), mean, rstd);
+            float d = value_get(dy, c + i, type), g = value_get(gamma, c + i, type);
+            lane_g[i] += d * g;
+            layernorm_add(&lane_gx[i], &dgamma[c + i], &dbeta[c + i], d, g, xhat);
         }
     for (; c < C; c++) {
-        float xhat = layernorm_xhat(x[c], mean, rstd);
-        lane_g[0] += dy[c] * gamma[c];
-        layernorm_add(&lane_gx[0], &dgamma[c], &dbeta[c], dy[c], gamma[c], xhat);
+        float xhat = layernorm_xhat(value_get(x, c, type), mean, rstd);
+        float d = value_get(dy, c, type), g = value_get(gamma, c, type);
+        lane_g[0] += d * g;
+        layernorm_add(&lane_gx[0], &dgamma[c], &dbeta[c], d, g, xhat);
     }
     float mean_g = lanes_sum(lane_g) / (float)C, mean_gx = lanes_sum(lane_gx) / (float)C;
-    for (c = 0; c < C; c++)
-        dx[c] += layernorm_dx(dy[c], gamma[c], layernorm_xhat(x[c], mean, rstd), rstd, mean_g, mean_gx);
+    for (c = 0; c < C; c++) {
+        float xhat = layernorm_xhat(value_get(x, c, type), mean, rstd);
+        float d = layernorm_dx(value_get(dy, c, type), value_get(gamma, c, type), xhat, rstd, mean_g, mean_gx);
+        value_set(dx, c, value_get(dx, c, type) + d, type);
+    }
 }
 
-void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const float *dy,
-                        const float *x, const float *mean, const float *rstd, const float *gamma, int B, int T, int C,
-                        float *scratch) {
+void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
+                        const void *x, const float *mean, const float *rstd, const void *gamma, int B, int T, int C,
+                        float *scratch, Dtype type) {
     int blocks = row_blocks(T);
 #pragma omp parallel if ((size_t)B * T * C > PARALLEL_FLOATS)
     {
@@ -147,9 +177,11 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
             memset(part, 0, sizeof(float) * 2 * (size_t)C);
             int first = i % blocks * LN_ROWS, end = first + LN_ROWS < T ? first + LN_ROWS : T;
             for (int t = first; t < end; t++) {
-                size_t row = (size_t)(i / blocks) * T + t;
-                layernorm_backward_row(dx + row * C, part, part + C, dy + row * C, x + row * C, mean[row], rstd[row],
-                                       gamma, C);
+                size_t row = (size_t)(i / blocks) * T + t, at = row * C;
+                void *dxi = value_at(dx, at, type);
+                const void *dyi = value_at(dy, at, type), *xi = value_at(x, at, type);
+                BY_TYPE(type, layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C,
+                                                     TYPE));
             }
         }
         // 2: adds an example's blocks to its first, in order: the example's gradient, and its norm
@@ -176,59 +208,88 @@ void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq
 
 enum { GELU_PARALLEL = 1 << 14 }; // floats that are worth a second thread
 
-void gelu_forward(float *y, const float *x, size_t n) {
-    size_t whole = n / VEC * VEC;
-#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
-    for (size_t i = 0; i < whole; i += VEC) vec_store(y + i, vec_gelu(vec_load(x + i)));
-    vec_store_part(y + whole, vec_gelu(vec_load_part(x + whole, n - whole)), n - whole);
-}
-
-void gelu_backward(float *dx, const float *dy, const float *x, size_t n) {
+VECTOR_INLINE void gelu_forward_of(void *y, const void *x, size_t n, const Dtype type) {
     size_t whole = n / VEC * VEC, rest = n - whole;
 #pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
-    for (size_t i = 0; i < whole; i += VEC) vec_store(dx + i, vec_load(dy + i) * vec_gelu_derivative(vec_load(x + i)));
-    Vec dy_rest = vec_load_part(dy + whole, rest), x_rest = vec_load_part(x + whole, rest);
-    vec_store_part(dx + whole, dy_rest * vec_gelu_derivative(x_rest), rest);
+    for (size_t i = 0; i < whole; i += VEC) value_store(y, i, vec_gelu(value_load(x, i, type)), type);
+    value_store_part(y, whole, vec_gelu(value_load_part(x, whole, rest, type)), rest, type);
+}
+
+void gelu_forward(void *y, const void *x, size_t n, Dtype type) { BY_TYPE(type, gelu_forward_of(y, x, n, TYPE)); }
+
+VECTOR_INLINE void gelu_backward_of(void *dx, const void *dy, const void *x, size_t n, const Dtype type) {
+    size_t whole = n / VEC * VEC, rest = n - whole;
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+    for (size_t i = 0; i < whole; i += VEC)
+        value_store(dx, i, value_load(dy, i, type) * vec_gelu_derivative(value_load(x, i, type)), type);
+    Vec dy_rest = value_load_part(dy, whole, rest, type), x_rest = value_load_part(x, whole, rest, type);
+    value_store_part(dx, whole, dy_rest * vec_gelu_derivative(x_rest), rest, type);
+}
+
+void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type) {
+    BY_TYPE(type, gelu_backward_of(dx, dy, x, n, TYPE));
 }
 
 // ---- Cross-entropy --------------------------------------------------------------------------------------------------
 
-static float row_max(const float *x, int n) {
-    Vec v = vec_set(x[0]);
+VECTOR_INLINE float row_max(const void *x, int n, const Dtype type) {
+    Vec v = vec_set(value_get(x, 0, type));
     int c = 0;
-    for (; c + VEC <= n; c += VEC) v = vec_max(vec_load(x + c), v);
+    for (; c + VEC <= n; c += VEC) v = vec_max(value_load(x, c, type), v);
     float max = vec_largest(v);
-    for (; c < n; c++) max = x[c] > max ? x[c] : max;
+    for (; c < n; c++) max = value_get(x, c, type) > max ? value_get(x, c, type) : max;
     return max;
 }
 
-// Turns a row into exp(row - max); returns the sum.
-static float row_exp(float *row, float max, int n) {
+// The sum of exp(row - max); an fp32 row becomes that too.
+VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
     for (; c + VEC <= n; c += VEC) {
-        Vec y = vec_exp(vec_load(row + c) - max);
-        vec_store(row + c, y);
+        Vec y = vec_exp(value_load(row, c, type) - max);
+        if (type == DTYPE_FP32) value_store(row, c, y, type);
         sum += y;
     }
     float total = 0;
-    for (; c < n; c++) total += row[c] = expf(row[c] - max);
+    for (; c < n; c++) {
+        float y = expf(value_get(row, c, type) - max);
+        if (type == DTYPE_FP32) value_set(row, c, y, type);
+        total += y;
+    }
     for (int i = 0; i < VEC; i++) total += sum[i];
     return total;
 }
 
-void cross_entropy(float *loss, float *logits, const uint16_t *target, int N, int V, int stride, float gradient) {
+// From what row_exp left, to scale exp(row - max). A bf16 row is rounded once, so its exponentials are computed again.
+VECTOR_INLINE void row_scale(void *row, float max, float scale, int n, const Dtype type) {
+    if (type == DTYPE_FP32) {
+        for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale, type);
+        return;
+    }
+    int c = 0;
+    for (; c + VEC <= n; c += VEC) value_store(row, c, vec_exp(value_load(row, c, type) - max) * scale, type);
+    for (; c < n; c++) value_set(row, c, expf(value_get(row, c, type) - max) * scale, type);
+}
+
+VECTOR_INLINE void cross_entropy_row(float *loss, void *row, int target, int V, int stride, float gradient,
+                                     const Dtype type) {
+    float max = row_max(row, V, type), at_target = value_get(row, target, type);
+    float sum = row_exp(row, max, V, type);
+    *loss = loss_at(loss_logsumexp(max, sum), at_target);
+    if (gradient == 0) return;
+    float scale = gradient / sum;
+    float p = (type == DTYPE_FP32 ? value_get(row, target, type) : expf(at_target - max)) * scale;
+    row_scale(row, max, scale, V, type);
+    value_set(row, target, loss_gradient_at_target(p, gradient), type);
+    memset(value_at(row, V, type), 0, value_bytes(type) * (size_t)(stride - V));
+}
+
+void cross_entropy(float *loss, void *logits, const uint16_t *target, int N, int V, int stride, float gradient,
+                   Dtype type) {
 #pragma omp parallel for schedule(static) if ((size_t)N * V > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
-        float *row = logits + (size_t)i * stride;
-        float max = row_max(row, V), at_target = row[target[i]];
-        float sum = row_exp(row, max, V);
-        loss[i] = loss_at(loss_logsumexp(max, sum), at_target);
-        if (gradient == 0) continue;
-        float scale = gradient / sum;
-        for (int v = 0; v < V; v++) row[v] *= scale;
-        row[target[i]] = loss_gradient_at_target(row[target[i]], gradient);
-        memset(row + V, 0, sizeof(float) * (size_t)(stride - V));
+        void *row = value_at(logits, (size_t)i * stride, type);
+        BY_TYPE(type, cross_entropy_row(&loss[i], row, target[i], V, stride, gradient, TYPE));
     }
 }
 

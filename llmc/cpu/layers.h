@@ -1,6 +1,8 @@
-// layers: the CPU kernels beside matmul and attention. fp32, OpenMP. The order of every sum depends on the shapes alone,
-// never on the number of threads, and so do the bits of results.
+// layers: the CPU kernels beside matmul and attention. OpenMP. The order of every sum depends on the shapes alone, never
+// on the number of threads, and so do the bits of results. `void` arrays are values of the given type (cpu/value.h).
 #pragma once
+
+#include "model/modes.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -8,12 +10,12 @@
 enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
 // x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), of which the first T of a row are read.
-void embedding_forward(float *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const float *wte /* (V, C) */,
-                       const float *wpe /* (P, C) */, int B, int T, int C);
+void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const void *wte /* (V, C) */,
+                       const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
 
 // dwte[token] += dx, dwpe[t] += sum over b of dx.
-void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, const float *dx /* (B, T, C) */,
-                        const uint16_t *tokens, size_t stride, int B, int T, int C);
+void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, const void *dx /* (B, T, C) */,
+                        const uint16_t *tokens, size_t stride, int B, int T, int C, Dtype type);
 
 // Squared norms of example b's embedding gradient. E[v] = sum over t with token t = v of dx[t]: embedding_sq is |E|^2,
 // position_sq is sum over t of |dx[t]|^2, and cross is <E, U> = sum over t of dx[t] . head_rows[t]. U is the example's
@@ -21,32 +23,33 @@ void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, cons
 typedef struct {
     double embedding_sq, position_sq, cross;
 } EmbeddingNorms;
-EmbeddingNorms embedding_example_norms(const float *dx /* (T, C) */, const float *head_rows /* (T, C) */,
-                                       const uint16_t *tokens /* (T) */, int T, int C, float *scratch /* (C) */);
+EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float *head_rows /* (T, C) */,
+                                       const uint16_t *tokens /* (T) */, int T, int C, float *scratch /* (C) */,
+                                       Dtype type);
 
 // LayerNorm of N rows of C (math/layernorm.h); mean and rstd (N) are kept for the backward pass.
 // residual (N, C) or NULL: x becomes x + residual first.
-void layernorm_forward(float *y, float *mean, float *rstd, float *x /* (N, C) */, const float *residual,
-                       const float *gamma, const float *beta, int N, int C);
+void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, const void *residual, const void *gamma,
+                       const void *beta, int N, int C, Dtype type);
 
 // Backward of y = LN(x) for B examples of T rows: adds to dx (B, T, C), dgamma and dbeta (C), and writes the squared
 // norms of each example's own, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch
 // floats.
-void layernorm_backward(float *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const float *dy,
-                        const float *x, const float *mean, const float *rstd, const float *gamma, int B, int T, int C,
-                        float *scratch);
+void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
+                        const void *x, const float *mean, const float *rstd, const void *gamma, int B, int T, int C,
+                        float *scratch, Dtype type);
 size_t layernorm_scratch(int B, int T, int C);
 
 // y (n) = gelu(x); y may be x.
-void gelu_forward(float *y, const float *x, size_t n);
+void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 
 // dx (n) = dy gelu'(x); dx may be dy.
-void gelu_backward(float *dx, const float *dy, const float *x, size_t n);
+void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
 // Softmax and cross-entropy of each row, in nats: loss[i] = -log softmax(logits[i])[target[i]] over V real columns of
 // `stride`. gradient != 0: the logits become (softmax - onehot) * gradient, the padding columns 0.
-void cross_entropy(float *loss /* (N) */, float *logits /* (N, stride) */, const uint16_t *target /* (N) */, int N,
-                   int V, int stride, float gradient);
+void cross_entropy(float *loss /* (N) */, void *logits /* (N, stride) */, const uint16_t *target /* (N) */, int N,
+                   int V, int stride, float gradient, Dtype type);
 
 // Sum of squares: double, of chunks of a fixed size, whose own sums are fp32.
 double sum_squares(const float *x, size_t n);

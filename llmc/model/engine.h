@@ -25,6 +25,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the most that a step will measure
+    Dtype dtype;        // the CPU's; the CUDA engine's is chosen when it is built, and `check` refuses another
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
@@ -109,6 +110,8 @@ typedef struct StepResult {
 typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
+
+    Dtype (*dtype)(void); // the default, or the only one
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 

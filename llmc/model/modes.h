@@ -26,3 +26,7 @@ typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
 // The type of gradients in transfer between ranks (--comm-dtype).
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
+
+// What weights and activations are stored as, and products multiply (--dtype). Master weights, gradients, moments and
+// statistics are fp32.
+typedef enum { DTYPE_FP32, DTYPE_BF16 } Dtype;

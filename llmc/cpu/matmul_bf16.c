@@ -1,0 +1,171 @@
+#include "cpu/matmul_kernel.h"
+#include "cpu/tile.h"
+#include "cpu/value.h"
+
+// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels consist of pairs: elements (k, i) and
+// (k + 1, i) side by side, as one word. B is packed (pairs, 32, 2). A is packed (pairs, 12, 2); for AMX in blocks of 32 k,
+// each (32 rows, 32).
+
+enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS, ROWS_MAX = AMX_ROWS };
+enum { BLOCK_DEPTH = 768 };
+
+// Words of a matrix whose k run down its columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. What
+// does not exist is 0.
+VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
+                                   size_t depth, size_t padded) {
+    for (size_t k = 0; k < padded; k += 2, panel += width) {
+        const uint16_t *even = src + k * row, *odd = even + row;
+        if (count == width && k + 2 <= depth) {
+            for (size_t i = 0; i < width; i++) panel[i] = even[i] | (uint32_t)odd[i] << 16;
+            continue;
+        }
+        memset(panel, 0, width * sizeof *panel);
+        for (size_t i = 0; i < count && k < depth; i++) panel[i] = even[i];
+        for (size_t i = 0; i < count && k + 1 < depth; i++) panel[i] |= (uint32_t)odd[i] << 16;
+    }
+}
+
+typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2)));
+
+// panel[k * width + i] = word k of row i, i < 4, k < 4
+VECTOR_INLINE void transpose_words(uint32_t *panel, size_t width, const uint16_t *src, size_t row) {
+    Words4 r0 = *(const Words4 *)src, r1 = *(const Words4 *)(src + row);
+    Words4 r2 = *(const Words4 *)(src + 2 * row), r3 = *(const Words4 *)(src + 3 * row);
+    Words4 low01 = SHUFFLE4(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE4(r0, r1, 2, 6, 3, 7);
+    Words4 low23 = SHUFFLE4(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE4(r2, r3, 2, 6, 3, 7);
+    *(Words4 *)panel = SHUFFLE4(low01, low23, 0, 1, 4, 5);
+    *(Words4 *)(panel + width) = SHUFFLE4(low01, low23, 2, 3, 6, 7);
+    *(Words4 *)(panel + 2 * width) = SHUFFLE4(high01, high23, 0, 1, 4, 5);
+    *(Words4 *)(panel + 3 * width) = SHUFFLE4(high01, high23, 2, 3, 6, 7);
+}
+
+// The same of a matrix whose k run along its rows, i being its rows. width is a multiple of 4.
+VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
+                                    size_t depth, size_t padded) {
+    size_t blocked = count == width ? depth / 8 * 8 : 0;
+    for (size_t i = 0; i < width && blocked; i += 4)
+        for (size_t k = 0; k < blocked; k += 8)
+            transpose_words(panel + k / 2 * width + i, width, src + i * row + k, row);
+    memset(panel + blocked / 2 * width, 0, (padded - blocked) / 2 * width * sizeof *panel);
+    uint16_t *halves = (uint16_t *)panel;
+    for (size_t k = blocked; k < depth; k++)
+        for (size_t i = 0; i < count; i++) halves[(k / 2 * width + i) * 2 + k % 2] = src[i * row + k];
+}
+
+static void pack_a(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+    const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
+    if (p->a_column == 1) pack_pairs_along(panel, ROWS, src, p->a_row, count, block->depth, block->padded);
+    else pack_pairs_down(panel, ROWS, src, p->a_column, count, block->depth, block->padded);
+}
+
+static void pack_a_amx(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+    const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
+    uint16_t *to = panel;
+    for (size_t k = 0; k < block->padded; k += STEP, to += AMX_ROWS * STEP) {
+        size_t depth = size_min(STEP, block->depth - k);
+        if (count < AMX_ROWS || depth < STEP) memset(to, 0, AMX_ROWS * STEP * sizeof *to);
+        for (size_t r = 0; r < count && p->a_column == 1; r++)
+            memcpy(to + r * STEP, src + r * p->a_row + k, depth * sizeof *to);
+        if (p->a_column == 1) continue;
+        uint32_t words[STEP / 2 * AMX_ROWS], *rows = (uint32_t *)to;
+        pack_pairs_down(words, AMX_ROWS, src + k * p->a_column, p->a_column, count, depth, STEP);
+        for (size_t r = 0; r < AMX_ROWS; r += 4)
+            for (size_t w = 0; w < STEP / 2; w += 4) // words (pair, row) to (row, pair)
+                transpose_words(rows + r * (STEP / 2) + w, STEP / 2, (uint16_t *)(words + w * AMX_ROWS + r),
+                                2 * AMX_ROWS);
+    }
+}
+
+// Column sums of a packed panel of B, count of whose columns exist.
+static void sum_columns(const Product *p, const Block *block, const uint16_t *panel, size_t j, size_t count) {
+    float sum[COLUMNS] = {0};
+    for (size_t k = 0; k < block->padded; k += 2, panel += 2 * COLUMNS)
+        for (size_t i = 0; i < COLUMNS; i++) {
+            sum[i] += bf16_to_float(panel[2 * i]);
+            sum[i] += bf16_to_float(panel[2 * i + 1]);
+        }
+    bool add = p->accumulate || block->k > 0;
+    for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
+}
+
+static void pack_b(void *panel, const Product *p, const Block *block, size_t j, size_t count) {
+    const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column;
+    if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
+    else pack_pairs_along(panel, COLUMNS, src, p->b_column, count, block->depth, block->padded);
+    if (p->column_sums) sum_columns(p, block, panel, j, count);
+}
+
+// A row of a tile is complete: + bias, and rounded where C is bf16.
+VECTOR_INLINE void store_row(const Product *p, size_t at, const float *sum, const uint16_t *bias, size_t count) {
+    uint16_t *c = (uint16_t *)p->c + at;
+    if (p->c_float) memcpy((float *)p->c + at, sum, count * sizeof *sum);
+    else if (bias)
+        for (size_t j = 0; j < count; j++) c[j] = bf16_of_float(sum[j] + bf16_to_float(bias[j]));
+    else
+        for (size_t j = 0; j < count; j++) c[j] = bf16_of_float(sum[j]);
+}
+
+VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
+    for (size_t j = 0; j < count; j++) to[j] += x[j];
+}
+
+// Sums wait between blocks of k in C where it is fp32, else in block->partial.
+static void compute_tile(const Product *p, const Block *block, const void *a, const void *b, size_t i, size_t j) {
+    float sums[ROWS_MAX * COLUMNS] __attribute__((aligned(64)));
+    size_t rows = size_min(p->kernel->rows, p->M - i), count = size_min(COLUMNS, block->n + block->columns - j);
+    bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);
+    const uint16_t *bias = p->bias ? (const uint16_t *)p->bias + j : NULL;
+    p->kernel->bf16_tile(sums, a, b, block->padded / 2, rows);
+    for (size_t r = 0; r < rows; r++) {
+        float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
+        size_t at = (i + r) * p->N + j;
+        if (p->c_float) partial = (float *)p->c + at;
+        if (count == COLUMNS) { // of constant length
+            if (add) add_floats(sum, partial, COLUMNS);
+            if (last) store_row(p, at, sum, bias, COLUMNS);
+            else memcpy(partial, sum, COLUMNS * sizeof *sum);
+        } else {
+            if (add) add_floats(sum, partial, count);
+            if (last) store_row(p, at, sum, bias, count);
+            else memcpy(partial, sum, count * sizeof *sum);
+        }
+    }
+}
+
+// The same sums in C, as the oracle of the others. VDPBF16PS and BFDOT add the products of a pair one after the other.
+void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
+    for (size_t i = 0; i < count; i++, c += COLUMNS) {
+        memset(c, 0, COLUMNS * sizeof *c);
+        for (size_t k = 0; k < pairs; k++)
+            for (size_t j = 0; j < COLUMNS; j++) {
+                const uint16_t *x = a + (k * ROWS + i) * 2, *y = b + (k * COLUMNS + j) * 2;
+                c[j] += bf16_to_float(x[1]) * bf16_to_float(y[1]);
+                c[j] += bf16_to_float(x[0]) * bf16_to_float(y[0]);
+            }
+    }
+}
+static bool plain_is_here(void) { return true; }
+
+#define KERNEL(called, rows_, pack, tile_, here)                                                                       \
+    {                                                                                                                  \
+        .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
+        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = pack_b, .tile = compute_tile,        \
+        .bf16_tile = tile_, .is_here = here                                                                            \
+    }
+
+const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
+#ifdef __x86_64__
+    KERNEL("AMX", AMX_ROWS, pack_a_amx, bf16_tile_amx, bf16_amx_is_here),
+    KERNEL("AVX512-BF16", ROWS, pack_a, bf16_tile_avx512, bf16_avx512_is_here),
+#elif defined(__aarch64__)
+    KERNEL("NEON, BFDOT", ROWS, pack_a, bf16_tile_neon, bf16_neon_is_here),
+#endif
+    KERNEL("plain C", ROWS, pack_a, bf16_tile_plain, plain_is_here),
+};
+
+const MatmulKernel *matmul_kernel(Dtype type) {
+    if (type == DTYPE_FP32) return &matmul_fp32;
+    for (int i = 0; i + 1 < MATMUL_BF16_KERNELS; i++)
+        if (matmul_bf16[i].is_here()) return &matmul_bf16[i];
+    return NULL;
+}

@@ -1,0 +1,66 @@
+#include "cpu/matmul_kernel.h"
+#include "cpu/tile.h"
+
+// The kernel of fp32: fused multiply-adds on vectors.
+
+// Rows [i, i + count) of A, the block's k.
+static void pack_a(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+    const float *src = (const float *)p->a + i * p->a_row + block->k * p->a_column;
+    if (p->a_column == 1) pack_transposed(panel, TILE_ROWS, src, p->a_row, count, block->depth);
+    else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
+}
+
+// Column sums of a packed panel of B, count of whose columns exist.
+static void sum_columns(const Product *p, const Block *block, const float *panel, size_t j, size_t count) {
+    Vec sum[TILE_VECS] = {{0}};
+    for (size_t k = 0; k < block->depth; k++)
+        for (int v = 0; v < TILE_VECS; v++) sum[v] += vec_load(panel + k * TILE_COLUMNS + v * VEC);
+    bool add = p->accumulate || block->k > 0;
+    for (size_t i = 0; i < count; i++)
+        p->column_sums[j + i] = sum[i / VEC][i % VEC] + (add ? p->column_sums[j + i] : 0);
+}
+
+static void pack_b(void *panel, const Product *p, const Block *block, size_t j, size_t count) {
+    const float *src = (const float *)p->b + block->k * p->b_row + j * p->b_column;
+    if (p->b_column == 1) pack_straight(panel, TILE_COLUMNS, src, p->b_row, count, block->depth);
+    else pack_transposed(panel, TILE_COLUMNS, src, p->b_column, count, block->depth);
+    if (p->column_sums) sum_columns(p, block, panel, j, count);
+}
+
+static void copy_rows(float *to, size_t to_row, const float *from, size_t from_row, size_t rows, size_t columns) {
+    for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
+}
+
+// The tile of C at (i, j) from a packed panel of A and one of B. At the edges of C a copy is worked on.
+static void compute_tile(const Product *p, const Block *block, const void *a, const void *b, size_t i, size_t j) {
+    size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
+    bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
+    const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;
+    float *c = (float *)p->c + i * p->N + j, edge_tile[TILE_ROWS * TILE_COLUMNS], edge_bias[TILE_COLUMNS];
+    size_t c_row = p->N;
+    if (edge) {
+        if (add) copy_rows(edge_tile, TILE_COLUMNS, c, c_row, rows, columns);
+        if (bias) bias = memcpy(edge_bias, bias, columns * sizeof *bias);
+        c = edge_tile, c_row = TILE_COLUMNS;
+    }
+    Vec bias0 = bias ? vec_load(bias) : (Vec){0}, bias1 = bias ? vec_load(bias + VEC) : (Vec){0};
+    TILE_DISPATCH(rows, {
+        Tile t = tile_product(ROWS, block->depth, a, 1, TILE_ROWS, b, TILE_COLUMNS);
+        tile_add_row(ROWS, &t, bias0, bias1);
+        tile_write(ROWS, c, c_row, &t, add);
+    });
+    if (edge) copy_rows((float *)p->c + i * p->N + j, p->N, edge_tile, TILE_COLUMNS, rows, columns);
+}
+
+const MatmulKernel matmul_fp32 = {
+    .name = "fp32",
+    .type = DTYPE_FP32,
+    .rows = TILE_ROWS,
+    .columns = TILE_COLUMNS,
+    .step = 1,
+    .block_depth = 384,
+    .depth_unit = 4,
+    .pack_a = pack_a,
+    .pack_b = pack_b,
+    .tile = compute_tile,
+};

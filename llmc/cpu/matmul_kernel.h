@@ -1,0 +1,55 @@
+// matmul_kernel: what matmul.c asks of a kernel: to pack panels of A and B, and to multiply two of them.
+#pragma once
+
+#include "cpu/bf16_tiles.h"
+#include "cpu/matmul.h"
+
+// C (M,N) = A B, or += with accumulate. Element (i, k) of A is a[i * a_row + k * a_column], and likewise B's; one of an
+// operand's two strides is 1.
+typedef struct {
+    const MatmulKernel *kernel;
+    size_t M, N, K;
+    const void *a;
+    size_t a_row, a_column;
+    const void *b;
+    size_t b_row, b_column;
+    void *c;
+    const void *bias;   // (N), added to every row; or NULL
+    float *column_sums; // (N), of B over k; or NULL. b_column must then be 1
+    bool accumulate;    // for column_sums too
+    bool c_float;       // C is fp32 whatever the values are
+} Product;
+
+typedef struct {
+    size_t n, columns; // of B and C: [n, n + columns)
+    size_t k, depth;   // of A and B: [k, k + depth)
+    size_t padded;     // depth, with the zeros that fill the kernel's last step
+    char *panels;      // B packed
+    float *partial;    // (M, columns) sums over the blocks of k so far, where C has no room for them
+} Block;
+
+enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A takes
+
+struct MatmulKernel {
+    const char *name;
+    Dtype type;
+    size_t rows, columns;           // of a tile of C
+    size_t step;                    // of k: panels are padded with zeros to a multiple
+    size_t block_depth, depth_unit; // blocks of k: at most, a multiple of
+    void (*pack_a)(void *panel, const Product *, const Block *, size_t i, size_t count); // rows [i, i + count) of A
+    void (*pack_b)(void *panel, const Product *, const Block *, size_t j, size_t count); // columns [j, j + count) of B
+    void (*tile)(const Product *, const Block *, const void *a, const void *b, size_t i,
+                 size_t j); // C's tile at (i, j)
+    Bf16Tile *bf16_tile;    // bf16 alone
+    bool (*is_here)(void);  // bf16: does this machine have the instructions?
+};
+
+// bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.
+#if defined(__x86_64__)
+enum { MATMUL_BF16_KERNELS = 3 };
+#elif defined(__aarch64__)
+enum { MATMUL_BF16_KERNELS = 2 };
+#else
+enum { MATMUL_BF16_KERNELS = 1 };
+#endif
+extern const MatmulKernel matmul_fp32, matmul_bf16[MATMUL_BF16_KERNELS];

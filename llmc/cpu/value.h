@@ -1,0 +1,86 @@
+// value: what the CPU engine stores weights and activations as: fp32, or bf16, the upper half of an fp32. Kernels load
+// values as floats, compute in fp32, and round once, to the nearest even, as they store: the CUDA engine's rule.
+//
+// Arrays of values are passed as void pointers beside their type; an index counts elements. A function is compiled for
+// each type by BY_TYPE, so that the type is a constant in its loops.
+#pragma once
+
+#include "cpu/vector_math.h"
+#include "model/modes.h"
+
+static inline size_t value_bytes(Dtype type) { return type == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float); }
+
+static inline void *value_at(const void *values, size_t i, Dtype type) {
+    return (char *)(uintptr_t)values + i * value_bytes(type);
+}
+
+// Runs `body` with the constant TYPE, the value of `type`.
+#define BY_TYPE(type, body)                                                                                            \
+    do {                                                                                                               \
+        if ((type) == DTYPE_BF16) {                                                                                    \
+            const Dtype TYPE = DTYPE_BF16;                                                                             \
+            body;                                                                                                      \
+        } else {                                                                                                       \
+            const Dtype TYPE = DTYPE_FP32;                                                                             \
+            body;                                                                                                      \
+        }                                                                                                              \
+    } while (0)
+
+VECTOR_INLINE float bf16_to_float(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+// To the nearest, of two equally near the even one; a NaN stays one.
+VECTOR_INLINE uint16_t bf16_of_float(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return (uint16_t)((x == x ? rounded : quiet) >> 16);
+}
+
+VECTOR_INLINE float value_get(const void *p, size_t i, const Dtype type) {
+    return type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+VECTOR_INLINE void value_set(void *p, size_t i, float x, const Dtype type) {
+    if (type == DTYPE_BF16) ((uint16_t *)p)[i] = bf16_of_float(x);
+    else ((float *)p)[i] = x;
+}
+
+// What x becomes when it is stored.
+VECTOR_INLINE float value_rounded(float x, const Dtype type) {
+    return type == DTYPE_BF16 ? bf16_to_float(bf16_of_float(x)) : x;
+}
+
+typedef uint16_t Bf16Vec __attribute__((vector_size(VEC * 2), may_alias, aligned(2)));
+
+VECTOR_INLINE Vec bf16_widen(Bf16Vec v) { return (Vec)(__builtin_convertvector(v, VecBits) << 16); }
+VECTOR_INLINE Bf16Vec bf16_round(Vec v) {
+    VecBits bits = (VecBits)v, rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return __builtin_convertvector((VecBits)vec_select(v == v, (Vec)rounded, (Vec)quiet) >> 16, Bf16Vec);
+}
+
+// VEC values from element i on.
+VECTOR_INLINE Vec value_load(const void *p, size_t i, const Dtype type) {
+    if (type == DTYPE_BF16) return bf16_widen(*(const Bf16Vec *)((const uint16_t *)p + i));
+    return vec_load((const float *)p + i);
+}
+VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
+    if (type == DTYPE_BF16) *(Bf16Vec *)((uint16_t *)p + i) = bf16_round(v);
+    else vec_store((float *)p + i, v);
+}
+
+// The first n < VEC of them, then zeros.
+VECTOR_INLINE Vec value_load_part(const void *p, size_t i, size_t n, const Dtype type) {
+    if (type == DTYPE_FP32) return vec_load_part((const float *)p + i, n);
+    Bf16Vec v = {0};
+    memcpy(&v, (const uint16_t *)p + i, n * sizeof(uint16_t));
+    return bf16_widen(v);
+}
+VECTOR_INLINE void value_store_part(void *p, size_t i, Vec v, size_t n, const Dtype type) {
+    Bf16Vec rounded = bf16_round(v);
+    if (type == DTYPE_BF16) memcpy((uint16_t *)p + i, &rounded, n * sizeof(uint16_t));
+    else vec_store_part((float *)p + i, v, n);
+}
