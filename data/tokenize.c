@@ -10,6 +10,7 @@
 #include "shards.h"
 #include "base/process.h"
 #include "base/terminal.h"
+#include "base/thread.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -278,6 +279,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     sigaddset(&run.reader.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
+    thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare_input(&run, e));
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;
