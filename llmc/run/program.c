@@ -131,7 +131,7 @@ static int run_program(Run *r, Error *e) {
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
-    if (options_train(o)) comm_watch_launchers(r->setup.comm);
+    if (options_train(o)) comm_outlive_launchers(r->setup.comm);
     if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
