@@ -288,7 +288,7 @@ static void embeddings_backward(Engine *engine, const Batch *batch) {
 static int backward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    memset(engine->dx, 0, sizeof(float) * batch->B * batch->T * (size_t)model->config.channels);
+    memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
@@ -452,6 +452,8 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
                 (int)strcspn(tuning, ":"), tuning);
 }
 
+static Dtype cpu_dtype(void) { return DTYPE_FP32; }
+
 static int cpu_check(const EngineConfig *config, Error *e) {
     if (matmul_kernel(config->dtype)) return 0;
     return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
@@ -461,6 +463,7 @@ static int cpu_check(const EngineConfig *config, Error *e) {
 // The engine that main (run/main_cpu.c) hands to the program. Nothing need be pinned, and a call returns when done: so
 // there is no pin, unpin or stream.
 const EngineApi cpu_engine = {
+    .dtype = cpu_dtype,
     .plan_memory = cpu_plan_memory,
     .device = cpu_device,
     .check = cpu_check,

@@ -46,6 +46,8 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 // All other kernels take any model.
+static Dtype cuda_dtype(void) { return sizeof(real) == sizeof(float) ? DTYPE_FP32 : DTYPE_BF16; }
+
 static int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
@@ -577,6 +579,8 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
+    .dtype = cuda_dtype,
+    .dtype_is_built_in = true,
     .plan_memory = cuda_plan_memory,
     .device = cuda_device,
     .check = cuda_check,

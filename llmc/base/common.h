@@ -31,7 +31,7 @@ enum {
     EXIT_DONE = 0,
     ERR_USAGE = 64,     // the command line or the configuration
     ERR_INPUT = 65,     // a named input is missing, unreadable or malformed
-    ERR_NO_GPU = 69,    // no usable GPU
+    ERR_UNAVAILABLE = 69, // no usable GPU; no instructions for a type
     ERR_INTERNAL = 70,  // a fault of this program
     ERR_MEMORY = 71,    // out of memory, on the host or the device
     ERR_WRITE = 74,     // writing failed

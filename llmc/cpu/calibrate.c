@@ -1,6 +1,7 @@
 #include "cpu/calibrate.h"
 
 #include "base/common.h"
+#include "cpu/matmul_kernel.h"
 #include "cpu/vector_math.h"
 
 #include <omp.h>
@@ -18,23 +19,47 @@ float calibrate_chains(size_t steps) {
     return sum[0];
 }
 
-// One thread's share of a round: multiply-adds, or, with memory (2, copy_bytes), a copy of its first half to its second.
-static float work(char *memory, size_t thread, size_t threads) {
-    size_t part = copy_bytes / threads;
-    if (!memory) return calibrate_chains(STEPS);
-    memcpy(memory + copy_bytes + thread * part, memory + thread * part, part);
+enum { PAIRS = 256 }; // of the panels that are multiplied again and again
+
+// A round of products in bf16.
+static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
+    static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
+    float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64))), sum = 0;
+    for (size_t i = 0; i < products; i++) {
+        kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows);
+        sum += c[0];
+    }
+    return sum;
+}
+
+typedef struct {
+    const MatmulKernel *kernel;
+    char *memory; // (2, copy_bytes), for a copy of its first half to its second; NULL: products
+    size_t threads;
+} Round;
+
+static size_t products_of(const MatmulKernel *kernel) {
+    return (size_t)STEPS * CALIBRATE_CHAINS * VEC / (kernel->rows * kernel->columns * PAIRS);
+}
+
+// One thread's share.
+static float work(const Round *r, size_t thread) {
+    size_t part = copy_bytes / r->threads;
+    if (r->memory) memcpy(r->memory + copy_bytes + thread * part, r->memory + thread * part, part);
+    else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r->kernel));
+    else return calibrate_chains(STEPS);
     return 0;
 }
 
 // Seconds of the fastest round, of those that begin within 50 ms.
-static double fastest(char *memory, int threads) {
+static double fastest(const Round *r) {
     double best = 1e9, now = clock_seconds(), end = now + 0.05;
     volatile float used; // or the compiler drops the work
     while (now < end) {
         double start = now;
         float total = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-        total += work(memory, (size_t)omp_get_thread_num(), (size_t)threads);
+#pragma omp parallel num_threads((int)r->threads) reduction(+ : total)
+        total += work(r, (size_t)omp_get_thread_num());
         used = total;
         now = clock_seconds();
         if (now - start < best) best = now - start;
@@ -43,14 +68,20 @@ static double fastest(char *memory, int threads) {
     return best;
 }
 
-double calibrate_flops(int threads) { return 2.0 * VEC * CALIBRATE_CHAINS * STEPS * threads / fastest(NULL, threads); }
+double calibrate_flops(int threads, Dtype type) {
+    const Round r = {matmul_kernel(type), NULL, (size_t)threads};
+    if (!r.kernel) return 0;
+    double products = type == DTYPE_BF16 ? (double)(products_of(r.kernel) * r.kernel->rows * r.kernel->columns) * 2 * PAIRS
+                                      : (double)VEC * CALIBRATE_CHAINS * STEPS;
+    return 2.0 * products * threads / fastest(&r);
+}
 
 double calibrate_copy(int threads) {
-    char *memory;
+    Round r = {.threads = (size_t)threads};
     Error e;
-    if (memory_alloc((void **)&memory, 2 * copy_bytes, "calibration", &e)) return 0;
-    memset(memory, 1, 2 * copy_bytes); // so that every page is there
-    double seconds = fastest(memory, threads);
-    memory_free(memory);
+    if (memory_alloc((void **)&r.memory, 2 * copy_bytes, "calibration", &e)) return 0;
+    memset(r.memory, 1, 2 * copy_bytes); // so that every page is there
+    double seconds = fastest(&r);
+    memory_free(r.memory);
     return 2.0 * (double)copy_bytes / seconds;
 }

@@ -19,17 +19,17 @@ size_t matmul_scratch(Dtype type, size_t M) {
 
 static size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
-static void *panel_of(const Product *p, const Block *block, size_t panel) {
+static void *panel_of(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
     return block->panels + panel * p->kernel->columns * block->padded * value_bytes(p->kernel->type);
 }
 
-static void pack_b(const Product *p, const Block *block, size_t panel) {
+static void pack_b(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
     size_t first = panel * p->kernel->columns, count = size_min(p->kernel->columns, block->columns - first);
     p->kernel->pack_b(panel_of(p, block, panel), p, block, block->n + first, count);
 }
 
 // The row panel of C at row i, with the block's panels [first, end).
-static void compute_rows(const Product *p, const Block *block, size_t i, size_t first, size_t end) {
+static void compute_rows(const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t first, size_t end) {
     const MatmulKernel *kernel = p->kernel;
     char a[MATMUL_PANEL_BYTES] __attribute__((aligned(64)));
     kernel->pack_a(a, p, block, i, size_min(kernel->rows, p->M - i));
@@ -40,7 +40,7 @@ static void compute_rows(const Product *p, const Block *block, size_t i, size_t 
 // Called by every thread of a parallel region. The barrier after the packing is the only one: a thread that passes it
 // knows that all have left the previous block, whose buffer is packed next. The schedules are static so that a thread
 // finds the rows that it wrote last time still in its cache.
-static void compute_block(const Product *p, const Block *block, int threads) {
+static void compute_block(const MatmulProduct *p, const MatmulBlock *block, int threads) {
     size_t panels = divide_up(block->columns, p->kernel->columns), row_panels = divide_up(p->M, p->kernel->rows);
     size_t wanted = threads > 1 ? (size_t)threads * TASKS_PER_THREAD : 1;
     size_t parts = size_min(panels, divide_up(wanted, row_panels)); // of a row panel
@@ -59,7 +59,7 @@ static size_t block_length(size_t n, size_t limit, size_t unit) {
 }
 
 // Columns [j, j + n) of a product of one row, with the same sums as in tiles: over k in ascending order, block by block.
-static void compute_one_row(const Product *p, size_t depth, size_t j, size_t n) {
+static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size_t n) {
     float *c = (float *)p->c + j;
     const float *a = p->a, *all_b = p->b, *all_bias = p->bias;
     for (size_t first = 0; first == 0 || first < p->K; first += size_max(depth, 1)) {
@@ -73,12 +73,12 @@ static void compute_one_row(const Product *p, size_t depth, size_t j, size_t n) 
 }
 
 // A single row reads each element of B once, so packing would cost more than the product.
-static void multiply_one_row(const Product *p, size_t depth, int threads) {
+static void multiply_one_row(const MatmulProduct *p, size_t depth, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (size_t j = 0; j < p->N; j += ROW_COLUMNS) compute_one_row(p, depth, j, size_min(ROW_COLUMNS, p->N - j));
 }
 
-static void multiply(Matmul mm, Product p) {
+static void multiply(Matmul mm, MatmulProduct p) {
     const MatmulKernel *kernel = p.kernel = mm.kernel;
     assert((p.a_row == 1 || p.a_column == 1) && (p.b_column == 1 || (p.b_row == 1 && !p.column_sums)));
     if (!p.M || !p.N) return;
@@ -96,7 +96,7 @@ static void multiply(Matmul mm, Product p) {
         int buffer = 0;
         for (size_t n = 0; n < p.N; n += columns)
             for (size_t k = 0; k == 0 || k < p.K; k += size_max(depth, 1), buffer ^= 1) {
-                Block block = {n, size_min(columns, p.N - n), k, size_min(depth, p.K - k), 0, panels[buffer], partial};
+                MatmulBlock block = {n, size_min(columns, p.N - n), k, size_min(depth, p.K - k), 0, panels[buffer], partial};
                 block.padded = round_up(block.depth, kernel->step);
                 compute_block(&p, &block, threads);
             }
@@ -104,7 +104,7 @@ static void multiply(Matmul mm, Product p) {
 }
 
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K) {
-    multiply(mm, (Product){.M = M,
+    multiply(mm, (MatmulProduct){.M = M,
                            .N = N,
                            .K = K,
                            .a = a,
@@ -119,13 +119,13 @@ void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bia
 
 void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_t N, size_t K) {
     multiply(mm,
-             (Product){
+             (MatmulProduct){
                  .M = M, .N = N, .K = K, .a = a, .a_row = K, .a_column = 1, .b = b, .b_row = 1, .b_column = K, .c = c});
 }
 
 void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const void *b, size_t M, size_t N, size_t K,
                bool accumulate) {
-    multiply(mm, (Product){.M = M,
+    multiply(mm, (MatmulProduct){.M = M,
                            .N = N,
                            .K = K,
                            .a = a,

@@ -52,13 +52,13 @@ VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const u
         for (size_t i = 0; i < count; i++) halves[(k / 2 * width + i) * 2 + k % 2] = src[i * row + k];
 }
 
-static void pack_a(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     if (p->a_column == 1) pack_pairs_along(panel, ROWS, src, p->a_row, count, block->depth, block->padded);
     else pack_pairs_down(panel, ROWS, src, p->a_column, count, block->depth, block->padded);
 }
 
-static void pack_a_amx(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     uint16_t *to = panel;
     for (size_t k = 0; k < block->padded; k += STEP, to += AMX_ROWS * STEP) {
@@ -77,7 +77,7 @@ static void pack_a_amx(void *panel, const Product *p, const Block *block, size_t
 }
 
 // Column sums of a packed panel of B, count of whose columns exist.
-static void sum_columns(const Product *p, const Block *block, const uint16_t *panel, size_t j, size_t count) {
+static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j, size_t count) {
     float sum[COLUMNS] = {0};
     for (size_t k = 0; k < block->padded; k += 2, panel += 2 * COLUMNS)
         for (size_t i = 0; i < COLUMNS; i++) {
@@ -88,7 +88,7 @@ static void sum_columns(const Product *p, const Block *block, const uint16_t *pa
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-static void pack_b(void *panel, const Product *p, const Block *block, size_t j, size_t count) {
+static void pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column;
     if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
     else pack_pairs_along(panel, COLUMNS, src, p->b_column, count, block->depth, block->padded);
@@ -96,7 +96,7 @@ static void pack_b(void *panel, const Product *p, const Block *block, size_t j, 
 }
 
 // A row of a tile is complete: + bias, and rounded where C is bf16.
-VECTOR_INLINE void store_row(const Product *p, size_t at, const float *sum, const uint16_t *bias, size_t count) {
+VECTOR_INLINE void store_row(const MatmulProduct *p, size_t at, const float *sum, const uint16_t *bias, size_t count) {
     uint16_t *c = (uint16_t *)p->c + at;
     if (p->c_float) memcpy((float *)p->c + at, sum, count * sizeof *sum);
     else if (bias)
@@ -110,7 +110,7 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
 }
 
 // Sums wait between blocks of k in C where it is fp32, else in block->partial.
-static void compute_tile(const Product *p, const Block *block, const void *a, const void *b, size_t i, size_t j) {
+static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i, size_t j) {
     float sums[ROWS_MAX * COLUMNS] __attribute__((aligned(64)));
     size_t rows = size_min(p->kernel->rows, p->M - i), count = size_min(COLUMNS, block->n + block->columns - j);
     bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);

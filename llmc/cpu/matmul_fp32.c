@@ -4,14 +4,14 @@
 // The kernel of fp32: fused multiply-adds on vectors.
 
 // Rows [i, i + count) of A, the block's k.
-static void pack_a(void *panel, const Product *p, const Block *block, size_t i, size_t count) {
+static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const float *src = (const float *)p->a + i * p->a_row + block->k * p->a_column;
     if (p->a_column == 1) pack_transposed(panel, TILE_ROWS, src, p->a_row, count, block->depth);
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
 
 // Column sums of a packed panel of B, count of whose columns exist.
-static void sum_columns(const Product *p, const Block *block, const float *panel, size_t j, size_t count) {
+static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const float *panel, size_t j, size_t count) {
     Vec sum[TILE_VECS] = {{0}};
     for (size_t k = 0; k < block->depth; k++)
         for (int v = 0; v < TILE_VECS; v++) sum[v] += vec_load(panel + k * TILE_COLUMNS + v * VEC);
@@ -20,7 +20,7 @@ static void sum_columns(const Product *p, const Block *block, const float *panel
         p->column_sums[j + i] = sum[i / VEC][i % VEC] + (add ? p->column_sums[j + i] : 0);
 }
 
-static void pack_b(void *panel, const Product *p, const Block *block, size_t j, size_t count) {
+static void pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const float *src = (const float *)p->b + block->k * p->b_row + j * p->b_column;
     if (p->b_column == 1) pack_straight(panel, TILE_COLUMNS, src, p->b_row, count, block->depth);
     else pack_transposed(panel, TILE_COLUMNS, src, p->b_column, count, block->depth);
@@ -32,7 +32,7 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
 }
 
 // The tile of C at (i, j) from a packed panel of A and one of B. At the edges of C a copy is worked on.
-static void compute_tile(const Product *p, const Block *block, const void *a, const void *b, size_t i, size_t j) {
+static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
     bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
     const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;

@@ -18,7 +18,7 @@ typedef struct {
     float *column_sums; // (N), of B over k; or NULL. b_column must then be 1
     bool accumulate;    // for column_sums too
     bool c_float;       // C is fp32 whatever the values are
-} Product;
+} MatmulProduct;
 
 typedef struct {
     size_t n, columns; // of B and C: [n, n + columns)
@@ -26,7 +26,7 @@ typedef struct {
     size_t padded;     // depth, with the zeros that fill the kernel's last step
     char *panels;      // B packed
     float *partial;    // (M, columns) sums over the blocks of k so far, where C has no room for them
-} Block;
+} MatmulBlock;
 
 enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A takes
 
@@ -36,9 +36,9 @@ struct MatmulKernel {
     size_t rows, columns;           // of a tile of C
     size_t step;                    // of k: panels are padded with zeros to a multiple
     size_t block_depth, depth_unit; // blocks of k: at most, a multiple of
-    void (*pack_a)(void *panel, const Product *, const Block *, size_t i, size_t count); // rows [i, i + count) of A
-    void (*pack_b)(void *panel, const Product *, const Block *, size_t j, size_t count); // columns [j, j + count) of B
-    void (*tile)(const Product *, const Block *, const void *a, const void *b, size_t i,
+    void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i, size_t count); // rows [i, i + count) of A
+    void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j, size_t count); // columns [j, j + count) of B
+    void (*tile)(const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j); // C's tile at (i, j)
     Bf16Tile *bf16_tile;    // bf16 alone
     bool (*is_here)(void);  // bf16: does this machine have the instructions?

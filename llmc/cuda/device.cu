@@ -8,8 +8,8 @@ int device_count(int *count, Error *e) {
     *count = 0;
     cudaError_t status = cudaGetDeviceCount(count);
     if (status != cudaSuccess)
-        return FAIL(e, ERR_NO_GPU, hint_no_gpu, "no usable NVIDIA GPU: %s", cudaGetErrorString(status));
-    return *count ? 0 : FAIL(e, ERR_NO_GPU, hint_no_gpu, "no NVIDIA GPU on this machine");
+        return FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no usable NVIDIA GPU: %s", cudaGetErrorString(status));
+    return *count ? 0 : FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no NVIDIA GPU on this machine");
 }
 
 // Explains a failure of the first call that creates a context, which takes memory.
@@ -23,7 +23,7 @@ static int first_call(cudaError_t status, int ordinal, Error *e) {
         return FAIL(e, ERR_MEMORY, hint,
                     "out of GPU memory: GPU %d (%s) has not even the half GiB free that CUDA itself needs", ordinal,
                     name);
-    return FAIL(e, ERR_NO_GPU, hint, "GPU %d (%s) cannot be used: %s", ordinal, name, cudaGetErrorString(status));
+    return FAIL(e, ERR_UNAVAILABLE, hint, "GPU %d (%s) cannot be used: %s", ordinal, name, cudaGetErrorString(status));
 }
 
 int device_take(int ordinal, Error *e) { return first_call(cudaSetDevice(ordinal), ordinal, e); }
@@ -36,13 +36,13 @@ int device_open(Device *device, Error *e) {
     CUDA_TRY(cudaGetDevice(&device->ordinal), e);
     CUDA_TRY(cudaGetDeviceProperties(&device->properties, device->ordinal), e);
     if (p->major < oldest)
-        return FAIL(e, ERR_NO_GPU, hint_no_gpu,
+        return FAIL(e, ERR_UNAVAILABLE, hint_no_gpu,
                     "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0", p->name, p->major,
                     p->minor, oldest);
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-        FAIL(e, ERR_NO_GPU, NULL, "this program was built without code for the %s (compute capability %d.%d)", p->name,
+        FAIL(e, ERR_UNAVAILABLE, NULL, "this program was built without code for the %s (compute capability %d.%d)", p->name,
              p->major, p->minor);
         return error_hint(e, "build it again with CUDA_ARCH=%d%d", p->major, p->minor);
     }

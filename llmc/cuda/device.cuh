@@ -8,12 +8,12 @@ typedef struct {
     cudaDeviceProp properties;
 } Device;
 
-// The number of GPUs; ERR_NO_GPU, with the reason, where there is none.
+// The number of GPUs; ERR_UNAVAILABLE, with the reason, where there is none.
 int device_count(int *count, Error *e);
 
-// Makes device `ordinal` the current one. ERR_NO_GPU or ERR_MEMORY where other programs occupy it.
+// Makes device `ordinal` the current one. ERR_UNAVAILABLE or ERR_MEMORY where other programs occupy it.
 int device_take(int ordinal, Error *e);
 
-// Describes the current device. The same errors, and ERR_NO_GPU where it is too old for this program or the program
+// Describes the current device. The same errors, and ERR_UNAVAILABLE where it is too old for this program or the program
 // holds no code for it.
 int device_open(Device *device, Error *e);

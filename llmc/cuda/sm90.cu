@@ -13,7 +13,7 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
     CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
 #    endif
     if (found != cudaDriverEntryPointSuccess)
-        return FAIL(e, ERR_NO_GPU, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
+        return FAIL(e, ERR_UNAVAILABLE, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
     return 0;
 }
 

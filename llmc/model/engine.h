@@ -25,7 +25,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the most that a step will measure
-    Dtype dtype;        // the CPU's; the CUDA engine's is chosen when it is built, and `check` refuses another
+    Dtype dtype;        // of weights and activations; where dtype_is_built_in that one, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
@@ -111,7 +111,8 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
-    Dtype (*dtype)(void); // the default, or the only one
+    Dtype (*dtype)(void);   // the default
+    bool dtype_is_built_in; // it is the only one
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 

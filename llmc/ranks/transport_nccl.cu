@@ -48,7 +48,7 @@ static int take_device(const Comm *comm, Error *e) {
     TRY(device_count(&count, e));
     if (count == 1) return 0; // the batch system may show each rank its own GPU; check_apart checks it
     if (comm->local_rank < count) return device_take(comm->local_rank, e);
-    FAIL(e, ERR_NO_GPU, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
+    FAIL(e, ERR_UNAVAILABLE, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
     return error_hint(e, "use mpirun -np %d, or more machines", count);
 }
 
@@ -84,7 +84,7 @@ static int check_apart(Comm *comm, Error *e) {
         if (r != comm->rank && memcmp(&all[r], &mine, sizeof mine) == 0) same = r;
     memory_free(all);
     if (!code && same >= 0)
-        code = FAIL(e, ERR_NO_GPU, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
+        code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
                     same, mine.bus, mine.host);
     return comm_agree(comm, code, e);
 }

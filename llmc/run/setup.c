@@ -108,10 +108,19 @@ static int check_omp_threads(Error *e) {
 
 static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
 
+static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
+    Dtype own = engine->dtype();
+    if (!o->given[OPTION_dtype]) o->dtype = own;
+    if (o->dtype == (int)own || !engine->dtype_is_built_in) return 0;
+    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=FP32 or BF16",
+                "--dtype: this program was built for %s", own == DTYPE_FP32 ? "fp32" : "bf16");
+}
+
 static int setup_shape(Setup *setup, Error *e) {
-    const Options *o = &setup->options;
+    Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
+    TRY(setup_dtype(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -121,6 +130,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = o->threads ? (int)o->threads : comm_threads(setup->comm),
         .gns = most_measured(o),
+        .dtype = o->dtype,
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };

@@ -2,8 +2,11 @@
 // vector exp of vector_math.h and GELU, against libm in double.
 #include "arrays.h"
 #include "cpu/layers.h"
-#include "cpu/matmul.h"
-#include "cpu/vector_math.h"
+#include "cpu/matmul_kernel.h"
+#include "cpu/value.h"
+#ifdef __x86_64__
+#    include "amx_model.h"
+#endif
 
 #include <float.h>
 
@@ -16,13 +19,44 @@ static float *guarded_random(size_t n) {
     return x;
 }
 
-static Matmul matmul_create(int threads) { return (Matmul){threads, malloc(matmul_scratch() * sizeof(float))}; }
+enum { ROWS_MOST = 1200 }; // of C
 
-// The largest error, in units of what rounding may do to a sum of K products of numbers up to 1; NaN counts as huge.
-static double worst_error(const float *got, const float *want, size_t n, size_t K) {
-    double worst = 0, unit = 6e-8 * (8 + sqrt((double)K));
+static Matmul matmul_create(const MatmulKernel *kernel, int threads) {
+    size_t bytes = round_up(matmul_scratch(kernel->type, ROWS_MOST), 64);
+    return (Matmul){threads, kernel, aligned_alloc(64, bytes)};
+}
+
+// The kernels that can be tried here, fp32 first.
+static const MatmulKernel *kernels[MATMUL_BF16_KERNELS + 2];
+static int kernel_count;
+
+static void find_kernels(void) {
+    kernels[kernel_count++] = &matmul_fp32;
+    for (int i = 0; i < MATMUL_BF16_KERNELS; i++)
+        if (matmul_bf16[i].is_here()) kernels[kernel_count++] = &matmul_bf16[i];
+#ifdef __x86_64__
+    static MatmulKernel model;
+    model = matmul_bf16[0];
+    model.name = "AMX, in C";
+    model.bf16_tile = bf16_tile_amx_model;
+    kernels[kernel_count++] = &model;
+#endif
+}
+
+// x as values of the type; x becomes what these are.
+static void *values_of(float *x, size_t n, Dtype type) {
+    void *values = malloc(n * value_bytes(type) + 1);
+    for (size_t i = 0; i < n; i++) value_set(values, i, x[i], type), x[i] = value_get(values, i, type);
+    return values;
+}
+
+// The largest error, in units of what rounding may do to a sum of K products of numbers up to 1, and to a result of the
+// type; NaN counts as huge.
+static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
+    double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
+    double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
     for (size_t i = 0; i < n; i++) {
-        double error = fabs((double)got[i] - want[i]) / (unit * (1 + sqrt((double)K)));
+        double error = fabs((double)value_get(got, i, type) - want[i]) / (unit + rounding * fabs((double)want[i]));
         if (!(error <= worst)) worst = isnan(error) ? 1e9 : error;
     }
     return worst;
@@ -38,8 +72,8 @@ typedef struct {
     bool accumulate, vector; // vector: nn's bias, tn's column sums
 } Case;
 
-static void run_product(Matmul mm, const Case *t, float *c, float *sums, const float *a, const float *b,
-                        const float *bias) {
+static void run_product(Matmul mm, const Case *t, void *c, float *sums, const void *a, const void *b,
+                        const void *bias) {
     switch (t->product) {
     case NN: matmul_nn(mm, c, a, b, t->vector ? bias : NULL, t->M, t->N, t->K); break;
     case NT: matmul_nt(mm, c, a, b, t->M, t->N, t->K); break;
@@ -66,40 +100,69 @@ static void expect_product(const Case *t, float *c, float *sums, const float *a,
 }
 
 static void check_case(Matmul one, Matmul many, Case t) {
-    size_t n = t.M * t.N;
+    Dtype type = one.kernel->type, c_type = t.product == TN ? DTYPE_FP32 : type;
+    size_t n = t.M * t.N, bytes = n * value_bytes(c_type);
     float *a = random_array(t.M * t.K, 1), *b = random_array(t.K * t.N, 1), *bias = random_array(t.N, 1);
-    float *c[3], *sums[3]; // expected, of one thread, of many
+    void *a_values = values_of(a, t.M * t.K, type), *b_values = values_of(b, t.K * t.N, type),
+         *bias_values = values_of(bias, t.N, type);
+    float *c[3], *sums[3]; // expected, of one thread, of many; the last two are values
     for (int i = 0; i < 3; i++) {
         c[i] = t.accumulate ? guarded_random(n) : guarded_array(n);
         sums[i] = t.accumulate ? guarded_random(t.N) : guarded_array(t.N);
         if (i > 0) memcpy(c[i], c[0], n * sizeof(float)), memcpy(sums[i], sums[0], t.N * sizeof(float));
     }
     expect_product(&t, c[0], sums[0], a, b, bias);
-    run_product(one, &t, c[1], sums[1], a, b, bias);
-    run_product(many, &t, c[2], sums[2], a, b, bias);
-    const char *name = product_names[t.product];
-    double error = worst_error(c[1], c[0], n, t.K);
-    CHECK(error < 1, "%s M %zu N %zu K %zu accumulate %d: error %g", name, t.M, t.N, t.K, t.accumulate, error);
-    CHECK(!memcmp(c[1], c[2], n * sizeof(float)), "%s M %zu N %zu K %zu: threads differ", name, t.M, t.N, t.K);
-    CHECK(guards_intact(c[1], n) && guards_intact(c[2], n), "%s M %zu N %zu K %zu wrote beyond C", name, t.M, t.N, t.K);
+    run_product(one, &t, c[1], sums[1], a_values, b_values, bias_values);
+    run_product(many, &t, c[2], sums[2], a_values, b_values, bias_values);
+    char name[200];
+    snprintf(name, sizeof name, "%s %s M %zu N %zu K %zu accumulate %d", one.kernel->name, product_names[t.product],
+             t.M, t.N, t.K, t.accumulate);
+    double error = worst_error(c[1], c_type, c[0], n, t.K);
+    CHECK(error < 1, "%s: error %g", name, error);
+    CHECK(!memcmp(c[1], c[2], bytes), "%s: threads differ", name);
+    CHECK(guards_intact(c[1], n) && guards_intact(c[2], n), "%s wrote beyond C", name);
+    const uint32_t *after = (uint32_t *)((char *)c[1] + round_up(bytes, 4)), *end = (uint32_t *)(c[1] + n);
+    for (; after < end; after++) CHECK(*after == guard_bits, "%s wrote beyond C", name); // values of two bytes
     if (t.product == TN && t.vector) {
-        error = worst_error(sums[1], sums[0], t.N, t.K);
-        CHECK(error < 1, "column sums N %zu K %zu: error %g", t.N, t.K, error);
-        CHECK(!memcmp(sums[1], sums[2], t.N * sizeof(float)), "column sums N %zu K %zu: threads differ", t.N, t.K);
-        CHECK(guards_intact(sums[1], t.N), "column sums N %zu K %zu wrote beyond", t.N, t.K);
+        error = worst_error(sums[1], DTYPE_FP32, sums[0], t.N, t.K);
+        CHECK(error < 1, "%s, column sums: error %g", name, error);
+        CHECK(!memcmp(sums[1], sums[2], t.N * sizeof(float)), "%s, column sums: threads differ", name);
+        CHECK(guards_intact(sums[1], t.N), "%s, column sums: wrote beyond", name);
     }
     for (int i = 0; i < 3; i++) guarded_free(c[i]), guarded_free(sums[i]);
-    free(a), free(b), free(bias);
+    free(a), free(b), free(bias), free(a_values), free(b_values), free(bias_values);
 }
 
-static void check_shapes(const size_t (*shapes)[3], size_t count) {
-    Matmul one = matmul_create(1), two = matmul_create(2), five = matmul_create(5);
+static void check_kernel(const MatmulKernel *kernel, const size_t (*shapes)[3], size_t count) {
+    Matmul one = matmul_create(kernel, 1), two = matmul_create(kernel, 2), five = matmul_create(kernel, 5);
     for (size_t i = 0; i < count; i++)
         for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
             Case t = {variant / 4, shapes[i][0], shapes[i][1], shapes[i][2], variant & 1, variant & 2};
             if (!t.accumulate || t.product == TN) check_case(one, i % 2 ? two : five, t);
         }
     free(one.scratch), free(two.scratch), free(five.scratch);
+}
+
+static void check_shapes(const size_t (*shapes)[3], size_t count) {
+    for (int i = 0; i < kernel_count; i++) check_kernel(kernels[i], shapes, count);
+}
+
+// The instructions that add a pair's products one after the other do what plain C does, to the bit.
+static void test_same_bits(void) {
+    enum { M = 29, K = 1601, N = 83 };
+    float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
+    void *xv = values_of(x, M * K, DTYPE_BF16), *wv = values_of(w, K * N, DTYPE_BF16);
+    float *want = malloc(M * N * sizeof(float)), *got = malloc(M * N * sizeof(float));
+    Matmul plain = matmul_create(&matmul_bf16[MATMUL_BF16_KERNELS - 1], 2);
+    matmul_tn(plain, want, NULL, xv, wv, M, N, K, false);
+    for (int i = 0; i < kernel_count; i++) {
+        if (kernels[i]->type == DTYPE_FP32 || kernels[i]->rows == BF16_AMX_ROWS) continue;
+        Matmul mm = matmul_create(kernels[i], 2);
+        matmul_tn(mm, got, NULL, xv, wv, M, N, K, false);
+        CHECK(!memcmp(got, want, M * N * sizeof(float)), "%s", kernels[i]->name);
+        free(mm.scratch);
+    }
+    free(x), free(w), free(xv), free(wv), free(want), free(got), free(plain.scratch);
 }
 
 static void test_small_shapes(void) { // every size from 1 to past a tile, in every place
@@ -116,38 +179,54 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
-static void test_bits_do_not_depend_on_m_or_n(void) { // a row gives the same bits alone as among others
-    Matmul mm = matmul_create(2);
+static void check_rows_alone(const MatmulKernel *kernel) {
+    Matmul mm = matmul_create(kernel, 2);
+    Dtype type = kernel->type;
     enum { M = 29, K = 801, N = 83 };
-    float *x = random_array(M * K, 1), *w = random_array(K * N, 1), *y = malloc(M * N * 4), *row = malloc(N * 4);
-    matmul_nn(mm, y, x, w, NULL, M, N, K);
+    float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
+    void *xv = values_of(x, M * K, type), *wv = values_of(w, K * N, type), *y = malloc(M * N * 4), *row = malloc(N * 4);
+    matmul_nn(mm, y, xv, wv, NULL, M, N, K);
     for (size_t i = 0; i < M; i++) {
-        matmul_nn(mm, row, x + i * K, w, NULL, 1, N, K);
-        CHECK(!memcmp(row, y + i * N, N * 4), "row %zu differs", i);
+        matmul_nn(mm, row, value_at(xv, i * K, type), wv, NULL, 1, N, K);
+        CHECK(!memcmp(row, value_at(y, i * N, type), N * value_bytes(type)), "%s: row %zu differs", kernel->name, i);
     }
-    free(x), free(w), free(y), free(row);
-    free(mm.scratch);
+    free(x), free(w), free(xv), free(wv), free(y), free(row), free(mm.scratch);
+}
+static void test_bits_do_not_depend_on_m_or_n(void) { // a row gives the same bits alone as among others
+    for (int i = 0; i < kernel_count; i++) check_rows_alone(kernels[i]);
 }
 
 static void test_empty_sum(void) { // K = 0: the bias, or C as it was
-    Matmul mm = matmul_create(2);
-    float y[6] = {NAN, NAN, NAN, NAN, NAN, NAN}, bias[3] = {1, 2, 3}, none[1] = {0};
-    matmul_nn(mm, y, none, none, bias, 2, 3, 0);
-    for (size_t i = 0; i < 6; i++) CHECK(y[i] == bias[i % 3], "y[%zu] = %g", i, y[i]);
-    matmul_nn(mm, NULL, none, none, NULL, 0, 3, 5);
-    free(mm.scratch);
+    for (int k = 0; k < kernel_count; k++) {
+        Matmul mm = matmul_create(kernels[k], 2);
+        float y[6] = {NAN, NAN, NAN, NAN, NAN, NAN}, bias[3] = {1, 2, 3}, none[1] = {0};
+        void *bias_values = values_of(bias, 3, kernels[k]->type);
+        matmul_nn(mm, y, none, none, bias_values, 2, 3, 0);
+        for (size_t i = 0; i < 6; i++) {
+            float got = value_get(y, i, kernels[k]->type);
+            CHECK(got == bias[i % 3], "%s: y[%zu] = %g", kernels[k]->name, i, got);
+        }
+        matmul_nn(mm, NULL, none, none, NULL, 0, 3, 5);
+        free(mm.scratch), free(bias_values);
+    }
 }
 
-static void test_nan_and_infinity_pass_through(void) {
-    Matmul mm = matmul_create(1);
+static void check_nan_and_infinity(const MatmulKernel *kernel) {
+    Matmul mm = matmul_create(kernel, 1);
     enum { M = 14, K = 40, N = 35 };
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1), *y = malloc(M * N * 4);
     x[3 * K + 7] = NAN, x[9 * K + 2] = INFINITY;
-    matmul_nn(mm, y, x, w, NULL, M, N, K);
-    for (size_t i = 0; i < M * N; i++)
-        CHECK(!isfinite(y[i]) == (i / N == 3 || i / N == 9), "row %zu column %zu: %g", i / N, i % N, y[i]);
-    free(x), free(w), free(y);
-    free(mm.scratch);
+    void *xv = values_of(x, M * K, kernel->type), *wv = values_of(w, K * N, kernel->type);
+    matmul_nn(mm, y, xv, wv, NULL, M, N, K);
+    for (size_t i = 0; i < M * N; i++) {
+        float got = value_get(y, i, kernel->type);
+        CHECK(!isfinite(got) == (i / N == 3 || i / N == 9), "%s: row %zu column %zu: %g", kernel->name, i / N, i % N,
+              got);
+    }
+    free(x), free(w), free(y), free(xv), free(wv), free(mm.scratch);
+}
+static void test_nan_and_infinity_pass_through(void) {
+    for (int i = 0; i < kernel_count; i++) check_nan_and_infinity(kernels[i]);
 }
 
 static void test_exp(void) {
@@ -180,8 +259,8 @@ static void test_gelu(void) {
     float *y = guarded_array(FLOATS), *dx = guarded_array(FLOATS);
     float *x = random_array(FLOATS, 1), *dy = random_array(FLOATS, 1);
     for (size_t i = 0; i < FLOATS; i++) x[i] *= i % 2 ? 8 : 1;
-    gelu_forward(y, x, FLOATS);
-    gelu_backward(dx, dy, x, FLOATS);
+    gelu_forward(y, x, FLOATS, DTYPE_FP32);
+    gelu_backward(dx, dy, x, FLOATS, DTYPE_FP32);
     for (size_t i = 0; i < FLOATS; i++) {
         CHECK_CLOSE(y[i], gelu_reference(x[i]), 1e-6, 0.02);
         double h = 1e-5, slope = (gelu_reference(x[i] + h) - gelu_reference(x[i] - h)) / (2 * h);
@@ -190,18 +269,20 @@ static void test_gelu(void) {
     CHECK(guards_intact(y, FLOATS) && guards_intact(dx, FLOATS), "wrote beyond");
     for (size_t n = 0; n < 70; n++) { // short arrays and in place: the same bits as in the long one
         memcpy(dx, x, n * 4);
-        gelu_forward(dx, dx, n);
+        gelu_forward(dx, dx, n, DTYPE_FP32);
         CHECK(!memcmp(dx, y, n * 4), "n %zu differs", n);
     }
     float large[2] = {50, -50}, result[2];
-    gelu_forward(result, large, 2);
+    gelu_forward(result, large, 2, DTYPE_FP32);
     CHECK(result[0] == 50 && result[1] == 0, "gelu(+-50) = %g, %g", result[0], result[1]);
     guarded_free(y), guarded_free(dx), free(x), free(dy);
 }
 
 int main(void) {
+    find_kernels();
     RUN(test_small_shapes);
     RUN(test_blocked_shapes);
+    RUN(test_same_bits);
     RUN(test_bits_do_not_depend_on_m_or_n);
     RUN(test_empty_sum);
     RUN(test_nan_and_infinity_pass_through);

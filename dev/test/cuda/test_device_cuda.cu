@@ -97,7 +97,7 @@ static void test_two_ranks_on_one(void) {
     Error e = {};
     gpus_are(1);
     CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
-    CHECK_ERROR(take(1, "0000:1B:00.0", &e), &e, ERR_NO_GPU, "ranks 1 and 0 have the same GPU (0000:1B:00.0 of ");
+    CHECK_ERROR(take(1, "0000:1B:00.0", &e), &e, ERR_UNAVAILABLE, "ranks 1 and 0 have the same GPU (0000:1B:00.0 of ");
     CHECK(talk.settled, "the other rank does not know");
 }
 
@@ -106,7 +106,7 @@ static void test_more_ranks_than_gpus(void) {
     gpus_are(3);
     Comm comm = {};
     comm.rank = 3, comm.ranks = 4, comm.local_rank = 3, comm.local_ranks = 4;
-    CHECK_ERROR(nccl_transport.device(&comm, &e), &e, ERR_NO_GPU, "4 ranks on this machine, and 3 GPUs");
+    CHECK_ERROR(nccl_transport.device(&comm, &e), &e, ERR_UNAVAILABLE, "4 ranks on this machine, and 3 GPUs");
     CHECK(talk.settled, "the other ranks do not know");
 }
 
@@ -114,12 +114,12 @@ static void test_no_gpu(void) {
     Error e = {};
     Device device;
     gpus_are(0);
-    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "no NVIDIA GPU");
-    CHECK_ERROR(take(0, "", &e), &e, ERR_NO_GPU, "no NVIDIA GPU");
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "no NVIDIA GPU");
+    CHECK_ERROR(take(0, "", &e), &e, ERR_UNAVAILABLE, "no NVIDIA GPU");
     CHECK(talk.settled, "the other rank does not know");
     gpu.counted = cudaErrorInsufficientDriver;
-    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "driver");
-    CHECK_ERROR(take(0, "", &e), &e, ERR_NO_GPU, "driver");
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "driver");
+    CHECK_ERROR(take(0, "", &e), &e, ERR_UNAVAILABLE, "driver");
 }
 
 // A GPU that is there but not usable, or without memory for a context.
@@ -131,8 +131,8 @@ static void test_busy(void) {
     for (cudaError_t status : busy) {
         gpus_are(2);
         gpu.opened = gpu.taken = status;
-        CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "GPU 0 (Fake 1) cannot be used: ");
-        CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_NO_GPU, "GPU 1 (Fake 1) cannot be used: ");
+        CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "GPU 0 (Fake 1) cannot be used: ");
+        CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_UNAVAILABLE, "GPU 1 (Fake 1) cannot be used: ");
         CHECK(strstr(e.what, cudaGetErrorString(status)) && strstr(e.hint, "CUDA_VISIBLE_DEVICES"), "%s", e.what);
         CHECK(talk.settled, "the other rank does not know");
     }
@@ -151,9 +151,9 @@ static void test_wrong_kind(void) {
     CHECK(strcmp(device.properties.name, "Fake 1") == 0 && device.ordinal == 0, "%s",
           device.properties.name);
     gpu.opened = cudaErrorNoKernelImageForDevice;
-    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "without code for the Fake 1");
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "without code for the Fake 1");
     gpu.major = 7;
-    CHECK_ERROR(device_open(&device, &e), &e, ERR_NO_GPU, "too old");
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "too old");
 }
 
 int main(void) {

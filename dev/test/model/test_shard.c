@@ -427,7 +427,7 @@ int main(int argc, char **argv) {
     EngineConfig config = config_of(&w);
     int code = engine_create(&GNS_ENGINE, &engine, &config, &e);
     if (code) error_print(&e, 0, 1);
-    if (code == ERR_NO_GPU) return ERR_SKIPPED;
+    if (code == ERR_UNAVAILABLE) return ERR_SKIPPED;
     engine_destroy(engine);
     model_destroy(&w.model);
     RUN(test_owned_ranges);
