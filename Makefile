@@ -144,7 +144,7 @@ help: ## this list
 	@echo "and variables may follow:"
 	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
 
-# Keeps what takes long to make: runs, also those in build/, and Python's environment.
+# Keeps what takes long to make: runs, also those in build/, Python's environment and Arm's libraries.
 clean: ## removes what was compiled; keeps runs and build/venv
 	rm -rf $(wildcard build/cpu build/cpu-* build/cuda-* build/fuzz_coverage) train_gpt2 train_gpt2cu data/tokenize
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
