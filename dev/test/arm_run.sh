@@ -3,9 +3,10 @@
 # dev/test/arm_run.sh PROGRAM [ARGUMENT...]
 set -eu
 [[ $1 != *.sh ]] || exec "$@"
-case ${1##*/} in # what is left out: minutes of statistics; threads of the process, among which are those of qemu
+case ${1##*/} in # without what takes minutes, and what counts the threads of the process, among which are qemu's
 test_gns) export GNS_ONLY="test_duplicates test_identities test_tracker test_lower_formula test_drift test_calibration
     test_calibration_is_timely test_ratio test_ranks_limits test_groups" ;;
+test_shard) export GNS_ONLY="test_sharded_gradients test_collected_micro_steps test_awaited_weights test_memory_plan" ;;
 test_loader) export GNS_ONLY="test_order test_reads_ahead test_shares_of_ranks test_errors_reach_the_caller" ;;
 esac
 libraries=$(dirname "$(realpath "$0")")/../../build/arm64/usr/lib/aarch64-linux-gnu
