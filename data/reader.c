@@ -1,24 +1,26 @@
 #define _GNU_SOURCE // memmem, memrchr
 #include "reader.h"
 #include "base/pipe.h"
+#include "base/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { LINE_BYTES_MAX = 1 << 26 }; // the longest line of JSON, or text without a space
 
 static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.file]; }
 
-static bool reader_signalled(Reader *r) {
-    const struct timespec now = {0, 0};
-    r->stopped = r->stopped || sigtimedwait(&r->signals, NULL, &now) > 0;
-    return r->stopped;
+// What is read at once. A signal is answered between blocks: with tiny shards a block is at most so many of them.
+static size_t reader_block_bytes(const Reader *r) {
+    const uint64_t shards = 256;
+    return size_min(BLOCK_BYTES, shards * r->o->shard_tokens);
 }
+
+bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_pending(); }
 
 // Whether the rest of the input is not read.
 static bool reader_is_done_with(const Reader *r, const Input *input) {
@@ -31,10 +33,10 @@ static bool reader_wait(Reader *r) {
     struct pollfd p = {r->fd, POLLIN, 0};
     Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // notes that nothing has arrived
     do {
-        if (reader_signalled(r) || atomic_load(r->refused)) return false;
+        if (reader_stopped(r) || atomic_load(r->refused)) return false;
         wait_note(&wait, r->fd, input_name(reader_input(r)), 0);
     } while (poll(&p, 1, POLL_MS) == 0);
-    return !reader_signalled(r);
+    return !reader_stopped(r);
 }
 
 // *got is 0 at the end of the file.
@@ -249,11 +251,11 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     *got = false;
     if (r->resumed) TRY(reader_catch_up(r, e));
-    while (r->place.file < r->inputs->count && !reader_signalled(r)) {
+    while (r->place.file < r->inputs->count && !reader_stopped(r)) {
         const Input *input = reader_input(r);
         size_t bytes = 0;
         if (!reader_is_done_with(r, input) && r->fd < 0) TRY(reader_open(r, e));
-        for (size_t want = BLOCK_BYTES; bytes == 0 && !reader_is_done_with(r, input); want *= 2) {
+        for (size_t want = reader_block_bytes(r); bytes == 0 && !reader_is_done_with(r, input); want *= 2) {
             if (want > LINE_BYTES_MAX)
                 return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
@@ -288,7 +290,7 @@ static int reader_check_file(Reader *r, bool *valid, Error *e) {
     const Input *input = reader_input(r);
     Error ignored;
     *valid = true;
-    for (size_t got = 1, total = 0; got && *valid && !reader_signalled(r);) {
+    for (size_t got = 1, total = 0; got && *valid && !reader_stopped(r);) {
         TRY(reader_read(r, r->buffer + r->have, BLOCK_BYTES - r->have, &got, e));
         r->have += got;
         if (total == 0 && check_text_kind(input, r->buffer, r->have, &ignored)) *valid = false;

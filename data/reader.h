@@ -3,7 +3,6 @@
 
 #include "blocks.h"
 
-#include <signal.h>
 #include <stdatomic.h>
 
 enum { BLOCK_BYTES = 1 << 20 };
@@ -15,22 +14,22 @@ typedef struct {
     const Tokenizer *tokenizer;
     Inputs *inputs;
     atomic_bool *refused; // some input cannot be taken: nothing will be written, and pipes are not waited for
-    sigset_t signals;     // blocked; one of them stops the reader
-    bool stopped;
-    bool resumed;  // at `place`; the pipes have not been read up to it yet
-    Place place;   // of buffer[0]
-    int fd;        // of inputs->all[place.file], or -1
-    uint64_t tail; // where validation begins in this file; UINT64_MAX: whole documents are drawn
-    bool ended;    // the buffer holds the rest of the file
-    bool invalid;  // a pipe brought text that is not UTF-8: the buffer ends with it
+    bool stopped;         // by a signal
+    bool resumed;         // at `place`; the pipes have not been read up to it yet
+    Place place;          // of buffer[0]
+    int fd;               // of inputs->all[place.file], or -1
+    uint64_t tail;        // where validation begins in this file; UINT64_MAX: whole documents are drawn
+    bool ended;           // the buffer holds the rest of the file
+    bool invalid;         // a pipe brought text that is not UTF-8: the buffer ends with it
     char *buffer;
     size_t have, capacity;
     Digester *piped; // what place.piped is taken from
 } Reader;
 
-// Goes to the beginning of the inputs. The caller has set o, tokenizer, inputs, refused, signals, and fd to -1.
+// Goes to the beginning of the inputs. The caller has set o, tokenizer, inputs, refused, and fd to -1.
 int reader_init(Reader *r, Error *e);
 void reader_free(Reader *r);
+bool reader_stopped(Reader *r); // asks for signals
 
 // Fills *b with the next block; *got is false at the end of the input and after a signal. ERR_INPUT where the input
 // cannot be read or, resumed, differs from the interrupted one.

@@ -1,5 +1,6 @@
 #include "shards.h"
 #include "base/hash.h"
+#include "base/signals.h"
 #include "text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -202,6 +203,8 @@ static int writer_publish_shard(const Writer *w, int split, int shard, Error *e)
     return FAIL(e, ERR_INPUT, "say --force to start over", "%s: is gone, and so is %s.partial", path, path_name(path));
 }
 
+int writer_stopped(Error *e) { return FAIL(e, ERR_STOPPED, "run the same command again to resume", "a signal"); }
+
 int writer_publish(Writer *w, Error *e) {
     if (!w->state.publishing) {
         for (int i = 0; i < SPLITS; i++) {
@@ -214,7 +217,10 @@ int writer_publish(Writer *w, Error *e) {
     }
     for (int i = 0; i < SPLITS; i++) {
         if (!owns_split(w, i)) continue;
-        for (int shard = 0; shard < w->state.split[i].shards; shard++) TRY(writer_publish_shard(w, i, shard, e));
+        for (int shard = 0; shard < w->state.split[i].shards; shard++) {
+            if (signals_pending()) return writer_stopped(e);
+            TRY(writer_publish_shard(w, i, shard, e));
+        }
         TRY(shards_remove(w, i, w->state.split[i].shards, "", e));
     }
     return 0;

@@ -44,7 +44,9 @@ int writer_block(Writer *w, const TextBlock *b, Error *e);
 
 int writer_resume(Writer *w, Error *e); // opens the unfinished shards of w->state
 
-// Gives all shards their names, and removes those of an earlier run that come after them.
+int writer_stopped(Error *e); // ERR_STOPPED: by a signal
+
+// Gives all shards their names, and removes those of an earlier run that come after them. A signal ends it: ERR_STOPPED.
 int writer_publish(Writer *w, Error *e);
 
 void writer_close(Writer *w);                // keeps unfinished shards

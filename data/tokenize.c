@@ -9,13 +9,14 @@
 #include "reader.h"
 #include "shards.h"
 #include "base/process.h"
+#include "base/signals.h"
 #include "base/terminal.h"
+#include "base/thread.h"
 
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <omp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
@@ -139,11 +140,14 @@ static int run_write_oldest(Run *run, Error *e) {
 
 // Keeps the ring full and writes from its other end. An error is reported after everything before it has been written, so
 // of several errors it is always the first in the input. After an input that cannot be taken the other files are checked as
-// well, but not its own rest, and not pipes, which may take any time.
+// well, but not its own rest, and not pipes, which may take any time. After a signal it writes what it has read, for a
+// second at most.
 static int run_blocks(Run *run, Error *e) {
     Error reader_error;
     int reader_code = 0;
-    for (bool more = true; more || run->written < run->filled;) {
+    double deadline = INFINITY; // after a signal
+    for (bool more = true; (more || run->written < run->filled) && clock_seconds() < deadline;) {
+        if (isinf(deadline) && reader_stopped(&run->reader)) deadline = clock_seconds() + 1;
         if (!more || run->filled - run->written == run->block_count) {
             TRY(run_write_oldest(run, e));
             continue;
@@ -189,7 +193,7 @@ static int run_finish(Run *run, Error *e) {
     const struct SplitState *splits = run->writer.state.split;
     if (run->reader.stopped) {
         TRY(state_save(&run->writer, e));
-        return FAIL(e, ERR_STOPPED, "run the same command again to resume", "a signal");
+        return writer_stopped(e);
     }
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
@@ -273,11 +277,8 @@ static int tokenize(int argc, char **argv, Error *e) {
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
     TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
-    sigemptyset(&run.reader.signals); // blocked, and asked for between blocks: no handler, no global
-    sigaddset(&run.reader.signals, SIGINT);
-    sigaddset(&run.reader.signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
-    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
+    signals_block();
+    thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare_input(&run, e));
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;

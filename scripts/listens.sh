@@ -38,10 +38,10 @@ wait_for_job() {
 }
 
 # SIGKILL ends a script without a word. So its ranks look whether it is still there: llmc/ranks/launcher.h.
-show_to_ranks() { # NAME
+show_to_ranks() { # NAME [PID]; this script by default
     local place
     read -r place 2> /dev/null < /proc/sys/kernel/random/boot_id
-    export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:$$@$place/$(readlink /proc/self/ns/pid 2> /dev/null)"
+    export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:${2:-$$}@$place/$(readlink /proc/self/ns/pid 2> /dev/null)"
 }
 
 # A starting process dies of SIGUSR1 until it has installed its handler.

@@ -93,7 +93,7 @@ else
     readers+=" $!"
 fi
 # A session of its own: the terminal's Ctrl-C does not reach it.
-(exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+(show_to_ranks mpirun "$BASHPID" && exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
 exec {out}>&- {err}>&-
 hand_on

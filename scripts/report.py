@@ -238,10 +238,13 @@ def main():
         if not finite(run.column("loss")):
             raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")
     label(runs)
-    import report_plots
+
+    def draw():
+        import report_plots
+        return page(runs, args.target, report_plots)
 
     out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
-    write_whole(out, page(runs, args.target, report_plots))
+    write_whole(out, draw)
     print(out)
 
 

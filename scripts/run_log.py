@@ -111,20 +111,23 @@ def open_own(path, mode):
 
 
 def write_whole(path, text):
-    """Writes the whole file, or none of it."""
-    partial = path + ".tmp"
+    """Writes the whole file, or none of it. text: a string, or a function, called once the file can be written."""
+    partial, opened = path + ".tmp", False
     try:
         refuse_special(path)
         refuse_special(partial)
         with contextlib.suppress(FileNotFoundError):
             os.remove(partial)  # of a script that was killed
         with open_own(partial, "x") as file:
-            file.write(text)
+            opened = True
+            file.write(text() if callable(text) else text)
         os.replace(partial, path)
-    except OSError as error:
-        if os.path.isfile(partial):
+    except BaseException as error:
+        if opened:
             os.remove(partial)
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+        raise
 
 
 def remove_checkpoint(path):

@@ -7,6 +7,10 @@
 
 void signals_install(void);
 
+// For a program that has no handler, and asks for SIGINT and SIGTERM at places of its own. Ignores SIGXFSZ as well.
+void signals_block(void);
+bool signals_pending(void); // one of the two has come
+
 // Asks as well: what started this process is gone. why: a sentence, which lives on.
 void signals_orphaned(const char *why);
 

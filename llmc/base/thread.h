@@ -7,3 +7,8 @@
 // Starts a thread that takes no signal but SIGALRM, which ends the process on any thread (watchdog.c). `what` names the
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
+
+// Starts OpenMP's threads, which later parallel regions of at most this size use again. Where they cannot start, libgomp
+// calls exit(1), at whichever region is the first: call this before anything is written. The process then ends with one
+// line and ERR_MEMORY.
+void thread_start_team(int size);

@@ -93,6 +93,8 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     add_libraries(plan, memory);
 }
 
+double plan_besides(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
+
 double plan_usable_memory(const PlanDevice *device) {
     const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
     return share * device->spec.memory_bytes;
@@ -109,4 +111,23 @@ int plan_largest_micro_batch(const Plan *plan, double besides, int most) {
         else fails = middle;
     }
     return fits;
+}
+
+int plan_check_fits(const Plan *plan, Error *e) {
+    const double gib = 1 << 30, usable = plan_usable_memory(&plan->device), besides = plan_besides(plan);
+    if (!(usable > 0) || plan_largest_micro_batch(plan, besides, MICRO_BATCH_MAX)) return 0;
+    Plan lean = *plan;
+    lean.shape.recompute = RECOMPUTE_BLOCK;
+    int rows = plan_largest_micro_batch(&lean, besides, MICRO_BATCH_MAX);
+    double weights = plan_state(&plan->shape, plan->device.value).weights;
+    MemoryPlan memory;
+    plan_memory(plan, 1, &memory);
+    FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
+         ((double)memory.total + besides) / gib, usable / gib, plan->device.name);
+    if (plan->shape.inference || weights > usable)
+        return error_hint(e, "use a smaller model, or a device with more memory: the weights alone are %.1f GiB",
+                          weights / gib);
+    if (rows) return error_hint(e, "use --recompute block, with --micro-batch %d or less", rows);
+    return error_hint(e, "use --recompute block and --zero 2 on more ranks, which divide gradients and moments among "
+                         "them; or a smaller model");
 }

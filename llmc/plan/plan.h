@@ -127,8 +127,12 @@ PlanState plan_state(const EngineConfig *shape, double value);
 // largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options
 // allow (0: not even one row).
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
+double plan_besides(const Plan *plan); // in the same memory: a CPU's holds the copy that checkpoints are written from
 double plan_usable_memory(const PlanDevice *device);
 int plan_largest_micro_batch(const Plan *plan, double besides, int most);
+
+// ERR_MEMORY where not even one row fits into the device's memory, if that is known.
+int plan_check_fits(const Plan *plan, Error *e);
 
 // Memory of the CUDA engine as far as the sizes of tensors give it, for a machine without that engine's code.
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);

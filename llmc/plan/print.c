@@ -50,9 +50,17 @@ static Figure duration(double seconds) {
     Figure out;
     if (seconds < 120) snprintf(out.s, sizeof out.s, "%.3g seconds", seconds);
     else if (seconds < 7200) snprintf(out.s, sizeof out.s, "%.3g minutes", seconds / 60);
-    else snprintf(out.s, sizeof out.s, "%.3g hours", seconds / 3600);
+    else if (seconds < 3.6e6) snprintf(out.s, sizeof out.s, "%.3g hours", seconds / 3600);
+    else snprintf(out.s, sizeof out.s, "%.24s days", grouped(seconds / 86400).s);
     return out;
 }
+
+// What the times of a table are counted in, where the longest is `seconds`.
+typedef struct {
+    const char *name;
+    double per_second;
+} TimeUnit;
+static TimeUnit time_unit(double seconds) { return seconds < 100 ? (TimeUnit){"ms", 1e3} : (TimeUnit){"s", 1}; }
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
@@ -98,22 +106,29 @@ static void print_device(FILE *f, const Plan *p) {
             plan_critical_intensity(d));
 }
 
-static void print_bytes(FILE *f, const char *what, double bytes, const char *end) {
-    fprintf(f, "  %-36s %10.1f MiB%s", what, bytes / (1 << 20), end);
+// unit: 2 for MiB, 3 for GiB, 4 for TiB.
+static void print_bytes(FILE *f, const char *what, double bytes, int unit, const char *end) {
+    fprintf(f, "  %-36s %10.1f %ciB%s", what, ldexp(bytes, -10 * unit), " KMGT"[unit], end);
 }
 
 static void print_memory(FILE *f, const Plan *p) {
     MemoryPlan memory;
     plan_memory(p, p->shape.micro_batch, &memory);
     fprintf(f, "\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
-    for (int i = 0; i < memory.count; i++) print_bytes(f, memory.item[i].what, (double)memory.item[i].bytes, "\n");
-    if (p->host_bytes > 0) print_bytes(f, "copy for checkpoints, on the host", p->host_bytes, "\n");
-    double besides = p->device.measured ? p->host_bytes : 0; // a CPU has one memory for both
-    print_bytes(f, "memory in all", (double)memory.total + besides, "");
+    double besides = plan_besides(p), all = (double)memory.total + besides;
+    int unit = all < ldexp(200, 30) ? 2 : all < ldexp(10, 40) ? 3 : 4;
+    for (int i = 0; i < memory.count; i++)
+        print_bytes(f, memory.item[i].what, (double)memory.item[i].bytes, unit, "\n");
+    if (p->host_bytes > 0) print_bytes(f, "copy for checkpoints, on the host", p->host_bytes, unit, "\n");
+    print_bytes(f, "memory in all", all, unit, "");
     if (p->device.spec.memory_bytes > 0) {
         int fits = plan_largest_micro_batch(p, besides, MICRO_BATCH_MAX);
-        fprintf(f, " of %.0f", plan_usable_memory(&p->device) / (1 << 20));
-        if (fits) fprintf(f, "; the largest --micro-batch that fits is %d", fits);
+        double usable = plan_usable_memory(&p->device);
+        if (unit == 2) fprintf(f, " of %.0f", ldexp(usable, -20));
+        else fprintf(f, " of %.1f GiB", ldexp(usable, -30));
+        if (fits)
+            fprintf(f, "; %sthe largest --micro-batch that fits is %d",
+                    fits < p->shape.micro_batch ? "DOES NOT FIT: " : "", fits);
         else fprintf(f, "; NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
@@ -134,18 +149,19 @@ static void print_kernels(FILE *f, const Plan *p, const PlanStep *step) {
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step->all.family[i].flops;
     bool tera = flops >= 1e13;
+    TimeUnit unit = time_unit(step->seconds);
     fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
-            "bound by", "ms", "share");
+            "bound by", unit.name, "share");
     for (int i = 0; i < FAMILIES; i++) {
         double work = step->all.family[i].flops, bytes = step->all.family[i].bytes, s = step->all.family[i].seconds;
         if (!(bytes > 0)) continue;
         fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], work / (tera ? 1e12 : 1e9),
                 1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
-                1e3 * s, 100 * s / step->seconds);
+                unit.per_second * s, 100 * s / step->seconds);
     }
     if (step->exposed > 0)
         fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
-                1e3 * step->exposed, 100 * step->exposed / step->seconds);
+                unit.per_second * step->exposed, 100 * step->exposed / step->seconds);
 }
 
 static void print_step(FILE *f, const Plan *p) {
@@ -160,7 +176,9 @@ static void print_step(FILE *f, const Plan *p) {
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
                 (long long)(p->ranks * T));
     print_kernels(f, p, &step);
-    fprintf(f, "  %.4g ms, %s tok/s, MFU %.1f%%\n", 1e3 * step.seconds, grouped(rate).s, 100 * mfu);
+    if (step.seconds < 10) fprintf(f, "  %.4g ms", 1e3 * step.seconds);
+    else fprintf(f, "  %s", duration(step.seconds).s);
+    fprintf(f, ", %s tok/s, MFU %.1f%%\n", grouped(rate).s, 100 * mfu);
 }
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ static int join_machine(Comm *comm, Error *e) {
     return 0;
 }
 
+static bool is_orphan(const void *launchers) { return launchers_silent(launchers); }
+
 // Joins the other ranks.
 static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     Launch launch = launch_read();
@@ -145,6 +147,8 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
         .board = board_open(&launch),
         .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
         .end = end_job,
+        .orphaned = is_orphan,
+        .launchers = &comm->launchers,
     };
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
     watchdog_begin(comm->watchdog, "start of MPI");
@@ -163,7 +167,7 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
 // Without mpirun there is nobody for MPI_Finalize to talk to.
 static int meet_and_part(const Comm *comm, Error *e) {
     MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
-    if (launchers_lost_parent(&comm->launchers)) return 0;
+    if (launchers_silent(&comm->launchers)) return 0;
     open_mpi_settle();
     MPI_TRY(MPI_Finalize(), e);
     return 0;
@@ -189,6 +193,7 @@ static int part(Comm *comm, const Error *e) {
 
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
     find_cores(comm);
 #ifdef GNS_MPI
     if (comm_launched()) return join(comm, deadlines, e);
@@ -197,15 +202,15 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     return 0;
 }
 
-void comm_watch_launchers(Comm *comm) {
+void comm_outlive_launchers(Comm *comm) {
 #ifdef GNS_MPI
     if (mpi_runs()) open_mpi_survive();
 #endif
-    launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
+    comm->outlives_launchers = true;
 }
 
 bool comm_asked_to_stop(const Comm *comm) {
-    launchers_look(&comm->launchers);
+    if (comm->outlives_launchers) launchers_look(&comm->launchers);
     return signals_requested() != NULL;
 }
 

@@ -31,6 +31,7 @@ typedef struct {
     int speaker;
     Watchdog *watchdog; // NULL: one process
     Launchers launchers;
+    bool outlives_launchers; // until it has saved
 } Comm;
 
 // Timeouts, by phase: the longest time without progress.
@@ -46,7 +47,7 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
 int comm_refuse_strangers(const Comm *comm, Error *e);
 
 // From here on comm_asked_to_stop is also true once something that started this rank is gone.
-void comm_watch_launchers(Comm *comm);
+void comm_outlive_launchers(Comm *comm);
 
 // Was this rank asked to stop (base/signals.h)? The others may not know.
 bool comm_asked_to_stop(const Comm *comm);

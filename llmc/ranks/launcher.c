@@ -24,14 +24,15 @@ static bool read_place(char *place, size_t bytes) {
 }
 
 // Linux before 5.3 has no pidfd: then the script is not watched.
-static void add(Launchers *l, const char *name, int process) {
+static void add(Launchers *l, const char *name, int process, bool tells) {
 #ifdef SYS_pidfd_open
     int fd = (int)syscall(SYS_pidfd_open, process, 0);
     if (l->count == LAUNCHERS_MAX || (fd < 0 && errno != ESRCH)) return;
     l->one[l->count].process = fd;
+    l->one[l->count].tells = tells;
     snprintf(l->one[l->count++].gone, LAUNCHER_NAME, "%s (process %d) is gone", name, process);
 #else
-    (void)l, (void)name, (void)process;
+    (void)l, (void)name, (void)process, (void)tells;
 #endif
 }
 
@@ -40,11 +41,10 @@ void launchers_watch(Launchers *l, bool has_parent) {
     int process, length;
     const char *at = getenv("GNS_LAUNCHERS");
     *l = (Launchers){0};
-    if (has_parent) add(l, "parent", (int)getppid());
-    l->has_parent = l->count > 0;
+    if (has_parent) add(l, "parent", (int)getppid(), true);
     if (!at || !read_place(here, sizeof here)) return;
     for (; sscanf(at, " %31[^:]:%d@%127s%n", name, &process, place, &length) == 3; at += length)
-        if (strcmp(place, here) == 0) add(l, name, process);
+        if (strcmp(place, here) == 0) add(l, name, process, has_parent && strcmp(name, "mpirun") == 0);
 }
 
 static bool is_gone(const struct Launcher *launcher) {
@@ -52,7 +52,11 @@ static bool is_gone(const struct Launcher *launcher) {
     return end.fd < 0 || poll(&end, 1, 0) == 1;
 }
 
-bool launchers_lost_parent(const Launchers *l) { return l->has_parent && is_gone(&l->one[0]); }
+bool launchers_silent(const Launchers *l) {
+    for (int i = 0; i < l->count; i++)
+        if (l->one[i].tells && is_gone(&l->one[i])) return true;
+    return false;
+}
 
 void launchers_look(const Launchers *l) {
     for (int i = 0; i < l->count; i++)

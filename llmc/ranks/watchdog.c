@@ -129,11 +129,21 @@ static void name_guilty(const Watchdog *w, const View *v, double now, Error *e) 
     if (v->missing) name_missing(w, v, e);
 }
 
+static bool is_orphan(const Watchdog *w) {
+    return w->phase == PHASE_SETUP && w->config.orphaned && w->config.orphaned(w->config.launchers);
+}
+
+static double deadline(const Watchdog *w) {
+    double seconds = w->config.deadline[w->phase];
+    return is_orphan(w) ? fmin(seconds, WATCHDOG_ORPHAN_SECONDS) : seconds;
+}
+
 static void describe(const Watchdog *w, const View *v, double now, Error *e) {
     static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
     char where[96] = "set-up";
     if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
-    FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, w->config.deadline[w->phase], options[w->phase]);
+    FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, deadline(w),
+         is_orphan(w) ? "the launcher is gone" : options[w->phase]);
     error_hint(e, "look for the rank that hangs%s; start the same command again%s",
                v->unsure ? ", on the machine with the smallest number or without a report" : "",
                w->phase == PHASE_CHECKPOINT ? ", or raise --deadline-checkpoint" : "");
@@ -184,7 +194,7 @@ static void look(Watchdog *w) {
     w->looked = now;
     if (w->config.board) atomic_store(&own_entry(w)->beat, microseconds(now));
     if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
-    double over = now - w->since - w->config.deadline[w->phase];
+    double over = now - w->since - deadline(w);
     if (over < 0) return;
     View view = look_around(w, now);
     if (over < (view.unsure ? seconds_for_other_machines : 0) || !claim_report(w, now)) return;

@@ -1,6 +1,7 @@
 // watchdog: no run of several ranks hangs. A thread of each rank watches the clock. When the main thread makes no
 // progress for longer than the phase's deadline, the watchdog names the rank that hangs, as far as it can tell, and ends
-// the job with ERR_RANK.
+// the job with ERR_RANK. Without its launcher a rank gets no word when others end: its set-up, in which there is nothing
+// to save, then has WATCHDOG_ORPHAN_SECONDS.
 //
 // The ranks of one machine share a board, a line a rank: its process, its heartbeat, the collectives that it has begun.
 //   1. All ranks begin the same collectives in the same order. So a rank at the earliest one keeps the others waiting.
@@ -22,6 +23,8 @@ size_t watchdog_board_bytes(int count);     // of `count` lines, zeros at first
 
 typedef struct Watchdog Watchdog;
 
+enum { WATCHDOG_ORPHAN_SECONDS = 5 };
+
 typedef struct {
     int rank, ranks;              // as far as is known
     int here;                     // ranks on this machine, by the launcher; 0: unknown
@@ -29,6 +32,8 @@ typedef struct {
     WatchdogEntry *board;         // (ranks); each rank of this machine writes its own line; may be NULL
     double deadline[PHASE_COUNT]; // seconds
     void (*end)(int code);        // ends the whole job; does not return
+    bool (*orphaned)(const void *launchers); // is the launcher gone? May be NULL
+    const void *launchers;                   // outlives the watchdog
 } WatchdogConfig;
 
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);

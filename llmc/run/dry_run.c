@@ -83,5 +83,8 @@ int run_dry(Run *r, Error *e) {
         .disk = disk,
     };
     plan_print(stdout, &plan);
+    int code = plan_check_fits(&plan, e);
+    if (!code || !o->device[0]) return code;
+    print_folded(stdout, 6, "note: %s. %s\n", e->what, e->hint); // another machine: no error here
     return 0;
 }

@@ -131,7 +131,7 @@ static int run_program(Run *r, Error *e) {
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
-    if (options_train(o)) comm_watch_launchers(r->setup.comm);
+    if (options_train(o)) comm_outlive_launchers(r->setup.comm);
     if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
@@ -157,7 +157,8 @@ void program_spin_briefly(char **argv) {
     execv(program, argv); // on failure: continue without
 }
 
-// A closed terminal or pipe has no reader: a run goes on without. Asked at the beginning: a closed terminal is none.
+// Whether standard output may lose its reader: a terminal, a pipe or a socket. A run then continues without it. Called at
+// the start, because a terminal that has been closed is not recognised as one.
 static bool output_may_close(void) {
     struct stat st;
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
@@ -166,7 +167,7 @@ static bool output_may_close(void) {
 
 // The end, where all ranks know how it ends:
 //   1. No transfer between ranks is in flight, and no save: train_run waits for both.
-//   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog goes on.
+//   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog still runs.
 //   3. The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
 //   4. The ranks meet, so that none leaves while another still needs it.
 //   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).

@@ -67,6 +67,7 @@ typedef struct {
     bool stop;             // a signal asked some rank to stop; all ranks know
     bool save;             // rank 0 asked for a save, as lines of its log wait in memory; all ranks know
     bool uneven;           // some step's shares differed, and the user was told
+    double val_bytes;      // of the last validation's text, a token; 0: unknown
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;
 

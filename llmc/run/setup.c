@@ -126,6 +126,7 @@ static int setup_shape(Setup *setup, Error *e) {
     };
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
+    thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
     return setup_tokenizer(setup, from_file, e);
 }

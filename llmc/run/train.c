@@ -54,6 +54,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
     TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &r->output.progress, &v, e));
     r->position.at.val_loss = v.loss;
+    r->position.val_bytes = v.bytes / (double)v.tokens;
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
         TRY(comm_broadcast(r->setup.comm, &r->position.at.best, sizeof r->position.at.best, e));
         r->saving.is_best = v.loss < r->position.at.best.loss;
@@ -295,8 +296,8 @@ static void print_end(const Run *r) {
                      (long long)at->step, (long long)at->best.stale, (long long)o->patience);
     if (isfinite(at->val_loss)) {
         char bits[40] = "";
-        if (r->setup.tokenizer && tokenizer_is_bytes(r->setup.tokenizer))
-            snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0));
+        if (r->position.val_bytes > 0)
+            snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0) / r->position.val_bytes);
         print_folded(stdout, 4, "validation loss %.4f nats a token%s\n", at->val_loss, bits);
     }
     if (o->keep_best && at->best.step && at->best.step != at->step)

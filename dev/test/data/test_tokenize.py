@@ -679,6 +679,29 @@ def test_resume():
     check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
 
 
+def until(condition, what):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        pass
+    check(condition(), what)
+
+
+def test_tiny_shards():
+    """A signal is answered before a block has become a million shards, and while they get their names."""
+    text = random_text(800).encode()
+    args = [TOKENIZE[0], *BYTES, "--shard-tokens", "1", "--threads", "1", "-"]
+    for event, why in ((leftovers, "no shard before the end of the pipe"), (lambda: shards("out"), "no shard has its name")):
+        p = subprocess.Popen(args, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        p.stdin.write(text)
+        p.stdin.close() if event != leftovers else p.stdin.flush()
+        until(event, why)
+        p.terminate()
+        check(p.wait(60) == 75, f"exit code {p.returncode}")
+        p.stdin.close()
+    run(*args[1:], stdin=text)
+    check(read_bytes("out", "train") == text and not leftovers(), "the interruptions show in the shards")
+
+
 def changed_at(text, place):
     return text[:place] + bytes([text[place] ^ 1]) + text[place + 1:]
 

@@ -56,7 +56,19 @@ reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-reports_memory_too_small() { plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS'; }
+reports_memory_too_small() { # an error for this machine, a note for another; the remedy that helps
+    local fits
+    plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' &&
+        said '^note: the model does not fit: .* use --recompute block and --zero 2 on more ranks' &&
+        plan --device "RTX 4090" --model gpt2-1558M --seq-len 8192 --zero 2 --ranks 8 && said '^note: .* use --recompute block, with' &&
+        fits=$(sed -nE 's/^note: .* with --micro-batch ([0-9]+) or less.*/\1/p' plan.txt) &&
+        plan --device "RTX 4090" --model gpt2-1558M --seq-len 8192 --zero 2 --ranks 8 --recompute block --micro-batch $((fits + 1)) &&
+        said "DOES NOT FIT: the largest --micro-batch that fits is $fits$" || return 1
+    "$train" --dry-run --layers 900 --heads 64 --channels 8192 > plan.txt 2> error.txt
+    [ $? = 71 ] && said 'memory in all +[0-9.]+ TiB of .*NOT EVEN ONE ROW FITS' && said '^  [0-9.]+ hours, 0 tok/s' && ! grep -E '[0-9]e\+[0-9]* (ms|s|hours|%)' plan.txt &&
+        grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU.*the weights alone are' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
+        { cat error.txt plan.txt; return 1; }
+}
 plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
     local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
     for program in "$train" "$cuda"; do

@@ -69,7 +69,7 @@ DELAYED(MPI_Allgather,
 int poll(struct pollfd *files, nfds_t count, int ms) {
     int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
     int result = next(files, count, ms);
-    if (most && gettid() != getpid()) sleep_up_to(100 * most);
+    if (most && ms != 0 && gettid() != getpid()) sleep_up_to(100 * most); // 0: the watchdog looks at a launcher
     return result;
 }
 

@@ -13,9 +13,12 @@ typedef struct {
     int begun[MOST_RANKS];
     int stopped; // rank without a heartbeat; 0: none
     bool joined;
+    bool orphaned;
 } Board;
 
 static void end(int code) { _exit(code); }
+
+static bool is_orphan(const void *board) { return ((const Board *)board)->orphaned; }
 
 static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int rank, double deadline) {
     Watchdog *w = NULL;
@@ -26,7 +29,9 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
                              .host = "",
                              .board = entries,
                              .deadline = {deadline, deadline, deadline},
-                             .end = end};
+                             .end = end,
+                             .orphaned = is_orphan,
+                             .launchers = board};
     if (watchdog_create(&w, &config, &e)) _exit(1);
     if (board->joined) {
         watchdog_join(w, rank, board->ranks);
@@ -44,7 +49,7 @@ static void wait_too_long(const Board *board) {
         Watchdog *w = watchdog_of(board, entries, rank, 60);
         if (rank == board->stopped) watchdog_destroy(w);
     }
-    watchdog_of(board, entries, 0, board->stopped ? 2.5 : 0.5);
+    watchdog_of(board, entries, 0, board->orphaned ? 60 : board->stopped ? 2.5 : 0.5);
     sleep(30);
     _exit(2);
 }
@@ -111,6 +116,12 @@ static void test_stopped(void) {
     CHECK(says_of(text, 2, " is stopped or gone") && !names(text, 1), "%s", text);
 }
 
+// Whose launcher is gone: the set-up ends long before its deadline.
+static void test_orphaned(void) {
+    const char *text = said(&(Board){.ranks = 2, .here = 2, .begun = {1, ABSENT}, .orphaned = true});
+    CHECK(strstr(text, "set-up: no progress for 5 s (the launcher is gone)"), "%s", text);
+}
+
 static void test_never_started(void) {
     const char *text = said(&(Board){.ranks = 3, .here = 3, .begun = {1, 1, ABSENT}});
     CHECK(strstr(text, "set-up: ") && strstr(text, "; rank 2 has not started") && !names(text, 1), "%s", text);
@@ -130,6 +141,7 @@ int main(void) {
     RUN(test_all_level);
     RUN(test_stopped);
     RUN(test_never_started);
+    RUN(test_orphaned);
     RUN(test_other_machines);
     return test_summary();
 }

@@ -71,3 +71,17 @@ static inline void remove_part(void) {
         remove_tree(path);
     }
 }
+
+// A run of which older checkpoints leave little room on the disk, and the log none. Returns its exit code.
+static inline int run_on_a_full_disk(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
+    for (int step = 3; step <= 9; step += 3)
+        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
+    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_used_kb("part") + 16;
+    faults->log_needs_kb = 20;
+    return trainer_run(COMMAND "--keep 4 --out part");
+}

@@ -305,17 +305,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
 
 // A disk that something else fills: older checkpoints give way for a save and the waiting lines, and training continues.
 static void test_log_waits_for_room(void) {
-    static const char *const command = COMMAND "--keep 4 --out part";
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
-    for (int step = 3; step <= 9; step += 3)
-        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
-    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    faults->disk_kb = disk_used_kb("part") + 16;
-    faults->log_needs_kb = 20;
-    int code = trainer_run("%s", command);
+    int code = run_on_a_full_disk();
     CHECK(code == 0 && faults->struck > 0, "exit code %d, %ld lines: %s", code, (long)faults->struck, log_tail());
     CHECK(log_mentions("warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory") &&
               log_mentions("note: removed 2 checkpoints of part") && log_mentions("note: the log is written again"),

@@ -169,16 +169,7 @@ static void test_saves_before_unreadable_data(void) {
 
 // A full disk on rank 0, and a run directory that was removed: all ranks save.
 static void test_log_waits_for_room(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
-    for (int step = 3; step <= 9; step += 3)
-        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
-    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    faults->disk_kb = disk_used_kb("part") + 16;
-    faults->log_needs_kb = 20;
-    int code = trainer_run(COMMAND "--keep 4 --out part");
+    int code = run_on_a_full_disk();
     CHECK(code == 0 && log_mentions("the log waits in memory") && log_mentions("note: the log is written again"),
           "exit code %d: %s", code, log_tail());
     check_same_end("whole", "part", "a full disk");

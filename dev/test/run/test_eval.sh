@@ -134,11 +134,13 @@ a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read 
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"
     small="$scratch --vocab-size 300" run unknown --hellaswag questions.jsonl --hellaswag-every 2 && { echo "no tokenizer was needed"; return 1; }
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
-    small=$scratch run words --tokenizer vocabulary --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
+    small=$scratch run words --tokenizer vocabulary --val 'words_val_*.bin' --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
     [ "$(grep -c '^  "[be]os_token_id": 299,$' "$(newest_checkpoint words)/config.json")" = 2 ] || { cat words/step_*/config.json; return 1; }
     "$train" --sample-only --model "$(newest_checkpoint words)" --prompt 'static int' --sample-tokens 5 > sample &&
         grep -q '^static int' sample || { cat sample; return 1; }
-    "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 && grep -q 'bits a byte' e7
+    "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 || return 1
+    awk -v at_the_end="$(sed -nE 's/^validation loss .* nats a token = ([0-9.]+) bits a byte$/\1/p' words.log)" \
+        '/bits a byte/ { d = $4 - at_the_end; if (d > 1e-4 || d < -1e-4) { print "a run ends with " at_the_end ", --eval-only says " $4; exit 1 } }' e7
 }
 bits_are_of_the_words_bytes() { # where a token is several of them, and <|endoftext|> none: counted by vocab.json
     local python part

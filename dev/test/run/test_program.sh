@@ -343,6 +343,15 @@ a_small_stack() { # 64 KiB, with an environment of ours: the kernel puts the cal
     env -i "$BASH" -c "$limited" - 256 "$train" --sample-only --model "$(newest_checkpoint f)" --prompt int > small.log 2>&1 ||
         { cat small.log; return 1; }
 }
+threads_that_cannot_start() { # one line of ours in place of libgomp's, and nothing is written
+    local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
+    local limited=(env OMP_STACKSIZE=100000G timeout 60)
+    mkdir -p unstarted && cd unstarted || return 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
+    [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
+    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(cat ../unstarted.*.log)" = "${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
+}
 prints_its_commit() { # with --version and in run.json
     local commit
     commit=$(cat "$root/$build/commit")
@@ -365,7 +374,7 @@ for test in two_runs_are_identical threads_do_not_matter another_seed_is_another
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
-    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams a_small_stack prints_its_commit dry_run_predicts_the_memory; do
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams a_small_stack threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed

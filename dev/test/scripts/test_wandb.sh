@@ -62,7 +62,7 @@ STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
 
-# A run that begins after the script, goes on, goes back to step 2, and resumes.
+# A run that starts after the script, makes more steps, returns to step 2, and resumes.
 begin
 live=$work/live
 line() { printf '{"step": %d, "tokens": %d, "loss": %s, "tok_per_s": 64}\n' "$1" $(($1 * 64)) "$2"; } # STEP LOSS
