@@ -2,6 +2,7 @@
 #
 #   SAN=1           AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
+#   ARM=1           for any 64-bit Arm machine, on another one: cross-compiled, without MPI, in a build of its own
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
 #   V=1             nvcc's whole commands
@@ -16,6 +17,15 @@ comma := ,
 SAN ?= 0
 NATIVE ?= 1
 NO_MPI ?= 0
+
+# Debian's cross compiler, and build/arm64, where scripts/deps.sh arm unpacks the libraries.
+ARM ?= 0
+ifeq ($(ARM),1)
+CC := aarch64-linux-gnu-gcc -isystem build/arm64/usr/include -Lbuild/arm64/usr/lib/aarch64-linux-gnu
+AR := aarch64-linux-gnu-ar
+NATIVE := 0
+NO_MPI := 1
+endif
 
 # Several GPUs need NCCL and MPI; without NCCL the CUDA trainer is one process.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
@@ -39,13 +49,14 @@ MPI_LIBS += $(shell pkg-config --libs pmix)
 MPI_CFLAGS += -DGNS_PMIX $(shell pkg-config --cflags pmix)
 endif
 endif
-VARIANT := cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)
+VARIANT := $(if $(filter 1,$(ARM)),cpu-arm64,cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic))
 SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-# -march=native, unless CFLAGS names a machine.
-MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,-march=native)
+# This machine, unless CFLAGS names one. On Arm -mcpu names it: Clang knows no -march=native there.
+THIS_MACHINE := $(if $(filter aarch64%,$(shell $(CC) -dumpmachine 2> /dev/null)),-mcpu=native,-march=native)
+MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,$(THIS_MACHINE))
 ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
 ifeq ($(SAN),1)
@@ -133,7 +144,7 @@ help: ## this list
 	@echo "and variables may follow:"
 	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
 
-# Keeps what takes long to make: runs, also those in build/, and Python's environment.
+# Keeps what takes long to make: runs, also those in build/, Python's environment and Arm's libraries.
 clean: ## removes what was compiled; keeps runs and build/venv
 	rm -rf $(wildcard build/cpu build/cpu-* build/cuda-* build/fuzz_coverage) train_gpt2 train_gpt2cu data/tokenize
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Installs missing packages: scripts/deps.sh demo|test
-#   demo  for building the CPU trainer: a C compiler, cJSON, xxHash
-#   test  for the tests as well: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
+# Installs missing packages: scripts/deps.sh demo|test|arm|test-arm
+#   demo      for building the CPU trainer: a C compiler, cJSON, xxHash
+#   test      for the tests as well: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
+#   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
+#   test-arm  for make test-arm: what demo and arm install, and qemu
 # As root on Debian or Ubuntu it installs them, else it prints the command to run. Silent if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,10 +13,14 @@ mkdir -p build
 missing=()
 need() { command -v "$1" > /dev/null || missing+=("${@:2}"); } # PROGRAM PACKAGE...
 need_header() { echo "#include <$1>" | cc -E -DPCRE2_CODE_UNIT_WIDTH=8 - > /dev/null 2>&1 || missing+=("$2"); } # HEADER PACKAGE
-need cc gcc libc6-dev
 need make make
-need_header cjson/cJSON.h libcjson-dev
-need_header xxhash.h libxxhash-dev
+if [ "$what" != arm ]; then
+    need cc gcc libc6-dev
+    need_header cjson/cJSON.h libcjson-dev
+    need_header xxhash.h libxxhash-dev
+fi
+[[ $what != *arm ]] || need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+[ "$what" != test-arm ] || need qemu-aarch64 qemu-user
 if [ "$what" = test ]; then
     need_header pcre2.h libpcre2-dev
     need mpicc libopenmpi-dev
@@ -49,4 +55,28 @@ if [ "$what" = test ]; then
             echo "note: no Python environment ($(tail -n 1 build/venv.log)); tests against the oracles will be skipped" >&2
         fi
     fi
+fi
+
+# The packages of another architecture are unpacked here, with lists of their own: neither the system's packages nor its
+# architectures change. Ubuntu has those of Arm on another server.
+unpack_arm() {
+    local apt=$PWD/build/arm64/apt package
+    mkdir -p "$apt"/{lists/partial,archives/partial,sources.list.d}
+    cp -r /etc/apt/sources.list* "$apt"
+    find "$apt"/sources.list* -type f -exec sed -i -E 's#[a-z+]+:[^ ]*\.ubuntu\.com/ubuntu/?( |$)#http://ports.ubuntu.com/ubuntu-ports\1#' {} +
+    arm_apt() {
+        apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Acquire::Languages=none \
+            -o Dir::State="$apt" -o Dir::State::status=/dev/null -o Dir::Cache="$apt" -o Dir::Etc::SourceList="$apt/sources.list" \
+            -o Dir::Etc::SourceParts="$apt/sources.list.d" "$@"
+    }
+    arm_apt update # some source may have nothing for Arm
+    (cd "$apt" && arm_apt download libcjson1 libcjson-dev libxxhash-dev libpcre2-8-0 libpcre2-dev) || return 1
+    for package in "$apt"/*.deb; do dpkg -x "$package" build/arm64 || return 1; done
+    rm -rf "$apt" && touch build/arm64/unpacked
+}
+if [[ $what == *arm && ! -e build/arm64/unpacked ]]; then
+    echo "unpacking libraries for Arm in build/arm64"
+    rm -rf build/arm64
+    unpack_arm > build/arm64.log 2>&1 ||
+        { echo "error: no libraries for Arm ($(tail -n 1 build/arm64.log)); see build/arm64.log" >&2; exit 69; }
 fi

@@ -3,7 +3,7 @@
 # A TEST is a program or script that prints a line for each test, beginning with PASS, FAIL or SKIP. A crash, a non-zero
 # exit without a FAIL line, or no such line counts as one more failure. So does a TEST that runs longer than half an hour
 # ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
-# that is skipped as a whole exits with 77.
+# that is skipped as a whole exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh).
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1
@@ -23,7 +23,7 @@ end_marked() {
 for test in "$@"; do
     name=$(basename "$test")
     start=$EPOCHREALTIME SECONDS=0 why=
-    GNS_TEST=$mark timeout --foreground -k 10 "$limit" "$test" > "$GNS_BUILD/one.log" 2>&1
+    GNS_TEST=$mark timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$test" > "$GNS_BUILD/one.log" 2>&1
     code=$?
     grep -qE '^FAIL ' "$GNS_BUILD/one.log" && failed=1 || failed=0
     if [[ $code == @(124|137) ]] && [ $SECONDS -ge "$limit" ]; then

@@ -20,6 +20,29 @@ typedef struct {
     Vec v[TILE_ROWS][TILE_VECS];
 } Tile; // the first `rows` rows are in use; always held in registers
 
+// Adds the product of a column of A, whose elements are a_row apart, and a row of B.
+VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
+#ifdef __aarch64__
+    if (__builtin_constant_p(a_row) && a_row == 1) { // four elements a load: fmla takes one of a vector
+#    pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            Vec four = vec_load(a + i / 4 * 4);
+            t->v[i][0] += four[i % 4] * b0;
+            t->v[i][1] += four[i % 4] * b1;
+        }
+        return;
+    }
+#endif
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        t->v[i][0] += a[i * a_row] * b0;
+        t->v[i][1] += a[i * a_row] * b1;
+#ifdef __aarch64__
+        __asm__("" ::: "memory"); // the loads stay in order: all at once, they would take the registers of t
+#endif
+    }
+}
+
 // The sum over k < K, in ascending order, of A (rows, K) B (K, TILE_COLUMNS). Element (i, k) of A lies at
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
 VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t a_row, size_t a_k, const float *b,
@@ -31,11 +54,7 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
         for (int j = 0; j < TILE_VECS; j++) t.v[i][j] = (Vec){0};
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            t.v[i][0] += a[i * a_row] * b0;
-            t.v[i][1] += a[i * a_row] * b1;
-        }
+        tile_add_step(rows, &t, a, a_row, b0, b1);
     }
     return t;
 }

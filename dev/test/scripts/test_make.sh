@@ -112,11 +112,15 @@ for fast in -Ofast "-O2 -ffast-math" "-O2 -ffinite-math-only"; do
     compiles 2 CFLAGS="$fast"
     check "$fast: $(cat "$work/log")" says "$work/log" "NaN checks need IEEE arithmetic"
 done
-compiles 0
-check "not for this machine: $(cat "$work/log")" says "$work/log" "-march=native"
+program armcc '[ "$1" != -dumpmachine ] || echo aarch64-linux-gnu'
+for machine in "cc -march=native" "$PWD/armcc -mcpu=native"; do
+    [ "${machine% *}" != cc ] || [ "$(uname -m)" = x86_64 ] || continue
+    compiles 0 CC="${machine% *}"
+    check "not for this machine: $(cat "$work/log")" says "$work/log" " ${machine##* } "
+done
 for machine in -march=one -mcpu=one; do
     returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="-O1 $machine"
-    check "$machine: $(cat "$work/log")" [ "$(grep -c -- -march=native "$work/log")$(grep -c -- "$machine -c" "$work/log")" = 01 ]
+    check "$machine: $(cat "$work/log")" [ "$(grep -c -- =native "$work/log")$(grep -c -- "$machine -c" "$work/log")" = 01 ]
 done
 end compiler
 
