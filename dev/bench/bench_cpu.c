@@ -1,16 +1,17 @@
 // bench_cpu: the CPU kernels against the machine's fused-multiply-add peak, measured in the same run.
 //
-//     bench_cpu [threads [rounds [name]]]        default: all threads, 5 rounds, cases whose name contains `name`
+//     bench_cpu [threads [rounds [name [type]]]]   default: all threads, 5 rounds; cases whose name contains `name`;
+//                                                  fp32 or bf16
 //
-// Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
+// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
 // slow one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
 #include "cpu/layers.h"
-#include "cpu/matmul.h"
-#include "cpu/vector_math.h"
+#include "cpu/matmul_kernel.h"
+#include "cpu/value.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,20 +29,10 @@ typedef struct {
     int threads;
     Matmul matmul;
     Attention attention;
-    float *x, *y, *w, *g; // scratch operands, each large enough for every case
+    Dtype type;
+    float *x, *y, *w, *g; // scratch operands, each large enough for every case; values of the type, but for gradients
     double peak;          // GFLOP/s of all threads
 } Bench;
-
-// Peak: multiply-adds on registers.
-enum { CHAIN_STEPS = 1000000 };
-
-static void run_peak(Bench *bench, size_t unused[3]) {
-    (void)unused;
-    float total = 0;
-#pragma omp parallel num_threads(bench->threads) reduction(+ : total)
-    total += calibrate_chains(CHAIN_STEPS);
-    bench->y[0] = total; // so that the work is not optimised away
-}
 
 // s = {M, N, K} of the forward product y (M,N) = x (M,K) w (K,N); the head's w is wte (N,K).
 static void run_forward(Bench *b, size_t s[3]) { matmul_nn(b->matmul, b->y, b->x, b->w, b->g, s[0], s[1], s[2]); }
@@ -61,8 +52,8 @@ static void run_attention_backward(Bench *b, size_t s[3]) {
     attention_backward(&b->attention, b->w, b->y, b->x, b->y, b->g, s[0], s[1], s[2] / 1000, s[2] % 1000);
 }
 
-static void run_gelu_forward(Bench *b, size_t s[3]) { gelu_forward(b->y, b->x, s[0] * s[1]); }
-static void run_gelu_backward(Bench *b, size_t s[3]) { gelu_backward(b->w, b->y, b->x, s[0] * s[1]); }
+static void run_gelu_forward(Bench *b, size_t s[3]) { gelu_forward(b->y, b->x, s[0] * s[1], b->type); }
+static void run_gelu_backward(Bench *b, size_t s[3]) { gelu_backward(b->w, b->y, b->x, s[0] * s[1], b->type); }
 
 #ifdef HAVE_OPENBLAS
 static void run_blas_forward(Bench *b, size_t s[3]) {
@@ -142,7 +133,6 @@ static int add_gelu(Case *cases, const char *name, size_t M, size_t N) { // flop
 
 static int fill_cases(Case *c) {
     int n = 0;
-    c[n++] = (Case){"FMA peak", run_peak, NULL, {0}, 0, 1e9, 1e9}; // flops: set by main, which knows the threads
     n += add_product(c + n, "1024 x 3072 x 768", 1024, 3072, 768, false);
     n += add_product(c + n, "124M qkv 256x2304x768", 256, 2304, 768, false);
     n += add_product(c + n, "124M proj 256x768x768", 256, 768, 768, false);
@@ -163,23 +153,25 @@ static int fill_cases(Case *c) {
     return n;
 }
 
-// Keeps the peak and the cases whose group (a name and the indented ones under it) contains `text`.
+// Keeps the cases whose group (a name and the indented ones under it) contains `text`.
 static int select_cases(Case *cases, int n, const char *text) {
-    int kept = 1;
+    int kept = 0;
     bool wanted = false;
-    for (int i = 1; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (cases[i].name[0] != ' ') wanted = strstr(cases[i].name, text) != NULL;
         if (wanted) cases[kept++] = cases[i];
     }
     return kept;
 }
 
-static int bench_create(Bench *bench, int threads, Error *e) {
+static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     const size_t activations = (size_t)256 * 50304, weights = (size_t)50304 * 768; // the largest cases
     bench->threads = threads;
-    bench->matmul = (Matmul){threads, NULL};
-    bench->attention = (Attention){threads, 1024, 64, NULL};
-    TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch() * sizeof(float), "scratch", e));
+    bench->type = type;
+    bench->matmul = (Matmul){threads, matmul_kernel(type), NULL};
+    bench->attention = (Attention){threads, 1024, 64, NULL, type};
+    if (!bench->matmul.kernel) return FAIL(e, ERR_UNAVAILABLE, NULL, "this machine has no instructions for bf16");
+    TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), "scratch", e));
     TRY(memory_alloc((void **)&bench->attention.scratch, attention_scratch(threads, 1024, 64) * sizeof(float),
                      "scratch", e));
     TRY(memory_alloc((void **)&bench->x, activations * sizeof(float), "x", e));
@@ -189,8 +181,8 @@ static int bench_create(Bench *bench, int threads, Error *e) {
     return 0;
 }
 
-static void fill(float *x, size_t n) { // values of the size that activations have; no subnormals
-    for (size_t i = 0; i < n; i++) x[i] = (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1;
+static void fill(float *x, size_t n, Dtype type) { // values of the size that activations have; no subnormals
+    for (size_t i = 0; i < n; i++) value_set(x, i, (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1, type);
 }
 
 static void print_case(const Bench *bench, const Case *c) {
@@ -207,7 +199,8 @@ static void run_round(Bench *bench, Case *cases, int n, bool blas) {
     for (int i = 0; i < n; i++) {
         Case *c = &cases[i];
         if (blas && !c->blas) continue;
-        fill(bench->x, 256 * 3072), fill(bench->y, 256 * 3072), fill(bench->w, 768 * 3072), fill(bench->g, 50304);
+        fill(bench->x, 256 * 3072, bench->type), fill(bench->y, 256 * 3072, bench->type);
+        fill(bench->w, 768 * 3072, bench->type), fill(bench->g, 50304, bench->type);
         double seconds = seconds_a_call(bench, blas ? c->blas : c->run, c->shape),
                *best = blas ? &c->best_blas : &c->best;
         if (seconds < *best) *best = seconds;
@@ -219,26 +212,28 @@ int main(int argc, char **argv) {
     Error e = {0};
     Case cases[MAX_ROWS];
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), rounds = argc > 2 ? atoi(argv[2]) : ROUNDS;
-    int n = fill_cases(cases), code = bench_create(&bench, threads > 0 ? threads : 1, &e);
+    Dtype type = argc > 4 && strcmp(argv[4], "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
+    int n = fill_cases(cases), code = bench_create(&bench, threads > 0 ? threads : 1, type, &e);
     if (code) {
         error_print(&e, 0, 1);
         return code;
     }
     if (argc > 3) n = select_cases(cases, n, argv[3]);
     omp_set_num_threads(bench.threads);
-    cases[0].flops = 2.0 * VEC * CALIBRATE_CHAINS * CHAIN_STEPS * bench.threads;
 #ifdef HAVE_OPENBLAS
     openblas_set_num_threads(bench.threads);
     printf("OpenBLAS kernel: %s\n", openblas_get_corename());
 #endif
     for (int round = 0; round < rounds; round++) {
+        double peak = calibrate_flops(bench.threads, type) / 1e9;
+        if (peak > bench.peak) bench.peak = peak;
         run_round(&bench, cases, n, false);
 #ifdef HAVE_OPENBLAS
-        run_round(&bench, cases, n, true);
+        if (type == DTYPE_FP32) run_round(&bench, cases, n, true);
 #endif
     }
-    bench.peak = cases[0].flops / cases[0].best / 1e9;
-    printf("%d threads, best of %d rounds; share of the FMA peak of the same run\n", bench.threads, rounds);
+    printf("%d threads, best of %d rounds; share of the peak of the same run\n", bench.threads, rounds);
+    printf("%s peak %.1f GFLOP/s\n", bench.matmul.kernel->name, bench.peak);
     for (int i = 0; i < n; i++) print_case(&bench, &cases[i]);
     memory_free(bench.matmul.scratch), memory_free(bench.attention.scratch);
     memory_free(bench.x), memory_free(bench.y), memory_free(bench.w), memory_free(bench.g);

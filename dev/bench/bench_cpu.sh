@@ -7,9 +7,12 @@ threads=${THREADS:-$(nproc)}
 python=${TORCH_PYTHON:-python3}
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 
-echo "== kernels, $threads threads"
-OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX} "$build/dev/bench/bench_cpu" "$threads" | tee "$build/bench_cpu.log" 
-peak=$(awk '/^FMA peak/ { for (i = 2; i <= NF; i++) if ($i == "GFLOP/s") print $(i - 1) }' "$build/bench_cpu.log")
+declare -A peak # of each type that this machine has
+for dtype in fp32 bf16; do
+    echo "== kernels in $dtype, $threads threads"
+    OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX} "$build/dev/bench/bench_cpu" "$threads" 5 '' $dtype | tee "$build/bench_cpu.log"
+    peak[$dtype]=$(awk '/ peak / && $NF == "GFLOP/s" { print $(NF - 1) }' "$build/bench_cpu.log")
+done
 
 # name, options of the trainer, arguments of torch_cpu.py before the threads, steps
 models="124M|--model gpt2-124M --seq-len 64 --micro-batch 4|12 12 768 50257 64 4|8
@@ -25,24 +28,29 @@ step_speed() { # median tok/s of a run's steps, the first two left out
         awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'
 }
 
-echo "== whole steps, $threads threads; peak of the run above: $peak GFLOP/s"
-while IFS='|' read -r name options torch steps; do
+whole_steps() { # DTYPE NAME OPTIONS TORCH STEPS
+    local dtype=$1 name=$2 options=$3 torch=$4 steps=$5 out=$work/$1-$2
     for round in 1 2 3; do # other work on the machine comes and goes: the best of three medians
         # shellcheck disable=SC2086
         "$build/train_gpt2" --train "$work/noise_train_000000.bin" $options --steps "$steps" --threads "$threads" \
-            --fresh --out "$work/$name" > "$work/log" 2>&1 || cat "$work/log"
-        step_speed "$work/$name" >> "$work/$name.speeds"
+            --dtype "$dtype" --fresh --out "$out" > "$work/log" 2>&1 || cat "$work/log"
+        step_speed "$out" >> "$out.speeds"
         sync
     done
-    flops=$(grep -o '"flops_per_token": [0-9.e+]*' "$work/$name/run.json" | cut -d ' ' -f 2)
-    awk -v name="$name" -v speed="$(sort -g "$work/$name.speeds" | tail -n 1)" -v flops="$flops" -v peak="$peak" 'BEGIN {
+    flops=$(grep -o '"flops_per_token": [0-9.e+]*' "$out/run.json" | cut -d ' ' -f 2)
+    awk -v name="$name, $dtype" -v speed="$(sort -g "$out.speeds" | tail -n 1)" -v flops="$flops" -v peak="${peak[$dtype]}" 'BEGIN {
         printf "%s: %.0f tok/s, %.1f%% of the peak\n", name, speed, 100 * speed * flops / 1e9 / peak }'
     for compile in 0 1; do
         # shellcheck disable=SC2086
-        COMPILE=$compile STEPS=$steps "$python" dev/bench/torch_cpu.py $torch "$threads" 2> "$work/torch.log" |
-            sed "s/^/$name, torch.compile $compile: /" || tail -n 1 "$work/torch.log"
+        DTYPE=$dtype COMPILE=$compile STEPS=$steps "$python" dev/bench/torch_cpu.py $torch "$threads" 2> "$work/torch.log" |
+            sed "s/^/$name, $dtype, torch.compile $compile: /" || tail -n 1 "$work/torch.log"
     done
-done <<< "$models"
+}
+for dtype in fp32 bf16; do
+    [ -n "${peak[$dtype]}" ] || continue
+    echo "== whole steps in $dtype, $threads threads; peak of the run above: ${peak[$dtype]} GFLOP/s"
+    while IFS='|' read -r name options torch steps; do whole_steps $dtype "$name" "$options" "$torch" "$steps"; done <<< "$models"
+done
 
 echo "== what --gns ln costs: steps with and without by turns"
 OMP_NUM_THREADS=$threads "$build/dev/bench/bench_engine" d12 4 64 12 | grep '^gns'

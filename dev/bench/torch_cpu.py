@@ -1,6 +1,7 @@
 """GPT-2 training steps in PyTorch on the CPU, for comparison: torch_cpu.py LAYERS HEADS CHANNELS VOCAB T B THREADS.
 
-fp32, fused scaled_dot_product_attention, fused AdamW, gradient clipping, torch.compile where COMPILE=1.
+fp32, or autocast to bf16 where DTYPE=bf16; fused scaled_dot_product_attention, fused AdamW, gradient clipping,
+torch.compile where COMPILE=1.
 Prints the best and the median seconds of a step and tokens a second, on random tokens.
 """
 import os
@@ -57,7 +58,8 @@ def main():
     for _ in range(steps + 2):
         tokens = torch.randint(V, (B, T + 1))
         start = time.perf_counter()
-        loss = forward(tokens)
+        with torch.autocast("cpu", torch.bfloat16, enabled=os.environ.get("DTYPE") == "bf16"):
+            loss = forward(tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

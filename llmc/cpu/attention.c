@@ -149,8 +149,7 @@ static void forward_panel(const Head *head, const Scratch *s, void *out, float *
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
         multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
-    for (size_t r = 0; r < valid; r++)
-        copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
+    for (size_t r = 0; r < valid; r++) copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
 }
 
 static void forward_head(const Head *head, const Scratch *s, void *out, float *lse, const void *q, const void *k,
@@ -167,8 +166,7 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     size_t whole = D / VEC * VEC;
     Vec sum = {0};
     for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * value_load(out, at + d, type);
-    if (whole < D)
-        sum += vec_load_part(dout + whole, D - whole) * value_load_part(out, at + whole, D - whole, type);
+    if (whole < D) sum += vec_load_part(dout + whole, D - whole) * value_load_part(out, at + whole, D - whole, type);
     return vec_sum(sum);
 }
 static void compute_delta(const Head *head, const Scratch *s, const void *out) {
@@ -255,8 +253,8 @@ static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk
 
 static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     assert(T <= at->max_T && D <= at->max_D && D > 0);
-    return (Head){T,          D,      round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS),
-                  3 * NH * D, NH * D, at->type,                  1 / sqrtf((float)D)};
+    return (Head){T,      D,        round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D,
+                  NH * D, at->type, 1 / sqrtf((float)D)};
 }
 
 void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,

@@ -2,7 +2,7 @@
 // the bits of two bfdot: pair by pair, each sum of two products and each addition rounded to odd, subnormals flushed. Other
 // machines round to the nearest: bits differ from theirs.
 
-#include "cpu/bf16_kernels.h"
+#include "cpu/bf16_tiles.h"
 
 #ifdef __aarch64__
 
@@ -11,7 +11,7 @@
 
 #    define BF16 __attribute__((target("arch=armv8.2-a+bf16")))
 
-enum { ROWS = 12, COLUMNS = 32, GROUP = 8 }; // the sums of GROUP columns fill 24 of 32 registers
+enum { ROWS = BF16_ROWS, COLUMNS = BF16_COLUMNS, GROUP = 8 }; // the sums of GROUP columns fill 24 of 32 registers
 
 typedef struct {
     bfloat16x8_t low, high; // of four rows of A, or columns of B, the first two and the last two: (2, 4)
@@ -53,7 +53,8 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
     }
 }
 
-void bf16_tile_neon(float *c, const uint16_t *a, const uint16_t *b, size_t pairs) {
+void bf16_tile_neon(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
+    (void)count; // all twelve rows
     for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(c + j, a, b + 2 * j, pairs);
 }
 

@@ -71,8 +71,9 @@ static double fastest(const Round *r) {
 double calibrate_flops(int threads, Dtype type) {
     const Round r = {matmul_kernel(type), NULL, (size_t)threads};
     if (!r.kernel) return 0;
-    double products = type == DTYPE_BF16 ? (double)(products_of(r.kernel) * r.kernel->rows * r.kernel->columns) * 2 * PAIRS
-                                      : (double)VEC * CALIBRATE_CHAINS * STEPS;
+    double products = type == DTYPE_BF16
+                          ? (double)(products_of(r.kernel) * r.kernel->rows * r.kernel->columns) * 2 * PAIRS
+                          : (double)VEC * CALIBRATE_CHAINS * STEPS;
     return 2.0 * products * threads / fastest(&r);
 }
 

@@ -30,19 +30,19 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;               // what the kernels read: flat, in the layout of the tensor table
-    float *param;               // master weights, of the owned ranges; where they are fp32 the same as weight
-    float *grad;                // flat, or a few of its buckets (shard_grad_place)
-    float *grad_sum;            // of the step: grad, or the owned ranges (model/shard.h)
-    float *moment1, *moment2;   // of the owned ranges
-    Block *block;               // (L)
-    void *x_final;              // (B, T, C)  output of the last block
-    void *lnf;                  // (B, T, C)
-    float *meanf, *rstdf;       // (B, T)
-    void *logits;               // (head_rows, Vp), a chunk of the head
-    float *loss;                // (B, T)
-    uint16_t *targets;          // (B, T)
-    uint16_t *seen;             // (T), of which the first seen_count: the tokens whose keys and values are in memory
+    void *weight;             // what the kernels read: flat, in the layout of the tensor table
+    float *param;             // master weights, of the owned ranges; where they are fp32 the same as weight
+    float *grad;              // flat, or a few of its buckets (shard_grad_place)
+    float *grad_sum;          // of the step: grad, or the owned ranges (model/shard.h)
+    float *moment1, *moment2; // of the owned ranges
+    Block *block;             // (L)
+    void *x_final;            // (B, T, C)  output of the last block
+    void *lnf;                // (B, T, C)
+    float *meanf, *rstdf;     // (B, T)
+    void *logits;             // (head_rows, Vp), a chunk of the head
+    float *loss;              // (B, T)
+    uint16_t *targets;        // (B, T)
+    uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
     void *dwide;                             // (B, T, 4C) gradient of qkv, fc

@@ -12,7 +12,8 @@ int engine_thread_count(const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded; // of either type: the same sums
+    size_t rows =
+        ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded; // of either type: the same sums
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
@@ -29,7 +30,7 @@ static void *take(Layout *a, size_t bytes) {
     return p;
 }
 #define TAKE(pointer, n)        ((pointer) = take(a, (size_t)(n) * sizeof *(pointer)))
-#define TAKE_VALUES(pointer, n) ((pointer) = take(a, (size_t)(n) * value_bytes(type)))
+#define TAKE_VALUES(pointer, n) ((pointer) = take(a, (size_t)(n)*value_bytes(type)))
 
 static void layout_param(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;

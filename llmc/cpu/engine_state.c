@@ -104,7 +104,7 @@ static void update_floats(float *param, uint16_t *rounded, const float *grad, fl
 #pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
         for (size_t i = 0; i < n; i++) {
             param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
-            rounded[i] = bf16_of_float(param[i]);
+            rounded[i] = f32_to_bf16(param[i]);
         }
     } else {
 #pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
@@ -122,8 +122,8 @@ static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
         bool rounds = weights_rounded(engine);
         float *param = engine->param + (rounds ? p.place + at : part.begin);
         uint16_t *rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL;
-        update_floats(param, rounded, grad + at, engine->moment1 + p.place + at,
-                      engine->moment2 + p.place + at, range_length(part), step, model->tensors[i].dimensions > 1);
+        update_floats(param, rounded, grad + at, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
+                      range_length(part), step, model->tensors[i].dimensions > 1);
     }
 }
 
@@ -152,9 +152,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     return NULL;
 }
 
-size_t cpu_weight_bytes(const Engine *engine) {
-    return value_bytes(engine->config.dtype);
-}
+size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
 // The sum over the range of hash_element, of 32 bits an element; `first`: the place of element 0.
 static uint64_t hash_floats(const float *x, Range range, size_t first) {

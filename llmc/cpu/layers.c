@@ -37,10 +37,11 @@ void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t
             for (int t = 0; t < T; t++) {
                 const void *d = value_at(dx, ((size_t)b * T + t) * C, type);
                 float *te = dwte + (size_t)tokens[b * stride + t] * C, *pe = dwpe + (size_t)t * C;
-                BY_TYPE(type, for (int c = c0; c < c1; c++) {
-                    te[c] += value_get(d, c, TYPE);
-                    pe[c] += value_get(d, c, TYPE);
-                });
+                BY_TYPE(
+                    type, for (int c = c0; c < c1; c++) {
+                        te[c] += value_get(d, c, TYPE);
+                        pe[c] += value_get(d, c, TYPE);
+                    });
             }
     }
 }
@@ -180,8 +181,8 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
                 size_t row = (size_t)(i / blocks) * T + t, at = row * C;
                 void *dxi = value_at(dx, at, type);
                 const void *dyi = value_at(dy, at, type), *xi = value_at(x, at, type);
-                BY_TYPE(type, layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C,
-                                                     TYPE));
+                BY_TYPE(type,
+                        layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C, TYPE));
             }
         }
         // 2: adds an example's blocks to its first, in order: the example's gradient, and its norm

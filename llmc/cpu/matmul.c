@@ -96,7 +96,8 @@ static void multiply(Matmul mm, MatmulProduct p) {
         int buffer = 0;
         for (size_t n = 0; n < p.N; n += columns)
             for (size_t k = 0; k == 0 || k < p.K; k += size_max(depth, 1), buffer ^= 1) {
-                MatmulBlock block = {n, size_min(columns, p.N - n), k, size_min(depth, p.K - k), 0, panels[buffer], partial};
+                MatmulBlock block = {n,      size_min(columns, p.N - n), k, size_min(depth, p.K - k), 0, panels[buffer],
+                                     partial};
                 block.padded = round_up(block.depth, kernel->step);
                 compute_block(&p, &block, threads);
             }
@@ -105,16 +106,16 @@ static void multiply(Matmul mm, MatmulProduct p) {
 
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K) {
     multiply(mm, (MatmulProduct){.M = M,
-                           .N = N,
-                           .K = K,
-                           .a = a,
-                           .a_row = K,
-                           .a_column = 1,
-                           .b = b,
-                           .b_row = N,
-                           .b_column = 1,
-                           .c = c,
-                           .bias = bias});
+                                 .N = N,
+                                 .K = K,
+                                 .a = a,
+                                 .a_row = K,
+                                 .a_column = 1,
+                                 .b = b,
+                                 .b_row = N,
+                                 .b_column = 1,
+                                 .c = c,
+                                 .bias = bias});
 }
 
 void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_t N, size_t K) {
@@ -126,16 +127,16 @@ void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_
 void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const void *b, size_t M, size_t N, size_t K,
                bool accumulate) {
     multiply(mm, (MatmulProduct){.M = M,
-                           .N = N,
-                           .K = K,
-                           .a = a,
-                           .a_row = 1,
-                           .a_column = M,
-                           .b = b,
-                           .b_row = N,
-                           .b_column = 1,
-                           .c = c,
-                           .column_sums = column_sums,
-                           .accumulate = accumulate,
-                           .c_float = true});
+                                 .N = N,
+                                 .K = K,
+                                 .a = a,
+                                 .a_row = 1,
+                                 .a_column = M,
+                                 .b = b,
+                                 .b_row = N,
+                                 .b_column = 1,
+                                 .c = c,
+                                 .column_sums = column_sums,
+                                 .accumulate = accumulate,
+                                 .c_float = true});
 }

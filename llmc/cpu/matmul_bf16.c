@@ -77,12 +77,13 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
 }
 
 // Column sums of a packed panel of B, count of whose columns exist.
-static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j, size_t count) {
+static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j,
+                        size_t count) {
     float sum[COLUMNS] = {0};
     for (size_t k = 0; k < block->padded; k += 2, panel += 2 * COLUMNS)
         for (size_t i = 0; i < COLUMNS; i++) {
-            sum[i] += bf16_to_float(panel[2 * i]);
-            sum[i] += bf16_to_float(panel[2 * i + 1]);
+            sum[i] += bf16_to_f32(panel[2 * i]);
+            sum[i] += bf16_to_f32(panel[2 * i + 1]);
         }
     bool add = p->accumulate || block->k > 0;
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
@@ -100,9 +101,9 @@ VECTOR_INLINE void store_row(const MatmulProduct *p, size_t at, const float *sum
     uint16_t *c = (uint16_t *)p->c + at;
     if (p->c_float) memcpy((float *)p->c + at, sum, count * sizeof *sum);
     else if (bias)
-        for (size_t j = 0; j < count; j++) c[j] = bf16_of_float(sum[j] + bf16_to_float(bias[j]));
+        for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j] + bf16_to_f32(bias[j]));
     else
-        for (size_t j = 0; j < count; j++) c[j] = bf16_of_float(sum[j]);
+        for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
 VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
@@ -110,7 +111,8 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
 }
 
 // Sums wait between blocks of k in C where it is fp32, else in block->partial.
-static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i, size_t j) {
+static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i,
+                         size_t j) {
     float sums[ROWS_MAX * COLUMNS] __attribute__((aligned(64)));
     size_t rows = size_min(p->kernel->rows, p->M - i), count = size_min(COLUMNS, block->n + block->columns - j);
     bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);
@@ -139,8 +141,8 @@ void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pair
         for (size_t k = 0; k < pairs; k++)
             for (size_t j = 0; j < COLUMNS; j++) {
                 const uint16_t *x = a + (k * ROWS + i) * 2, *y = b + (k * COLUMNS + j) * 2;
-                c[j] += bf16_to_float(x[1]) * bf16_to_float(y[1]);
-                c[j] += bf16_to_float(x[0]) * bf16_to_float(y[0]);
+                c[j] += bf16_to_f32(x[1]) * bf16_to_f32(y[1]);
+                c[j] += bf16_to_f32(x[0]) * bf16_to_f32(y[0]);
             }
     }
 }

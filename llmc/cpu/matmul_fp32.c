@@ -32,7 +32,8 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
 }
 
 // The tile of C at (i, j) from a packed panel of A and one of B. At the edges of C a copy is worked on.
-static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i, size_t j) {
+static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i,
+                         size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
     bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
     const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;

@@ -36,8 +36,10 @@ struct MatmulKernel {
     size_t rows, columns;           // of a tile of C
     size_t step;                    // of k: panels are padded with zeros to a multiple
     size_t block_depth, depth_unit; // blocks of k: at most, a multiple of
-    void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i, size_t count); // rows [i, i + count) of A
-    void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j, size_t count); // columns [j, j + count) of B
+    void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
+                   size_t count); // rows [i, i + count) of A
+    void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
+                   size_t count); // columns [j, j + count) of B
     void (*tile)(const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j); // C's tile at (i, j)
     Bf16Tile *bf16_tile;    // bf16 alone

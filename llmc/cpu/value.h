@@ -5,6 +5,7 @@
 // each type by BY_TYPE, so that the type is a constant in its loops.
 #pragma once
 
+#include "base/float16.h"
 #include "cpu/vector_math.h"
 #include "model/modes.h"
 
@@ -26,32 +27,17 @@ static inline void *value_at(const void *values, size_t i, Dtype type) {
         }                                                                                                              \
     } while (0)
 
-VECTOR_INLINE float bf16_to_float(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-// To the nearest, of two equally near the even one; a NaN stays one.
-VECTOR_INLINE uint16_t bf16_of_float(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-    return (uint16_t)((x == x ? rounded : quiet) >> 16);
-}
-
 VECTOR_INLINE float value_get(const void *p, size_t i, const Dtype type) {
-    return type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+    return type == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 VECTOR_INLINE void value_set(void *p, size_t i, float x, const Dtype type) {
-    if (type == DTYPE_BF16) ((uint16_t *)p)[i] = bf16_of_float(x);
+    if (type == DTYPE_BF16) ((uint16_t *)p)[i] = f32_to_bf16(x);
     else ((float *)p)[i] = x;
 }
 
 // What x becomes when it is stored.
 VECTOR_INLINE float value_rounded(float x, const Dtype type) {
-    return type == DTYPE_BF16 ? bf16_to_float(bf16_of_float(x)) : x;
+    return type == DTYPE_BF16 ? bf16_to_f32(f32_to_bf16(x)) : x;
 }
 
 typedef uint16_t Bf16Vec __attribute__((vector_size(VEC * 2), may_alias, aligned(2)));

@@ -34,7 +34,7 @@ static void amx_multiply(int to, int left, int right) {
                 for (int half = 0; half < 2; half++) {
                     uint16_t x = ((uint16_t *)amx.bytes[left][m])[2 * k + half];
                     uint16_t y = ((uint16_t *)amx.bytes[right][k])[2 * n + half];
-                    sum[2 * n + half] += bf16_to_float(x) * bf16_to_float(y);
+                    sum[2 * n + half] += bf16_to_f32(x) * bf16_to_f32(y);
                 }
         c = (float *)amx.bytes[to][m];
         for (int n = 0; n < amx.row_bytes[to] / 4; n++) c[n] += sum[2 * n] + sum[2 * n + 1];

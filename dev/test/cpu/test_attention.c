@@ -8,7 +8,7 @@ typedef struct {
 } Shape;
 
 static Attention attention_create(int threads, size_t T, size_t D) {
-    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float))};
+    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float)), DTYPE_FP32};
 }
 
 static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, size_t which, size_t h) {

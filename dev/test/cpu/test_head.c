@@ -114,7 +114,7 @@ static void test_large_logits(void) {
         }
     }
     memcpy(before, logits, sizeof logits);
-    cross_entropy(loss, logits, target, N, V, STRIDE, 0.5f);
+    cross_entropy(loss, logits, target, N, V, STRIDE, 0.5f, DTYPE_FP32);
     for (int i = 0; i < N; i++) {
         const float *x = before + i * STRIDE, *gradient = logits + i * STRIDE;
         CHECK_CLOSE(loss[i], loss_of(x, V, target[i]), 1e-6, 30.0);
@@ -131,7 +131,7 @@ static void test_large_last_logit(void) {
     float logits[V] = {0}, loss;
     const uint16_t last = V - 1;
     logits[V - 1] = 120; // exp: infinite in fp32
-    cross_entropy(&loss, logits, &last, 1, V, V, 1);
+    cross_entropy(&loss, logits, &last, 1, V, V, 1, DTYPE_FP32);
     CHECK(fabsf(loss) < 1e-6f, "%g", loss);
 }
 

@@ -126,11 +126,12 @@ static void test_computes_what_is_new(void) {
         world_open(&w, kind);
         small_tokens(V, seed, T, w.tokens);
         CHECK_OK(engine_logits(w.engine, w.tokens, 10, logits, &e), &e);
-        for (int i = 0; i < T * C; i++) w.engine->lnf[i] = NAN;
+        float *lnf = w.engine->lnf;
+        for (int i = 0; i < T * C; i++) lnf[i] = NAN;
         CHECK_OK(engine_logits(w.engine, w.tokens, 13, logits, &e), &e);
         for (int t = 0; t < T; t++) {
             bool computed = t < 13 && (t >= 10 || !kinds[kind].reuses);
-            CHECK(isnan(w.engine->lnf[t * C]) == !computed, "%s: token %d is %scomputed", kinds[kind].name, t,
+            CHECK(isnan(lnf[t * C]) == !computed, "%s: token %d is %scomputed", kinds[kind].name, t,
                   computed ? "not " : "");
         }
         world_close(&w);

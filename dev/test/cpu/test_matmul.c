@@ -147,8 +147,10 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
     for (int i = 0; i < kernel_count; i++) check_kernel(kernels[i], shapes, count);
 }
 
-// The instructions that add a pair's products one after the other do what plain C does, to the bit.
+// AVX512-BF16 adds a pair's products one after the other, as plain C does. (AMX sums even and odd k apart, and Arm rounds
+// otherwise.)
 static void test_same_bits(void) {
+    if (strcmp(kernels[1]->name, "AVX512-BF16") != 0) SKIP("no AVX512-BF16 here");
     enum { M = 29, K = 1601, N = 83 };
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
     void *xv = values_of(x, M * K, DTYPE_BF16), *wv = values_of(w, K * N, DTYPE_BF16);
@@ -156,7 +158,7 @@ static void test_same_bits(void) {
     Matmul plain = matmul_create(&matmul_bf16[MATMUL_BF16_KERNELS - 1], 2);
     matmul_tn(plain, want, NULL, xv, wv, M, N, K, false);
     for (int i = 0; i < kernel_count; i++) {
-        if (kernels[i]->type == DTYPE_FP32 || kernels[i]->rows == BF16_AMX_ROWS) continue;
+        if (strcmp(kernels[i]->name, "AVX512-BF16") != 0) continue;
         Matmul mm = matmul_create(kernels[i], 2);
         matmul_tn(mm, got, NULL, xv, wv, M, N, K, false);
         CHECK(!memcmp(got, want, M * N * sizeof(float)), "%s", kernels[i]->name);

@@ -70,6 +70,8 @@ static const struct {
     {OPTION_zero, "2", ZERO_2},
     {OPTION_reduce, "step", REDUCE_STEP},
     {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP},
+    {OPTION_dtype, "fp32", DTYPE_FP32},
+    {OPTION_dtype, "bf16", DTYPE_BF16},
     {OPTION_comm_dtype, "fp32", WIRE_FP32},
     {OPTION_comm_dtype, "bf16", WIRE_BF16},
 };

@@ -1,0 +1,197 @@
+// The CPU engine in bf16 (--dtype bf16) against itself in fp32, on the same weights, which bf16 holds exactly: loss,
+// gradients, per-example norms, logits, steps of training; bits on several threads, with recomputation, and in state.
+#include "../small_model.h"
+#include "../test.h"
+
+#include "base/float16.h"
+#include "cpu/matmul_kernel.h"
+
+enum { ROWS = 6, T = 24, STEPS = 40 };
+static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
+
+typedef struct {
+    Model model;
+    float *param;
+    uint16_t tokens[STEPS * ROWS * (T + 1)];
+} World;
+
+static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
+
+// Nearer to GPT-2's own values than small_params', as in the tests of the CUDA engine: rounding is a smaller share then.
+static void world_open(World *w) {
+    Error e;
+    CHECK(model_create(&w->model, &shape, &e) == 0, "%s", e.what);
+    w->param = malloc(w->model.flat_count * sizeof(float));
+    small_params(&w->model, 1, w->param);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
+        float *p = w->param + t->offset;
+        for (size_t i = 0; i < t->count; i++) p[i] = bf16_to_f32(f32_to_bf16(mean + share * (p[i] - mean)));
+    }
+    small_tokens(shape.vocab, 2, sizeof w->tokens / sizeof *w->tokens, w->tokens);
+}
+static void world_close(World *w) {
+    model_destroy(&w->model);
+    free(w->param);
+}
+
+static Engine *engine_of(World *w, Dtype dtype, int threads, Recompute recompute) {
+    Error e;
+    Engine *engine = NULL;
+    EngineConfig config = {.model = &w->model,
+                           .micro_batch = ROWS,
+                           .seq_len = T,
+                           .threads = threads,
+                           .gns = GNS_EXACT,
+                           .dtype = dtype,
+                           .recompute = recompute};
+    CHECK(engine_create(&cpu_engine, &engine, &config, &e) == 0, "%s", e.what);
+    CHECK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e) == 0, "%s", e.what);
+    return engine;
+}
+
+typedef struct {
+    double loss, grad_sq[64], example_sq[64];
+    float *grad;
+} Outcome;
+
+static Outcome measure(World *w, Engine *engine, const uint16_t *tokens, int micro_batch) {
+    Error e;
+    Outcome o = {.grad = malloc(w->model.flat_count * sizeof(float))};
+    StepResult r = {.grad_sq = o.grad_sq, .example_sq = o.example_sq};
+    for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] = NAN;
+    CHECK(small_batch(engine, tokens, ROWS, T, micro_batch, GNS_EXACT, &e) == 0, "%s", e.what);
+    CHECK(engine_norms(engine, all_of(w), &e) == 0 && engine_result(engine, &r, &e) == 0, "%s", e.what);
+    CHECK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e) == 0, "%s", e.what);
+    o.loss = r.loss_sum / ROWS;
+    return o;
+}
+
+// |a - b| / |b| over a tensor.
+static double difference(const float *a, const float *b, size_t n) {
+    double error = 0, square = 0;
+    for (size_t i = 0; i < n; i++) error += pow((double)a[i] - b[i], 2), square += pow((double)b[i], 2);
+    return sqrt(error / square);
+}
+
+// The tolerances are those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
+static void test_step(void) {
+    World w;
+    world_open(&w);
+    Engine *exact = engine_of(&w, DTYPE_FP32, 1, RECOMPUTE_NONE),
+           *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
+    Outcome want = measure(&w, exact, w.tokens, ROWS), got = measure(&w, rounded, w.tokens, 4);
+    CHECK(fabs(got.loss - want.loss) < 2e-3, "loss %.6f, want %.6f", got.loss, want.loss);
+    for (int k = 0; k < w.model.tensor_count; k++) {
+        const Tensor *t = &w.model.tensors[k];
+        double error = difference(got.grad + t->offset, want.grad + t->offset, t->count);
+        CHECK(error < 0.02, "gradient of %s: %.4f", t->name, error);
+        CHECK(fabs(got.grad_sq[k] / want.grad_sq[k] - 1) < 0.02, "its norm");
+        CHECK(fabs(got.example_sq[k] / want.example_sq[k] - 1) < 0.02, "examples' norms of %s: %g, want %g", t->name,
+              got.example_sq[k], want.example_sq[k]);
+    }
+    CHECK(difference(got.grad, want.grad, 100) > 0, "nothing was rounded");
+    free(want.grad), free(got.grad);
+    engine_destroy(exact), engine_destroy(rounded);
+    world_close(&w);
+}
+
+// Threads and recomputation change no bit.
+static void test_same_bits(void) {
+    World w;
+    world_open(&w);
+    Outcome first = {0};
+    for (int i = 0; i < 4; i++) {
+        Engine *engine = engine_of(&w, DTYPE_BF16, 1 + i % 2,
+                                   i < 2    ? RECOMPUTE_NONE
+                                   : i == 2 ? RECOMPUTE_GELU
+                                            : RECOMPUTE_BLOCK);
+        Outcome o = measure(&w, engine, w.tokens, ROWS);
+        if (i == 0) first = o;
+        CHECK(!memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)) && o.loss == first.loss, "engine %d", i);
+        if (i > 0) free(o.grad);
+        engine_destroy(engine);
+    }
+    free(first.grad);
+    world_close(&w);
+}
+
+static double train(World *w, Engine *engine) {
+    Error e;
+    double sum = 0;
+    for (int step = 1; step <= STEPS; step++) {
+        UpdateConfig u = {.lr = 3e-3,
+                          .beta1 = 0.9,
+                          .beta2 = 0.95,
+                          .eps = 1e-8,
+                          .weight_decay = 0.1,
+                          .grad_clip = 1,
+                          .step = step,
+                          .batch = ROWS};
+        Outcome o = measure(w, engine, w->tokens, ROWS); // the same examples again and again
+        CHECK(engine_update(engine, all_of(w), &u, &e) == 0, "%s", e.what);
+        if (step > STEPS / 2) sum += o.loss / (STEPS / 2);
+        free(o.grad);
+    }
+    return sum;
+}
+
+static void test_training(void) {
+    World w;
+    world_open(&w);
+    Engine *exact = engine_of(&w, DTYPE_FP32, 2, RECOMPUTE_NONE),
+           *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
+    double want = train(&w, exact), got = train(&w, rounded);
+    CHECK(want < 4 && fabs(got - want) < 0.01, "mean loss of the second half: %.4f, fp32 %.4f", got, want);
+    engine_destroy(exact), engine_destroy(rounded);
+    world_close(&w);
+}
+
+// Master weights are fp32: what is loaded comes back to the bit, and the kernels read it rounded.
+static void test_weights(void) {
+    World w;
+    Error e;
+    uint64_t hash[2];
+    world_open(&w);
+    for (size_t i = 0; i < w.model.flat_count; i++) w.param[i] *= 1 + 1e-5f;
+    Engine *engine = engine_of(&w, DTYPE_BF16, 1, RECOMPUTE_NONE);
+    float *back = malloc(w.model.flat_count * sizeof(float));
+    CHECK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e) == 0, "%s", e.what);
+    CHECK(!memcmp(back, w.param, w.model.flat_count * sizeof(float)), "other weights came back");
+    CHECK(engine_hash(engine, all_of(&w), &hash[0], &e) == 0, "%s", e.what);
+    w.param[7] *= 1 + 1e-6f; // less than bf16 shows
+    CHECK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e) == 0, "%s", e.what);
+    CHECK(engine_hash(engine, all_of(&w), &hash[1], &e) == 0 && hash[0] != hash[1], "the hash leaves the masters out");
+    free(back);
+    engine_destroy(engine);
+    world_close(&w);
+}
+
+// A text that grows by a token at a time, whose keys and values are kept: the same logits as from its beginning.
+static void test_logits(void) {
+    World w;
+    Error e;
+    float kept[70], anew[70];
+    world_open(&w);
+    Engine *engine = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
+    for (int n = 1; n <= T; n++) CHECK(engine_logits(engine, w.tokens, n, kept, &e) == 0, "%s", e.what);
+    CHECK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e) == 0, "%s", e.what); // forgets them
+    CHECK(engine_logits(engine, w.tokens, T, anew, &e) == 0, "%s", e.what);
+    CHECK(!memcmp(kept, anew, sizeof kept), "other logits");
+    engine_destroy(engine);
+    world_close(&w);
+}
+
+int main(void) {
+    if (!matmul_kernel(DTYPE_BF16)) {
+        printf("SKIP test_bf16: this machine has no instructions for bf16\n");
+        return ERR_SKIPPED;
+    }
+    RUN(test_step);
+    RUN(test_same_bits);
+    RUN(test_training);
+    RUN(test_weights);
+    RUN(test_logits);
+    return test_summary();
+}
