@@ -110,12 +110,11 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
 }
 
 static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
-    assert(element_bytes == sizeof(float)), (void)element_bytes; // all that the CPU engine has
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // only moved
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
-    MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, p->counts, p->places, MPI_FLOAT, t->mpi, &p->request),
-            e);
+    MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, p->counts, p->places, type, t->mpi, &p->request), e);
     return 0;
 }
 

@@ -175,9 +175,9 @@ static void test_small_shapes(void) { // every size from 1 to past a tile, in ev
 }
 
 static void test_blocked_shapes(void) { // beyond one block of K or N, with and without a remainder
-    const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},   {13, 33, 769}, {37, 513, 385},
-                                {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},  {1025, 47, 5}, {12, 32, 1153},
-                                {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}};
+    const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
+                                {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
+                                {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801}};
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 

@@ -89,6 +89,12 @@ two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may
     micro=7 layers=4 run 3 two0 $ramp_run --zero 0 && micro=7 layers=4 run 3 two2 $ramp_run --zero 2 && same_weights two0 two2 &&
         same_numbers two0 two2
 }
+zero_in_bf16() { # the weights that travel are rounded, the masters are not
+    "$train" --dry-run --dtype bf16 --model d1 > bf16.log 2>&1
+    [ $? != 69 ] || skip "no instructions for bf16" || return
+    for zero in 0 1 2; do run 2 h$zero $ramp_run --dtype bf16 --zero $zero || return 1; done
+    same_weights h0 h1 && same_numbers h0 h1 && same_weights h0 h2 && same_numbers h0 h2 && ! same_weights h0 r2 > /dev/null
+}
 zero_with_two_ranks() { zero_agrees 2; }
 zero_with_three_ranks() { zero_agrees 3; } # the last part of a bucket is the longest
 zero_with_four_ranks() { zero_agrees 4; }
@@ -229,7 +235,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_with_two_ranks zero_with_three_ranks \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
