@@ -1,6 +1,6 @@
 #include "cpu/bf16_tiles.h"
 
-#ifdef __x86_64__
+#ifdef BF16_X86
 
 #    include <cpuid.h>
 #    include <immintrin.h>

@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers do not know AMX
+#    define BF16_X86
+#endif
+
 enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
 // c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. Of A's rows the first `count` are there;

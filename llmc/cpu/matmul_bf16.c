@@ -58,6 +58,7 @@ static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block
     else pack_pairs_down(panel, ROWS, src, p->a_column, count, block->depth, block->padded);
 }
 
+#ifdef BF16_X86
 static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     uint16_t *to = panel;
@@ -75,6 +76,7 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
                                 2 * AMX_ROWS);
     }
 }
+#endif
 
 // Column sums of a packed panel of B, count of whose columns exist.
 static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j,
@@ -156,7 +158,7 @@ static bool plain_is_here(void) { return true; }
     }
 
 const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
-#ifdef __x86_64__
+#ifdef BF16_X86
     KERNEL("AMX", AMX_ROWS, pack_a_amx, bf16_tile_amx, bf16_amx_is_here),
     KERNEL("AVX512-BF16", ROWS, pack_a, bf16_tile_avx512, bf16_avx512_is_here),
 #elif defined(__aarch64__)

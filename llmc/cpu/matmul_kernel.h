@@ -47,7 +47,7 @@ struct MatmulKernel {
 };
 
 // bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.
-#if defined(__x86_64__)
+#if defined(BF16_X86)
 enum { MATMUL_BF16_KERNELS = 3 };
 #elif defined(__aarch64__)
 enum { MATMUL_BF16_KERNELS = 2 };

@@ -4,7 +4,7 @@
 #include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
 #include "cpu/value.h"
-#ifdef __x86_64__
+#ifdef BF16_X86
 #    include "amx_model.h"
 #endif
 
@@ -34,7 +34,7 @@ static void find_kernels(void) {
     kernels[kernel_count++] = &matmul_fp32;
     for (int i = 0; i < MATMUL_BF16_KERNELS; i++)
         if (matmul_bf16[i].is_here()) kernels[kernel_count++] = &matmul_bf16[i];
-#ifdef __x86_64__
+#ifdef BF16_X86
     static MatmulKernel model;
     model = matmul_bf16[0];
     model.name = "AMX, in C";

@@ -689,16 +689,18 @@ def until(condition, what):
 def test_tiny_shards():
     """A signal is answered before a block has become a million shards, and while they get their names."""
     text = random_text(800).encode()
-    args = [TOKENIZE[0], *BYTES, "--shard-tokens", "1", "--threads", "1", "-"]
-    for event, why in ((leftovers, "no shard before the end of the pipe"), (lambda: shards("out"), "no shard has its name")):
-        p = subprocess.Popen(args, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        p.stdin.write(text)
-        p.stdin.close() if event != leftovers else p.stdin.flush()
-        until(event, why)
-        p.terminate()
-        check(p.wait(60) == 75, f"exit code {p.returncode}")
-        p.stdin.close()
-    run(*args[1:], stdin=text)
+    args = [*BYTES, "--shard-tokens", "1", "--threads", "1", "-"]
+    p = subprocess.Popen([TOKENIZE[0], *args], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    p.stdin.write(text)
+    p.stdin.flush()
+    until(leftovers, "no shard before the end of the pipe")
+    p.terminate()
+    check(p.wait(60) == 75, f"exit code {p.returncode}")
+    p.stdin.close()
+    compile_fault()
+    done = run_with_fault(args, text, name="out_train_000400.bin", at=1, action="ask")
+    check(done.returncode == 75 and 400 < len(shards("out")) < 800, f"exit code {done.returncode}, {len(shards('out'))} names")
+    run(*args, stdin=text)
     check(read_bytes("out", "train") == text and not leftovers(), "the interruptions show in the shards")
 
 
