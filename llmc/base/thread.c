@@ -31,12 +31,12 @@ static void on_exit_while_starting(void) {
 }
 
 void thread_start_team(int size) {
-    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    FILE *null = fopen("/dev/null", "we"); // or libgomp's own line is seen as well
     team_size = size;
-    if (atexit(on_exit_while_starting) == 0 && null >= 0) {
+    if (atexit(on_exit_while_starting) == 0 && null) {
         fflush(stdout); // _exit does not
         kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-        if (kept_stderr >= 0) dup2(null, STDERR_FILENO); // libgomp's own line
+        if (kept_stderr >= 0) dup2(fileno(null), STDERR_FILENO);
     }
 #pragma omp parallel num_threads(size)
     {
@@ -47,5 +47,5 @@ void thread_start_team(int size) {
         close(kept_stderr);
         kept_stderr = -1;
     }
-    if (null >= 0) close(null);
+    if (null) fclose(null);
 }
