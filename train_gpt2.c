@@ -94,9 +94,18 @@ static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w,
 // The block's activations from row `first` on; lse stays whole.
 static Block block_from(const Engine *engine, const Block *k, size_t first, size_t C) {
     size_t i = first * C;
-    return (Block){at(engine, k->x, i),       at(engine, k->ln1, i),       k->mean1 + first, k->rstd1 + first,
-                   at(engine, k->qkv, 3 * i), at(engine, k->attention, i), k->lse,           at(engine, k->x_mid, i),
-                   at(engine, k->ln2, i),     k->mean2 + first,            k->rstd2 + first, at(engine, k->fc, 4 * i),
+    return (Block){at(engine, k->x, i),
+                   at(engine, k->ln1, i),
+                   k->mean1 + first,
+                   k->rstd1 + first,
+                   at(engine, k->qkv, 3 * i),
+                   at(engine, k->attention, i),
+                   k->lse,
+                   at(engine, k->x_mid, i),
+                   at(engine, k->ln2, i),
+                   k->mean2 + first,
+                   k->rstd2 + first,
+                   at(engine, k->fc, 4 * i),
                    at(engine, k->gelu, 4 * i)};
 }
 
@@ -277,9 +286,9 @@ static void embeddings_backward(Engine *engine, const Batch *batch) {
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
                        batch->B, T, C, engine->config.dtype);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
-        EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C),
-                                                   engine->head_at_token + b * T * C, batch->tokens + b * batch->stride,
-                                                   T, C, engine->dwide /* free now */, engine->config.dtype);
+        EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C,
+                                                   batch->tokens + b * batch->stride, T, C,
+                                                   engine->dwide /* free now */, engine->config.dtype);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
     }
@@ -454,19 +463,19 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
 
 static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 
-static int cpu_check(const EngineConfig *config, Error *e) {
-    if (matmul_kernel(config->dtype)) return 0;
+static int cpu_check_dtype(Dtype dtype, Error *e) {
+    if (matmul_kernel(dtype)) return 0;
     return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
 }
 
-// The engine that main (run/main_cpu.c) hands to the program. Nothing need be pinned, and a call returns when done: so
-// there is no pin, unpin or stream.
+// The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
+// call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
     .dtype = cpu_dtype,
+    .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,
     .device = cpu_device,
-    .check = cpu_check,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,

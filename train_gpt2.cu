@@ -48,6 +48,12 @@ static int tables_load(Engine *engine, Error *e) {
 // All other kernels take any model.
 static Dtype cuda_dtype(void) { return sizeof(real) == sizeof(float) ? DTYPE_FP32 : DTYPE_BF16; }
 
+static int cuda_check_dtype(Dtype dtype, Error *e) {
+    if (dtype == cuda_dtype()) return 0;
+    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=FP32 or BF16",
+                "--dtype: this program was built for %s", dtype == DTYPE_FP32 ? "bf16" : "fp32");
+}
+
 static int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
@@ -580,7 +586,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
     .dtype = cuda_dtype,
-    .dtype_is_built_in = true,
+    .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
     .device = cuda_device,
     .check = cuda_check,

@@ -4,15 +4,15 @@
 # one begins and the other resumes. Run by make test-arm.
 set -u
 . "$(dirname "$0")/checks.sh" arm
-here=$root/${GNS_HERE:-build/cpu} matmul=$build/llmc/cpu/matmul.o
+here=$root/${GNS_HERE:-build/cpu} matmul=$build/llmc/cpu/matmul_fp32.o
 unset GNS_RUNNER
 cd "$work" || exit 70
 on_arm() { "$root/dev/test/arm_run.sh" "$root/$build/$1" "${@:2}"; } # PROGRAM ARGUMENTS...
 on_here() { "$here/$1" "${@:2}"; }
 
-# The innermost loops of compute_rows: 24, 16 and 8 fused multiply-adds by element, at most three loads, no stack.
+# The innermost loops of compute_tile: 24, 16 and 8 fused multiply-adds by element, at most three loads, no stack.
 tile_in_registers() {
-    aarch64-linux-gnu-objdump -d --no-show-raw-insn --disassemble=compute_rows "$root/$matmul" | awk '
+    aarch64-linux-gnu-objdump -d --no-show-raw-insn --disassemble=compute_tile "$root/$matmul" | awk '
         /fmla/ { fmla++; if ($0 !~ /s\[[0-3]\]/) whole++ }
         /\t(ld|st)[a-z0-9]+\t[{]?[vqs][0-9]/ { loads++; if (/\[sp/) stack++ }
         /\t(b\.[a-z]+|cbn?z|b)\t/ { if (fmla) print fmla, loads + 0, stack + 0, whole + 0; fmla = loads = stack = whole = 0 }' > loops
@@ -74,4 +74,9 @@ returns 0 on_arm train_gpt2 --check here_1/step_00000020
 resumed arm here_1 begun_here
 check "resumed on Arm" losses_within 2e-6 begun_here here_1
 end resumed
+begin # a core without bf16, and the model's name changes nothing
+returns 69 qemu-aarch64 -cpu cortex-a72 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$root/build/arm64/usr/lib/aarch64-linux-gnu" \
+    "$root/$build/train_gpt2" --sample-only --model arm_1 --prompt a --dtype bf16
+check "$(cat "$work/log")" grep -q 'error: --dtype bf16: this machine lacks the instructions' "$work/log"
+end no_bf16
 exit $failed

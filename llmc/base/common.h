@@ -29,16 +29,16 @@ GNS_C_BEGIN
 // Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
 enum {
     EXIT_DONE = 0,
-    ERR_USAGE = 64,     // the command line or the configuration
-    ERR_INPUT = 65,     // a named input is missing, unreadable or malformed
+    ERR_USAGE = 64,       // the command line or the configuration
+    ERR_INPUT = 65,       // a named input is missing, unreadable or malformed
     ERR_UNAVAILABLE = 69, // no usable GPU; no instructions for a type
-    ERR_INTERNAL = 70,  // a fault of this program
-    ERR_MEMORY = 71,    // out of memory, on the host or the device
-    ERR_WRITE = 74,     // writing failed
-    ERR_STOPPED = 75,   // stopped on request; run the same command again
-    ERR_NONFINITE = 76, // a loss or gradient is not a number
-    ERR_SKIPPED = 77,   // a test that could not run here
-    ERR_RANK = 78       // a rank was lost or diverged, or a deadline passed
+    ERR_INTERNAL = 70,    // a fault of this program
+    ERR_MEMORY = 71,      // out of memory, on the host or the device
+    ERR_WRITE = 74,       // writing failed
+    ERR_STOPPED = 75,     // stopped on request; run the same command again
+    ERR_NONFINITE = 76,   // a loss or gradient is not a number
+    ERR_SKIPPED = 77,     // a test that could not run here
+    ERR_RANK = 78         // a rank was lost or diverged, or a deadline passed
 };
 
 typedef struct {

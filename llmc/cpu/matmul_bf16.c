@@ -25,27 +25,13 @@ VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const ui
     }
 }
 
-typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2)));
-
-// panel[k * width + i] = word k of row i, i < 4, k < 4
-VECTOR_INLINE void transpose_words(uint32_t *panel, size_t width, const uint16_t *src, size_t row) {
-    Words4 r0 = *(const Words4 *)src, r1 = *(const Words4 *)(src + row);
-    Words4 r2 = *(const Words4 *)(src + 2 * row), r3 = *(const Words4 *)(src + 3 * row);
-    Words4 low01 = SHUFFLE4(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE4(r0, r1, 2, 6, 3, 7);
-    Words4 low23 = SHUFFLE4(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE4(r2, r3, 2, 6, 3, 7);
-    *(Words4 *)panel = SHUFFLE4(low01, low23, 0, 1, 4, 5);
-    *(Words4 *)(panel + width) = SHUFFLE4(low01, low23, 2, 3, 6, 7);
-    *(Words4 *)(panel + 2 * width) = SHUFFLE4(high01, high23, 0, 1, 4, 5);
-    *(Words4 *)(panel + 3 * width) = SHUFFLE4(high01, high23, 2, 3, 6, 7);
-}
-
 // The same of a matrix whose k run along its rows, i being its rows. width is a multiple of 4.
 VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                     size_t depth, size_t padded) {
     size_t blocked = count == width ? depth / 8 * 8 : 0;
     for (size_t i = 0; i < width && blocked; i += 4)
         for (size_t k = 0; k < blocked; k += 8)
-            transpose_words(panel + k / 2 * width + i, width, src + i * row + k, row);
+            transpose_4x4(panel + k / 2 * width + i, width, src + i * row + k, row * sizeof *src);
     memset(panel + blocked / 2 * width, 0, (padded - blocked) / 2 * width * sizeof *panel);
     uint16_t *halves = (uint16_t *)panel;
     for (size_t k = blocked; k < depth; k++)
@@ -72,8 +58,7 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
         pack_pairs_down(words, AMX_ROWS, src + k * p->a_column, p->a_column, count, depth, STEP);
         for (size_t r = 0; r < AMX_ROWS; r += 4)
             for (size_t w = 0; w < STEP / 2; w += 4) // words (pair, row) to (row, pair)
-                transpose_words(rows + r * (STEP / 2) + w, STEP / 2, (uint16_t *)(words + w * AMX_ROWS + r),
-                                2 * AMX_ROWS);
+                transpose_4x4(rows + r * (STEP / 2) + w, STEP / 2, words + w * AMX_ROWS + r, AMX_ROWS * sizeof *words);
     }
 }
 #endif
@@ -136,7 +121,8 @@ static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const
     }
 }
 
-// The same sums in C, as the oracle of the others. VDPBF16PS and BFDOT add the products of a pair one after the other.
+// The same sums in C, as the oracle of the others. VDPBF16PS, too, adds the products of a pair one after the other. AMX
+// sums those of even and of odd k apart; Arm adds the two products first, and rounds otherwise (bf16_neon.c).
 void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
     for (size_t i = 0; i < count; i++, c += COLUMNS) {
         memset(c, 0, COLUMNS * sizeof *c);
@@ -162,7 +148,7 @@ const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
     KERNEL("AMX", AMX_ROWS, pack_a_amx, bf16_tile_amx, bf16_amx_is_here),
     KERNEL("AVX512-BF16", ROWS, pack_a, bf16_tile_avx512, bf16_avx512_is_here),
 #elif defined(__aarch64__)
-    KERNEL("NEON, BFDOT", ROWS, pack_a, bf16_tile_neon, bf16_neon_is_here),
+    KERNEL("BFMMLA", ROWS, pack_a, bf16_tile_neon, bf16_neon_is_here),
 #endif
     KERNEL("plain C", ROWS, pack_a, bf16_tile_plain, plain_is_here),
 };

@@ -93,7 +93,7 @@ VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile
 
 // Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros after the last.
 
-typedef float Vec4 __attribute__((vector_size(16), may_alias, aligned(4)));
+typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2))); // floats, or pairs of bf16
 #ifdef __clang__
 #    define SHUFFLE4(x, y, i, j, k, l) __builtin_shufflevector(x, y, i, j, k, l)
 #else
@@ -101,16 +101,20 @@ typedef int32_t Int4 __attribute__((vector_size(16)));
 #    define SHUFFLE4(x, y, i, j, k, l) __builtin_shuffle(x, y, (Int4){i, j, k, l})
 #endif
 
-// panel[k * width + i] = src[i * row + k] for i < 4, k < 4
-VECTOR_INLINE void transpose_4x4(float *panel, size_t width, const float *src, size_t row) {
-    Vec4 r0 = *(const Vec4 *)src, r1 = *(const Vec4 *)(src + row);
-    Vec4 r2 = *(const Vec4 *)(src + 2 * row), r3 = *(const Vec4 *)(src + 3 * row);
-    Vec4 low01 = SHUFFLE4(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE4(r0, r1, 2, 6, 3, 7);
-    Vec4 low23 = SHUFFLE4(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE4(r2, r3, 2, 6, 3, 7);
-    *(Vec4 *)panel = SHUFFLE4(low01, low23, 0, 1, 4, 5);
-    *(Vec4 *)(panel + width) = SHUFFLE4(low01, low23, 2, 3, 6, 7);
-    *(Vec4 *)(panel + 2 * width) = SHUFFLE4(high01, high23, 0, 1, 4, 5);
-    *(Vec4 *)(panel + 3 * width) = SHUFFLE4(high01, high23, 2, 3, 6, 7);
+VECTOR_INLINE Words4 words_load(const void *src) { return *(const Words4 *)src; }
+VECTOR_INLINE void words_store(void *to, size_t i, Words4 v) { *(Words4 *)((uint32_t *)to + i) = v; }
+
+// Word k * width + i of panel = word k of row i, for i < 4, k < 4. Rows of src are row_bytes apart.
+VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, size_t row_bytes) {
+    const char *row = src;
+    Words4 r0 = words_load(row), r1 = words_load(row + row_bytes);
+    Words4 r2 = words_load(row + 2 * row_bytes), r3 = words_load(row + 3 * row_bytes);
+    Words4 low01 = SHUFFLE4(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE4(r0, r1, 2, 6, 3, 7);
+    Words4 low23 = SHUFFLE4(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE4(r2, r3, 2, 6, 3, 7);
+    words_store(panel, 0, SHUFFLE4(low01, low23, 0, 1, 4, 5));
+    words_store(panel, width, SHUFFLE4(low01, low23, 2, 3, 6, 7));
+    words_store(panel, 2 * width, SHUFFLE4(high01, high23, 0, 1, 4, 5));
+    words_store(panel, 3 * width, SHUFFLE4(high01, high23, 2, 3, 6, 7));
 }
 
 // From a matrix whose k run along its rows: panel[k * width + i] = src[i * row + k], i < count <= width.
@@ -119,7 +123,8 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
     size_t blocked_k = count == width ? K / 4 * 4 : 0;
     for (size_t i = 0; i < width && blocked_k; i += 4) {
         size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the four before: width 6
-        for (size_t k = 0; k < blocked_k; k += 4) transpose_4x4(panel + k * width + i4, width, src + i4 * row + k, row);
+        for (size_t k = 0; k < blocked_k; k += 4)
+            transpose_4x4(panel + k * width + i4, width, src + i4 * row + k, row * sizeof *src);
     }
     for (size_t k = blocked_k; k < K; k++)
         for (size_t i = 0; i < width; i++) panel[k * width + i] = i < count ? src[i * row + k] : 0;

@@ -35,11 +35,6 @@ VECTOR_INLINE void value_set(void *p, size_t i, float x, const Dtype type) {
     else ((float *)p)[i] = x;
 }
 
-// What x becomes when it is stored.
-VECTOR_INLINE float value_rounded(float x, const Dtype type) {
-    return type == DTYPE_BF16 ? bf16_to_f32(f32_to_bf16(x)) : x;
-}
-
 typedef uint16_t Bf16Vec __attribute__((vector_size(VEC * 2), may_alias, aligned(2)));
 
 VECTOR_INLINE Vec bf16_widen(Bf16Vec v) { return (Vec)(__builtin_convertvector(v, VecBits) << 16); }

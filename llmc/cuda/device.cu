@@ -42,8 +42,8 @@ int device_open(Device *device, Error *e) {
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-        FAIL(e, ERR_UNAVAILABLE, NULL, "this program was built without code for the %s (compute capability %d.%d)", p->name,
-             p->major, p->minor);
+        FAIL(e, ERR_UNAVAILABLE, NULL, "this program was built without code for the %s (compute capability %d.%d)",
+             p->name, p->major, p->minor);
         return error_hint(e, "build it again with CUDA_ARCH=%d%d", p->major, p->minor);
     }
     return first_call(status, device->ordinal, e);

@@ -25,7 +25,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the most that a step will measure
-    Dtype dtype;        // of weights and activations; where dtype_is_built_in that one, whatever this says
+    Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
@@ -111,8 +111,10 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
-    Dtype (*dtype)(void);   // the default
-    bool dtype_is_built_in; // it is the only one
+    Dtype (*dtype)(void); // the default
+
+    // ERR_USAGE where this build has no such type, ERR_UNAVAILABLE where this machine has no instructions for it.
+    int (*check_dtype)(Dtype dtype, Error *e);
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 

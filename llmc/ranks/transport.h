@@ -39,7 +39,8 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
 
 typedef struct {
     // Chooses this rank's device, by its number on this machine, before the engine is created. All ranks together; an
-    // error is settled. ERR_UNAVAILABLE where a rank has no GPU that it can use, or two have the same. NULL: nothing to choose.
+    // error is settled. ERR_UNAVAILABLE where a rank has no GPU that it can use, or two have the same. NULL: nothing to
+    // choose.
     int (*device)(Comm *comm, Error *e);
 
     // largest: elements of the largest bucket, for which it takes memory. stream: engine_stream's. All ranks together.

@@ -84,8 +84,8 @@ static int check_apart(Comm *comm, Error *e) {
         if (r != comm->rank && memcmp(&all[r], &mine, sizeof mine) == 0) same = r;
     memory_free(all);
     if (!code && same >= 0)
-        code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)", comm->rank,
-                    same, mine.bus, mine.host);
+        code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)",
+                    comm->rank, same, mine.bus, mine.host);
     return comm_agree(comm, code, e);
 }
 

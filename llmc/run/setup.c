@@ -109,11 +109,9 @@ static int check_omp_threads(Error *e) {
 static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
 
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    Dtype own = engine->dtype();
-    if (!o->given[OPTION_dtype]) o->dtype = own;
-    if (o->dtype == (int)own || !engine->dtype_is_built_in) return 0;
-    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=FP32 or BF16",
-                "--dtype: this program was built for %s", own == DTYPE_FP32 ? "fp32" : "bf16");
+    bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
+    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
+    return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
 static int setup_shape(Setup *setup, Error *e) {
