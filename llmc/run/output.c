@@ -58,6 +58,7 @@ static int setup_directory(Run *r, Error *e) {
 
 bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
+    if (setup->shape.shard_weights) return false; // no process holds a copy of all
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
