@@ -23,7 +23,8 @@ PlanState plan_state(const EngineConfig *shape, double value) {
     bool rounded = value < fp32;
     if (shape->inference) return (PlanState){.weights = value * all};
     return (PlanState){
-        .weights = rounded ? fp32 * owned + value * all : fp32 * all,
+        .weights =
+            rounded || shape->shard_weights ? fp32 * owned + value * (double)shard_weight_elements(shape) : fp32 * all,
         .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
         .moments = 2 * fp32 * owned,
     };
@@ -88,7 +89,8 @@ static void add_libraries(const Plan *plan, MemoryPlan *memory) {
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     shape.micro_batch = micro_batch;
-    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    bool other_engine = plan->estimate_memory || (shape.shard_weights && !plan->engine->own_weights);
+    if (other_engine) plan_estimate_memory(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
     add_libraries(plan, memory);
 }

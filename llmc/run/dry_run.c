@@ -71,6 +71,7 @@ int run_dry(Run *r, Error *e) {
         .device = device,
         .estimate_memory = o->device[0] && cpu,
         .ranks = ranks,
+        .sharing = setup->parallel.config,
         .ramp = ramp,
         .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
         .val_rows = val_rows(o, r->data.val, T),
