@@ -1,9 +1,11 @@
-// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 has spread over the ranks, in ranges
+// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 or 3 has spread over the ranks, in ranges
 // of every kind, and compares it with what was loaded; then the gradients of a step of micro-steps, some of them without
 // rows, with those of one engine. Prints "ok" or what is wrong. For test_ranks.sh.
 //
-//     ranks_state WIRE together|apart|blind   all ranks write into memory of rank 0's; all but the last, which does not
-//                                             find it, as on another machine; none does
+//     ranks_state WIRE together|apart|blind ZERO
+//
+// together: all ranks write into memory of rank 0's; apart: all but the last, which does not find it, as on another
+// machine; blind: none does.
 #include "ranks/parallel.h"
 #include "../small_model.h"
 
@@ -11,6 +13,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -23,6 +26,7 @@ typedef struct {
     uint16_t *tokens;  // (rows, SEQ_LEN + 1)
     WireType wire;
     int finders; // ranks that find it
+    ZeroStage zero;
 } State;
 
 enum { LAYERS = 3, SEQ_LEN = 8, VOCAB = 50 };
@@ -88,7 +92,7 @@ static int setup(State *s, Error *e) {
     TRY(comm_create(&s->comm, &deadlines, e));
     if (s->finders < 0) s->finders = s->comm.ranks - 1;
     TRY(model_create(&s->model, &shape, e));
-    ParallelConfig sharing = {ZERO_2, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),
+    ParallelConfig sharing = {s->zero, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),
                               .transport = TRANSPORT_OR_NULL(mpi_transport)};
     collects.model = &s->model;
     TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
@@ -224,6 +228,7 @@ int main(int argc, char **argv) {
     watched.store = fail_or_store;
     s.wire = argc > 1 && strcmp(argv[1], "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
     const char *who = argc > 2 ? argv[2] : "together";
+    s.zero = argc > 3 ? (ZeroStage)atoi(argv[3]) : ZERO_2;
     Error e = {0};
     const uint64_t seed = 20240520;
     s.finders = strcmp(who, "together") == 0 ? INT_MAX : strcmp(who, "apart") == 0 ? -1 : 0;
