@@ -146,6 +146,25 @@ dry_run_knows_the_shares() { # of weights, gradients and moments, in floats a pa
 4 3 0.609 0.609 0.500
 EOF
 }
+# The plan, and what the program itself takes, which a small model tells. MPI's own copies of a few blocks come on top, on
+# some ranks. Not under AddressSanitizer, whose shadow memory counts.
+peak_memory() { # OPTIONS...: of each rank, MiB
+    mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
+        --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
+}
+sharded_weights_take_the_planned_memory() {
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
+    local plan deep="--layers 120 --channels 128"
+    # shellcheck disable=SC2086
+    plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
+        --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
+    # shellcheck disable=SC2086
+    paste <(peak_memory --layers 1 --channels 16 | sort -n) <(peak_memory $deep | sort -n) | awk -v plan="$plan" '
+        { n++; base += $1; peak += $2; most = $2; all = all " " $2 }
+        END { base /= n; peak /= n; want = plan + base
+            if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
+                print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
+}
 state_is_collected() {
     for ranks in 1 2 3 4; do
         for how in "fp32 together 2" "bf16 apart 3" "fp32 blind 2"; do
@@ -248,7 +267,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
-    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
+    dry_run_knows_the_shares sharded_weights_take_the_planned_memory state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
     not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
     alone_without_mpirun; do
