@@ -95,6 +95,11 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     add_libraries(plan, memory);
 }
 
+// With --zero 3 of a rank's share; otherwise rank 0's of everything.
+double plan_copy_bytes(const EngineConfig *shape) {
+    return 3.0 * sizeof(float) * (double)(shape->shard_weights ? shard_elements(shape) : shape->model->flat_count);
+}
+
 double plan_besides(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
 
 double plan_usable_memory(const PlanDevice *device) {

@@ -250,12 +250,12 @@ int plan_variant(Plan *out, PlanVariant *of, const Plan *p, ZeroStage zero, int 
     if (zero < ZERO_2) of->options.reduce = sharing.reduce = REDUCE_STEP;
     out->options = &of->options;
     out->ranks = ranks;
-    if (zero == ZERO_3) out->host_bytes = 0; // saved without a copy
     out->shape.owned = NULL;
     out->shape.owned_count = 0;
     out->shape.shard_grads = out->shape.shard_weights = false;
     TRY(parallel_create(&of->parallel, &of->comm, p->shape.model, &sharing, e));
     parallel_shard(&of->parallel, &out->shape);
+    if (p->host_bytes > 0) out->host_bytes = plan_copy_bytes(&out->shape);
     return 0;
 }
 

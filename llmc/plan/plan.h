@@ -148,6 +148,7 @@ PlanState plan_state(const EngineConfig *shape, double value);
 // largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options
 // allow (0: not even one row).
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
+double plan_copy_bytes(const EngineConfig *shape); // of checkpoints' copy on a host: weights and moments
 double plan_besides(const Plan *plan); // in the same memory: a CPU's holds the copy that checkpoints are written from
 double plan_usable_memory(const PlanDevice *device);
 int plan_largest_micro_batch(const Plan *plan, double besides, int most);

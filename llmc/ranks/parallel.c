@@ -34,6 +34,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 
 void parallel_destroy(Parallel *p) {
     shared_memory_destroy(&p->copy);
+    rank_memory_destroy(&p->copies);
     if (p->transport) p->api->destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
@@ -111,7 +112,12 @@ static int await_weights(void *context, Range range, Error *e) {
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
-    if (last >= p->kept) return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
+    if (last >= p->kept) {
+        // Counted, as every rank awaits every block: one that computes for ever has started the same transfers as those
+        // that wait for it.
+        watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
+        return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
+    }
     TRY(p->api->wait_for(p->transport, p->work[last], e));
     p->arrived = last + 1;
     return 0;
@@ -343,7 +349,12 @@ int parallel_compare(Parallel *p, Error *e) {
 // ---- The state as a whole -------------------------------------------------------------------------------------------
 
 // Rank 0's requests to the others.
-enum { REQUEST_END = -1, REQUEST_WAIT = -2, REQUEST_PASS = -3 }; // the last one; keep waiting; a forward pass
+enum {
+    REQUEST_END = -1, // the last one
+    REQUEST_WAIT = -2,
+    REQUEST_PASS = -3, // a forward pass
+    REQUEST_COPY = -4  // a copy of every share
+};
 typedef struct {
     int64_t kind; // of state, or one of these
     Range range;
@@ -431,16 +442,20 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
 
 // Stores this rank's parts into the shared copy and reports it, or sends them.
 static int give_parts(Parallel *p, const Request *q, Error *e) {
-    char done = 1;
+    const char done = 1;
     if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
     TRY(store_parts(p, q, (float *)p->copy.memory + q->place, e));
     return comm_send(p->comm, 0, &done, sizeof done, e);
 }
 
-static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
+static int await_done(Parallel *p, int rank, Error *e) {
     char done;
+    return comm_receive(p->comm, rank, &done, sizeof done, e);
+}
+
+static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
     for (int r = 1; r < p->comm->ranks; r++)
-        if (q->place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
+        if (q->place >= 0 && p->copy.shared_by[r]) TRY(await_done(p, r, e));
         else TRY(take_parts(p, q, r, values, e));
     return 0;
 }
@@ -453,6 +468,68 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
     TRY(request(p, &q, e));
     int code = store_parts(p, &q, values, e), taken = take_all(p, &q, values, code ? &ignored : e);
     return code ? code : taken;
+}
+
+// ---- Copies of shares: array by array, bucket by bucket -------------------------------------------------------------
+
+static const StateKind copied[] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+enum { COPIED = sizeof copied / sizeof *copied };
+
+static size_t share_elements(const Parallel *p, int rank) {
+    size_t sum = 0;
+    for (int i = 0; i < p->buckets; i++)
+        sum += range_length(transport_part(model_bucket(p->model, i), rank, p->comm->ranks));
+    return sum;
+}
+
+int parallel_keep_copies(Parallel *p, Error *e) {
+    if (!p->shard_weights) return 0;
+    TRY(rank_memory_create(&p->copies, p->comm, COPIED * share_elements(p, p->comm->rank) * sizeof(float), e));
+    if (p->copies.memory) memset(p->copies.memory, 0, p->copies.bytes); // the first touch takes a while
+    return 0;
+}
+
+bool parallel_has_copies(const Parallel *p) { return p->copies.memory != NULL; }
+
+static int copy_share(Parallel *p, Error *e) {
+    float *to = p->copies.memory;
+    for (int k = 0; k < COPIED; k++)
+        for (int i = 0; i < p->buckets; to += range_length(p->owned[i++]))
+            TRY(engine_store(p->engine, copied[k], p->owned[i], to, e));
+    return 0;
+}
+
+static int serve_copy(Parallel *p, Error *e) {
+    const char done = 1;
+    TRY(copy_share(p, e));
+    return comm_send(p->comm, 0, &done, sizeof done, e);
+}
+
+int parallel_copy(Parallel *p, Error *e) {
+    Error ignored;
+    TRY(request(p, &(Request){.kind = REQUEST_COPY}, e));
+    int code = copy_share(p, e);
+    for (int r = 1; r < p->comm->ranks; r++) {
+        int late = await_done(p, r, code ? &ignored : e);
+        code = code ? code : late;
+    }
+    return code;
+}
+
+int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values, Error *e) {
+    for (int r = 0; r < p->comm->ranks; r++) {
+        size_t place = 0;
+        for (int k = 0; copied[k] != kind; k++) place += share_elements(p, r);
+        for (int i = 0; i < p->buckets; i++) {
+            Range whole = transport_part(model_bucket(p->model, i), r, p->comm->ranks);
+            Range part = range_overlap(range, whole);
+            if (range_length(part))
+                TRY(rank_memory_read(&p->copies, r, (place + (part.begin - whole.begin)) * sizeof(float),
+                                     values + (part.begin - range.begin), range_float_bytes(part), e));
+            place += range_length(whole);
+        }
+    }
+    return 0;
 }
 
 int parallel_serve_end(Parallel *p, Error *e) {
@@ -472,6 +549,7 @@ int parallel_serve(Parallel *p, Error *e) {
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
         if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
         if (q.kind == REQUEST_PASS) TRY(parallel_idle_pass(p, e));
+        else if (q.kind == REQUEST_COPY) TRY(serve_copy(p, e));
         else if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
     }
 }

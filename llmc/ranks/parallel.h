@@ -63,6 +63,7 @@ typedef struct {
     int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
     SharedMemory copy;    // parallel_share_copy's
+    RankMemory copies;    // parallel_keep_copies'
     int kept;             // buckets [0, kept) have whole weights in memory between passes
     int sent, arrived;    // of these, buckets whose transfer of new weights has started, and has ended for the engine
     struct {
@@ -134,3 +135,11 @@ void parallel_beat(void *parallel);
 // there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
 // *memory: NULL on the others, and where nothing is sharded or the memory cannot be had.
 int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
+
+// With --zero 3 nobody has room for whole arrays: each rank keeps a copy of its share of the weights and moments in memory
+// that rank 0 can read. All ranks together, once; no copies where that cannot be (another machine).
+int parallel_keep_copies(Parallel *p, Error *e);
+bool parallel_has_copies(const Parallel *p);
+int parallel_copy(Parallel *p, Error *e); // on rank 0, while the others serve: every rank copies its share now
+int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values,
+                       Error *e); // on any thread of rank 0

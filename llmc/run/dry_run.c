@@ -78,7 +78,7 @@ int run_dry(Run *r, Error *e) {
         .train_tokens = data.windows * (double)T,
         .epoch_tokens = data.epoch * T,
         .mixture = data.weighted,
-        .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
+        .host_bytes = copies ? plan_copy_bytes(&setup->shape) : 0,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,

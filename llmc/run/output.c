@@ -58,7 +58,6 @@ static int setup_directory(Run *r, Error *e) {
 
 bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
-    if (setup->shape.shard_weights) return false; // no process holds a copy of all
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
@@ -101,9 +100,10 @@ static int show_run(Run *r, Error *e) {
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool in_background = saves_in_background(&r->setup, &r->position);
+    const bool in_background = saves_in_background(&r->setup, &r->position), shares = r->setup.shape.shard_weights;
     float *copy = NULL;
-    if (in_background)
+    if (in_background && shares) TRY(parallel_keep_copies(&r->setup.parallel, e));
+    if (in_background && !shares)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
@@ -113,6 +113,6 @@ int setup_output(Run *r, Error *e) {
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
+    if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
     return show_run(r, e);
 }

@@ -203,7 +203,7 @@ static int start_save(Run *r, Error *e) {
     Error why;
     char *text;
     size_t bytes;
-    if (r->setup.shape.shard_weights) {
+    if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) { // nobody has room for a copy
         if (save_here(r, &why)) report_failure(r, r->position.at.step, &why, false);
         return 0;
     }

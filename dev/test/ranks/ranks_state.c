@@ -221,6 +221,37 @@ static int check_sent(State *s, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "%zu bytes of state were sent", rank.sent);
 }
 
+// The ranks' own copies: none where rank 0 does not find another's; else they are of the moment of the copy, and rank 0
+// reads any range of them.
+static int check_copies(State *s, Error *e) {
+    size_t count = s->model.flat_count;
+    rank.blind = s->comm.rank == 0;
+    TRY(parallel_keep_copies(&s->parallel, e));
+    if (parallel_has_copies(&s->parallel)) return FAIL(e, ERR_INTERNAL, NULL, "copies that rank 0 cannot read");
+    rank.blind = false;
+    TRY(parallel_keep_copies(&s->parallel, e));
+    if (parallel_has_copies(&s->parallel) != s->parallel.shard_weights)
+        return FAIL(e, ERR_INTERNAL, NULL, "there are copies, or none");
+    if (!s->parallel.shard_weights) return 0;
+    for (StateKind kind = STATE_PARAM; kind <= STATE_MOMENT2; kind = (StateKind)(kind + 1)) {
+        for (size_t i = 0; i < count; i++) s->want[i] = (float)rng_u32(9, kind, i);
+        TRY(engine_load(s->engine, kind, (Range){0, count}, s->want, e));
+    }
+    if (s->comm.rank > 0) return parallel_serve(&s->parallel, e);
+    TRY(parallel_copy(&s->parallel, e));
+    for (uint64_t i = 0; i < 30; i++) {
+        size_t a = rng_u32(9, 10, 2 * i) % count, b = rng_u32(9, 10, 2 * i + 1) % count;
+        Range range = {size_min(a, b), size_max(a, b)};
+        for (size_t k = 0; k < count; k++) s->got[k] = NAN;
+        StateKind kind = i % 3 == 0 ? STATE_PARAM : i % 3 == 1 ? STATE_MOMENT1 : STATE_MOMENT2;
+        TRY(parallel_read_copy(&s->parallel, kind, range, s->got, e));
+        for (size_t k = 0; k < count; k++)
+            if (k < range_length(range) ? s->got[k] != (float)rng_u32(9, kind, range.begin + k) : !isnan(s->got[k]))
+                return FAIL(e, ERR_INTERNAL, NULL, "copy of kind %d, element %zu is %g", kind, k, s->got[k]);
+    }
+    return parallel_serve_end(&s->parallel, e);
+}
+
 int main(int argc, char **argv) {
     static State s;
     watched = cpu_engine;
@@ -239,6 +270,7 @@ int main(int argc, char **argv) {
     if (!code) code = collect(&s, STATE_GRAD, seed, &e);
     if (!code) code = check_sent(&s, &e);
     if (!code) code = check_step(&s, &e);
+    if (!code) code = check_copies(&s, &e);
     if (!code && s.comm.rank == 0) printf("ok\n");
     memory_free(s.tokens);
     memory_free(s.want);
