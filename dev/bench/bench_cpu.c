@@ -168,7 +168,7 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     const size_t activations = (size_t)256 * 50304, weights = (size_t)50304 * 768; // the largest cases
     bench->threads = threads;
     bench->type = type;
-    bench->matmul = (Matmul){threads, matmul_kernel(type), NULL};
+    bench->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), NULL};
     bench->attention = (Attention){threads, 1024, 64, NULL, type};
     if (!bench->matmul.kernel) return FAIL(e, ERR_UNAVAILABLE, NULL, "this machine has no instructions for bf16");
     TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), "scratch", e));
