@@ -127,13 +127,14 @@ int plan_check_fits(const Plan *plan, Error *e) {
     lean.shape.recompute = RECOMPUTE_BLOCK;
     int rows = plan_largest_micro_batch(&lean, besides, MICRO_BATCH_MAX);
     double weights = plan_state(&plan->shape, plan->device.value).weights;
+    bool divides = plan->engine->own_weights && !plan->estimate_memory;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
          ((double)memory.total + besides) / gib, usable / gib, plan->device.name);
     if (plan->shape.inference || weights > usable)
-        return error_hint(e, "use a smaller model, or a device with more memory: the weights alone are %.1f GiB",
-                          weights / gib);
+        return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
+                          divides && !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);
     if (rows) return error_hint(e, "use --recompute block, with --micro-batch %d or less", rows);
     return error_hint(e, "use --recompute block and --zero 2 on more ranks, which divide gradients and moments among "
                          "them; or a smaller model");
