@@ -1,4 +1,5 @@
 #include "cpu/attention.h"
+#include "cpu/dropout.h"
 #include "cpu/tile.h"
 #include "cpu/value.h"
 #include "math/loss.h"
@@ -13,6 +14,7 @@
 // Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys;
 // the longer a block, the less goes into loading and storing dq, dk and dv, but it must fit in the second-level cache.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
+_Static_assert(KEY_BLOCK % DROPOUT_SPAN == 0, "a block of keys begins with a span of the mask");
 enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would fall on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
 
@@ -32,6 +34,8 @@ typedef struct {
     size_t qkv_row, out_row; // 3C and C
     Dtype type;              // of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;             // 1/sqrt(D)
+    size_t index;            // of the head
+    Dropout dropout;         // of the example
 } Head;
 
 static float *take(float *base, size_t *used, size_t n) {
@@ -135,6 +139,16 @@ static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
     return vec_sum(sum);
 }
 
+// Drops of the probabilities of query t those of keys [0, n).
+static void drop_row(const Head *head, float *scores, size_t t, size_t n) {
+    float factor[DROPOUT_SPAN];
+    for (size_t j = 0; j < n; j += DROPOUT_SPAN) {
+        dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, j);
+        for (size_t i = 0; i < size_min(DROPOUT_SPAN, n - j); i += VEC)
+            vec_store(scores + j + i, vec_load(scores + j + i) * vec_load(factor + i));
+    }
+}
+
 // Rows [i, i + rows): out = softmax(q k^T) v, lse
 static void forward_panel(const Head *head, const Scratch *s, void *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
@@ -146,6 +160,7 @@ static void forward_panel(const Head *head, const Scratch *s, void *out, float *
         float max;
         sum[r] = softmax_row(s->scores + r * score_row, i + r + 1, keys, &max);
         if (r < valid) lse[i + r] = loss_logsumexp(max, sum[r]);
+        if (r < valid && head->dropout.below) drop_row(head, s->scores + r * score_row, i + r, keys);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
         multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
@@ -161,7 +176,7 @@ static void forward_head(const Head *head, const Scratch *s, void *out, float *l
         forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
 }
 
-// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4)
+// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4), with dropout as well
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
     Vec sum = {0};
@@ -175,16 +190,31 @@ static void compute_delta(const Head *head, const Scratch *s, const void *out) {
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 above the
-// diagonal. n is a multiple of VEC.
-static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta) {
+// diagonal. n is a multiple of VEC. factor: of the mask, or NULL; then P becomes what the forward pass multiplied v by,
+// and dP is that of the dropped probabilities.
+VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta,
+                                    const float *factor) {
     VecInt key = {0};
     for (int i = 0; i < VEC; i++) key[i] = (int32_t)j + i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
         VecInt seen = key <= (int32_t)t;
-        vec_store(scores + i, vec_select(seen, p, (Vec){0}));
+        if (factor) dp *= vec_load(factor + i);
         vec_store(dscores + i, vec_select(seen, p * (dp - delta), (Vec){0}));
+        if (factor) p *= vec_load(factor + i);
+        vec_store(scores + i, vec_select(seen, p, (Vec){0}));
     }
+}
+
+static void backward_softmax_row(const Head *head, const Scratch *s, float *scores, float *dscores, size_t t, size_t j,
+                                 size_t n) {
+    float factor[DROPOUT_SPAN], lse = s->lse[t], delta = s->delta[t];
+    if (!head->dropout.below) backward_softmax(scores, dscores, t, j, n, lse, delta, NULL);
+    else
+        for (size_t i = 0; i < n; i += DROPOUT_SPAN) {
+            dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, j + i);
+            backward_softmax(scores + i, dscores + i, t, j + i, size_min(DROPOUT_SPAN, n - i), lse, delta, factor);
+        }
 }
 
 // P and dS of queries [i, i + rows) (at most TILE_ROWS), keys [j, j + keys), into row r of the score blocks.
@@ -198,7 +228,7 @@ static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t
         multiply(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
-        backward_softmax_row(p, ds, t, j, seen, s->lse[t], s->delta[t]);
+        backward_softmax_row(head, s, p, ds, t, j, seen);
         memset(p + seen, 0, (keys - seen) * sizeof *p);
         memset(ds + seen, 0, (keys - seen) * sizeof *ds);
     }
@@ -253,17 +283,34 @@ static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk
 
 static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     assert(T <= at->max_T && D <= at->max_D && D > 0);
-    return (Head){T,      D,        round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D,
-                  NH * D, at->type, 1 / sqrtf((float)D)};
+    return (Head){T,
+                  D,
+                  round_up(T, TILE_COLUMNS),
+                  round_up(D, TILE_COLUMNS),
+                  3 * NH * D,
+                  NH * D,
+                  at->type,
+                  1 / sqrtf((float)D),
+                  0,
+                  at->dropout};
+}
+
+// Head i % NH of example i / NH.
+static Head head_at(const Head *first, size_t i, size_t NH) {
+    Head head = *first;
+    head.index = i % NH;
+    head.dropout.example += i / NH;
+    return head;
 }
 
 void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D) {
-    const Head head = head_of(at, T, NH, D);
+    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D, scores = B * NH * (T - first) * T;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (scores * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, column = bh % NH * D;
+        const Head head = head_at(&first_head, bh, NH);
         const Scratch s = scratch_of_thread(at);
         size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart
         forward_head(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, value_at(qkv, q, at->type),
@@ -273,11 +320,12 @@ void attention_forward(const Attention *at, void *out, float *lse, const void *q
 
 void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
-    const Head head = head_of(at, T, NH, D);
+    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
+        const Head head = head_at(&first_head, bh, NH);
         const Scratch s = scratch_of_thread(at);
         const void *q[3]; // then k and v
         void *dq[3];

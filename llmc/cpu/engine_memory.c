@@ -116,7 +116,7 @@ static void layout_workspaces(Engine *engine, Layout *a) {
     Dtype type = engine->config.dtype;
     engine->matmul = (Matmul){threads, matmul_kernel(type), NULL};
     engine->matmul.scratch = take(a, matmul_scratch(type, N));
-    engine->attention = (Attention){threads, T, D, NULL, type};
+    engine->attention = (Attention){threads, T, D, NULL, type, {0}};
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 

@@ -114,6 +114,13 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
+// ERR_USAGE where the options ask for what the engine, or a GPU of --device, lacks.
+static int check_has(const Setup *setup, const char *flag, bool asked, bool has, Error *e) {
+    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    if (!asked || (has && !plan_gpu)) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s is not there for GPUs yet", flag);
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
@@ -131,7 +138,9 @@ static int setup_shape(Setup *setup, Error *e) {
         .dtype = o->dtype,
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
+        .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
+    TRY(check_has(setup, "--dropout", o->dropout > 0, setup->engine_api->has_dropout, e));
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     thread_start_team(omp_get_max_threads());

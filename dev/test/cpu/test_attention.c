@@ -7,8 +7,16 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
+static Dropout dropout; // of the attentions made from here on, and of the references
+
 static Attention attention_create(int threads, size_t T, size_t D) {
-    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float)), DTYPE_FP32};
+    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float)), DTYPE_FP32, dropout};
+}
+
+static double factor_of(size_t b, size_t h, size_t t, size_t j) {
+    if (!dropout.below) return 1;
+    Dropout d = dropout_at(dropout, dropout.example + b, dropout.layer);
+    return (double)dropout_factor(d, DROPOUT_PROBABILITY, (uint32_t)h, (uint32_t)t, (uint32_t)j);
 }
 
 static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, size_t which, size_t h) {
@@ -39,7 +47,7 @@ static void reference_forward(double *out, double *lse, const float *qkv, Shape 
         lse[row] = reference_row(p, qkv, s, b, h, t);
         for (size_t d = 0; d < s.D; d++) {
             o[d] = 0;
-            for (size_t j = 0; j <= t; j++) o[d] += p[j] * vector_of(qkv, s, b, j, 2, h)[d];
+            for (size_t j = 0; j <= t; j++) o[d] += factor_of(b, h, t, j) * p[j] * vector_of(qkv, s, b, j, 2, h)[d];
         }
     }
     free(p);
@@ -56,13 +64,14 @@ static void reference_backward(double *dqkv, const float *dout, const float *qkv
         for (size_t j = 0; j <= t; j++) {
             const float *v = vector_of(qkv, s, b, j, 2, h);
             dp[j] = 0;
-            for (size_t d = 0; d < s.D; d++) dp[j] += (double)go[d] * v[d];
+            for (size_t d = 0; d < s.D; d++) dp[j] += factor_of(b, h, t, j) * (double)go[d] * v[d];
             mean += p[j] * dp[j];
         }
         for (size_t j = 0; j <= t; j++) {
             const float *k = vector_of(qkv, s, b, j, 1, h);
             double *dk = dqkv + (k - qkv), *dv = dk + s.NH * s.D, ds = p[j] * (dp[j] - mean) / sqrt((double)s.D);
-            for (size_t d = 0; d < s.D; d++) dq[d] += ds * k[d], dk[d] += ds * q[d], dv[d] += p[j] * go[d];
+            double dropped = factor_of(b, h, t, j) * p[j];
+            for (size_t d = 0; d < s.D; d++) dq[d] += ds * k[d], dk[d] += ds * q[d], dv[d] += dropped * go[d];
         }
     }
     free(p), free(dp);
@@ -169,6 +178,15 @@ static void test_causality(void) { // changing token t changes no output before 
     free(at.scratch);
 }
 
+static void test_dropout(void) {
+    dropout = dropout_at(dropout_of(0.3, 5), 100, 3);
+    test_finite_differences();
+    check_shape((Shape){3, 40, 3, 16}, 1);
+    check_shape((Shape){2, 150, 2, 20}, 1);
+    check_shape((Shape){1, 601, 1, 12}, 1);
+    dropout = dropout_of(0, 0);
+}
+
 int main(void) {
     RUN(test_every_length);
     RUN(test_model_shapes);
@@ -176,5 +194,6 @@ int main(void) {
     RUN(test_large_scores);
     RUN(test_finite_differences);
     RUN(test_causality);
+    RUN(test_dropout);
     return test_summary();
 }
