@@ -105,6 +105,7 @@ static const void *branch_gradient(const Engine *engine, const Batch *batch, voi
 static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     Attention attention = engine->attention;
     attention.dropout = dropout_at(batch->dropout, batch->dropout.example, l);
+    attention.position = engine->position;
     return attention;
 }
 
@@ -157,6 +158,27 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
     drop(engine, batch, out, out, DROPOUT_MLP, l);
 }
 
+// With document_mask: the separator opens a document, and so does a row.
+static void set_positions(Engine *engine, const Batch *batch) {
+    uint16_t *position = engine->position;
+    for (size_t b = 0; b < batch->B && position; b++, position += batch->T)
+        for (size_t t = 0; t < batch->T; t++) {
+            bool opens = t == 0 || batch->tokens[b * batch->stride + t] == engine->config.separator;
+            position[t] = opens ? 0 : (uint16_t)(position[t - 1] + 1);
+        }
+}
+
+// x (B, T, C) from row `first` on
+static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
+    size_t C = (size_t)engine->config.model->config.channels, first = batch->first;
+    const uint16_t *position = engine->position ? engine->position + first : NULL;
+    set_positions(engine, batch);
+    embedding_forward(x, batch->tokens + first, batch->stride, position, weight(engine, WTE, 0),
+                      at(engine, weight(engine, WPE, 0), position ? 0 : first * C), batch->B, batch->T - first, C,
+                      engine->config.dtype);
+    drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
+}
+
 // Writes lnf (B, T, C) from row `first` on.
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
@@ -168,9 +190,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     // All at once: the CPU has no kernels that a transfer could slow down.
     TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
-    embedding_forward(at(engine, engine->block[0].x, i), batch->tokens + first, batch->stride, weight(engine, WTE, 0),
-                      at(engine, weight(engine, WPE, 0), i), batch->B, batch->T - first, C, type);
-    drop(engine, batch, engine->block[0].x, engine->block[0].x, DROPOUT_EMBEDDING, 0);
+    embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
     for (int l = 0; l < L; l++) {
         void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
         TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
@@ -316,10 +336,11 @@ static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = (size_t)engine->config.model->config.channels, T = batch->T;
     drop(engine, batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
-                       batch->B, T, C, engine->config.dtype);
+                       engine->position, batch->B, T, C, engine->config.dtype);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
         EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C,
-                                                   batch->tokens + b * batch->stride, T, C,
+                                                   batch->tokens + b * batch->stride,
+                                                   engine->position ? engine->position + b * T : NULL, T, C,
                                                    engine->dwide /* free now */, engine->config.dtype);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
@@ -508,6 +529,7 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 // call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
     .has_dropout = true,
+    .has_document_mask = true,
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,

@@ -36,7 +36,8 @@ class Dump:
         shape = (int(self.meta["steps"]), int(self.meta["batch"]), int(self.meta["seq_len"]) + 1)
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
-        self.examples = gpt2.examples_fn(self.heads)
+        separator = int(self.meta["separator"])
+        self.examples = gpt2.examples_fn(self.heads, separator if separator >= 0 else None)
         losses, self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
         self.losses = np.asarray(losses)
         self.eval_losses = self.losses  # nothing drops in an evaluation

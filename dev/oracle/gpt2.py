@@ -41,27 +41,33 @@ def linear(params, name, x):
     return x @ params[name + ".weight"] + params[name + ".bias"]
 
 
-def attention(params, name, x, heads, drop):  # (T, C)
+def attention(params, name, x, heads, document, drop):  # (T, C)
     T, C = x.shape
     qkv = linear(params, name + ".c_attn", x).reshape(T, 3, heads, C // heads)
     q, k, v = (qkv[:, i].transpose(1, 0, 2) for i in range(3))  # (H, T, D)
     scores = q @ k.transpose(0, 2, 1) / jnp.sqrt(C // heads)  # (H, T, T)
     causal = jnp.tril(jnp.ones((T, T), dtype=bool))
-    probabilities = softmax(jnp.where(causal, scores, -jnp.inf))
+    same = document[:, None] == document[None, :]
+    probabilities = softmax(jnp.where(causal & same, scores, -jnp.inf))
     mixed = (drop(name + ".probability", probabilities) @ v).transpose(1, 0, 2).reshape(T, C)
     return linear(params, name + ".c_proj", mixed)
 
 
-def logits(params, head, tokens, heads, factors=None):
+def logits(params, head, tokens, heads, factors=None, separator=None):
     """Logits (T, V) of one row of tokens (T). head: the output weight, (V, C), apart from the input embedding. factors:
-    of dropout's masks, by place, as mask_factors makes them; None: nothing drops."""
+    of dropout's masks, by place, as mask_factors makes them; None: nothing drops. separator: opens a document, which nothing else
+    sees, and in which positions restart; None: a row is one document."""
+    T = jnp.arange(len(tokens))
+    opens = (tokens == separator).at[0].set(True) if separator is not None else T == 0
+    document = jnp.cumsum(opens)
+    position = T - jnp.max(jnp.where(opens & (T <= T[:, None]), T, 0), axis=1)
     drop = lambda place, x: x if factors is None else x * factors[place]
     layers = sum(name.endswith(".ln_1.weight") for name in params)
-    x = drop("embedding", params[WTE][tokens] + params["wpe.weight"][: len(tokens)])
+    x = drop("embedding", params[WTE][tokens] + params["wpe.weight"][position])
     norm = lambda name, x: layer_norm(x, params[name + ".weight"], params[name + ".bias"])
     for i in range(layers):
         h = f"h.{i}"
-        x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, drop))
+        x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop))
         hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x)))
         x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden))
     return norm("ln_f", x) @ head.T
@@ -105,27 +111,27 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
     return factors
 
 
-def example_loss(params, head, row, heads, factors=None):
+def example_loss(params, head, row, heads, factors=None, separator=None):
     """L_b: mean over T of the cross-entropy; row (T + 1)."""
-    z = logits(params, head, row[:-1], heads, factors)
+    z = logits(params, head, row[:-1], heads, factors, separator)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
     return -log_p[jnp.arange(len(row) - 1), row[1:]].mean()
 
 
-def tied_loss(params, row, heads, factors=None):
+def tied_loss(params, row, heads, factors=None, separator=None):
     """L_b as a function of the parameters as they are: the head is the embedding."""
-    return example_loss(params, params[WTE], row, heads, factors)
+    return example_loss(params, params[WTE], row, heads, factors, separator)
 
 
 @functools.cache
-def examples_fn(heads):
+def examples_fn(heads, separator=None):
     """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses (B), the gradient of every L_b by name, each
     (B, ...), and of the tied tensor the head's share U alone (the embedding's share is E = g - U)."""
 
     def one(params, row, factors):
-        loss, gradient = jax.value_and_grad(tied_loss)(params, row, heads, factors)
-        head_share = jax.grad(example_loss, argnums=1)(params, params[WTE], row, heads, factors)
+        loss, gradient = jax.value_and_grad(tied_loss)(params, row, heads, factors, separator)
+        head_share = jax.grad(example_loss, argnums=1)(params, params[WTE], row, heads, factors, separator)
         return loss, gradient, head_share
 
     compiled = jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))

@@ -42,6 +42,7 @@ struct Engine {
     void *logits;             // (head_rows, Vp), a chunk of the head
     float *loss;              // (B, T)
     uint16_t *targets;        // (B, T)
+    uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
     uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch

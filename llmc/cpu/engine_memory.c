@@ -90,6 +90,7 @@ static void layout_activations(Engine *engine, Layout *a) {
     TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
     TAKE(engine->loss, N);
     TAKE(engine->targets, N);
+    if (c->document_mask) TAKE(engine->position, N);
     TAKE(engine->seen, c->seq_len);
     if (c->inference) return;
     TAKE_VALUES(engine->dx, N * C), TAKE_VALUES(engine->dy, N * C);
@@ -116,7 +117,7 @@ static void layout_workspaces(Engine *engine, Layout *a) {
     Dtype type = engine->config.dtype;
     engine->matmul = (Matmul){threads, matmul_kernel(type), NULL};
     engine->matmul.scratch = take(a, matmul_scratch(type, N));
-    engine->attention = (Attention){threads, T, D, NULL, type, {0}};
+    engine->attention = (Attention){threads, T, D, NULL, type, {0}, NULL};
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 

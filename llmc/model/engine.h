@@ -29,6 +29,8 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
+    bool document_mask; // a token sees its document alone, and positions restart: `separator` opens a document. In all
+    uint16_t separator; // passes, micro-steps, eval and logits
     Dropout dropout;    // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
     const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
     int owned_count;    // exist for these ranges alone. 0: for everything
@@ -113,7 +115,7 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- What EngineConfig may ask for ------------------------------------------------------------------------------
 
-    bool has_dropout;
+    bool has_dropout, has_document_mask;
 
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 

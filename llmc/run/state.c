@@ -373,11 +373,16 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
 
 // Other masks would be another run. A file without the option is of a build that had none.
 static int check_masks(const StateIO *io, const Options *now, Error *e) {
-    const cJSON *then = json_get(get(io, "options"), "dropout");
+    const cJSON *options = get(io, "options"), *then = json_get(options, "dropout");
     double was = then ? cJSON_GetNumberValue(then) : 0;
-    if (was == now->dropout) return 0;
-    FAIL(e, ERR_USAGE, NULL, "%s: --dropout was %g and is %g", io->path, was, now->dropout);
-    return error_hint(e, "give --dropout %g, or another --out, or --fresh to start over", was);
+    if (was != now->dropout) {
+        FAIL(e, ERR_USAGE, NULL, "%s: --dropout was %g and is %g", io->path, was, now->dropout);
+        return error_hint(e, "give --dropout %g, or another --out, or --fresh to start over", was);
+    }
+    bool masked = cJSON_IsTrue(json_get(options, "document_mask"));
+    if (masked == now->document_mask) return 0;
+    return FAIL(e, ERR_USAGE, other_run, "%s: this run has%s --document-mask, the command has%s", io->path,
+                masked ? "" : " no", masked ? " not" : "");
 }
 
 // Refuses counts that no run can have.

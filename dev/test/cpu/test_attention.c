@@ -7,10 +7,13 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
-static Dropout dropout; // of the attentions made from here on, and of the references
+// Of the attentions made from here on, and of the references: dropout; positions in documents, or NULL.
+static Dropout dropout;
+static uint16_t *position; // (B, T)
 
 static Attention attention_create(int threads, size_t T, size_t D) {
-    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float)), DTYPE_FP32, dropout};
+    return (Attention){threads,    T,       D,       malloc(attention_scratch(threads, T, D) * sizeof(float)),
+                       DTYPE_FP32, dropout, position};
 }
 
 static double factor_of(size_t b, size_t h, size_t t, size_t j) {
@@ -23,19 +26,22 @@ static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, siz
     return qkv + ((b * s.T + t) * 3 + which) * s.NH * s.D + h * s.D;
 }
 
+static size_t first_key(Shape s, size_t b, size_t t) { return position ? t - position[b * s.T + t] : 0; }
+
 // Row t of head (b, h): p (t + 1) = softmax of the scaled scores. Returns their log-sum-exp.
 static double reference_row(double *p, const float *qkv, Shape s, size_t b, size_t h, size_t t) {
     const float *q = vector_of(qkv, s, b, t, 0, h);
     double max = -INFINITY, sum = 0;
-    for (size_t j = 0; j <= t; j++) {
+    for (size_t j = 0; j < first_key(s, b, t); j++) p[j] = 0;
+    for (size_t j = first_key(s, b, t); j <= t; j++) {
         const float *k = vector_of(qkv, s, b, j, 1, h);
         p[j] = 0;
         for (size_t d = 0; d < s.D; d++) p[j] += (double)q[d] * k[d] / sqrt((double)s.D);
         max = fmax(max, p[j]);
     }
-    for (size_t j = 0; j <= t; j++) sum += exp(p[j] - max);
+    for (size_t j = first_key(s, b, t); j <= t; j++) sum += exp(p[j] - max);
     double lse = max + log(sum);
-    for (size_t j = 0; j <= t; j++) p[j] = exp(p[j] - lse);
+    for (size_t j = first_key(s, b, t); j <= t; j++) p[j] = exp(p[j] - lse);
     return lse;
 }
 
@@ -178,6 +184,28 @@ static void test_causality(void) { // changing token t changes no output before 
     free(at.scratch);
 }
 
+// Documents of 1 to `longest` tokens; the first may go on from the row before.
+static void check_documents(Shape s, int longest) {
+    position = malloc(s.B * s.T * sizeof *position);
+    for (size_t i = 0, left = 0; i < s.B * s.T; i++) {
+        position[i] = (uint16_t)(i % s.T == 0 || left == 0 ? 0 : position[i - 1] + 1);
+        left = left == 0 ? (size_t)(rand() % longest) : left - 1;
+    }
+    check_shape(s, 1);
+    free(position);
+    position = NULL;
+}
+
+static void test_documents(void) {
+    for (size_t T = 1; T <= 80; T += 3) check_documents((Shape){1 + T % 2, T, 1 + T % 3, 1 + T * 7 % 40}, 1 + (int)T);
+    check_documents((Shape){2, 257, 1, 16}, 20);
+    check_documents((Shape){1, 601, 2, 20}, 300);
+    check_documents((Shape){1, 601, 2, 20}, 1);
+    dropout = dropout_at(dropout_of(0.3, 5), 100, 3);
+    check_documents((Shape){2, 601, 1, 20}, 200);
+    dropout = dropout_of(0, 0);
+}
+
 static void test_dropout(void) {
     dropout = dropout_at(dropout_of(0.3, 5), 100, 3);
     test_finite_differences();
@@ -195,5 +223,6 @@ int main(void) {
     RUN(test_finite_differences);
     RUN(test_causality);
     RUN(test_dropout);
+    RUN(test_documents);
     return test_summary();
 }

@@ -9,7 +9,7 @@
 enum { ROWS = 6, T = 24, STEPS = 40 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-static double dropout; // of the engines made from here on
+static double dropout; // of the engines made from here on; above 0 they have the mask of documents as well
 
 typedef struct {
     Model model;
@@ -47,6 +47,8 @@ static Engine *engine_of(World *w, Dtype dtype, int threads, Recompute recompute
                            .threads = threads,
                            .gns = GNS_EXACT,
                            .dtype = dtype,
+                           .document_mask = dropout > 0,
+                           .separator = 3,
                            .dropout = dropout_of(dropout, 11),
                            .recompute = recompute};
     CHECK(engine_create(&cpu_engine, &engine, &config, &e) == 0, "%s", e.what);

@@ -26,6 +26,7 @@ typedef struct {
     int seq_len, batch, micro_batch;
     double grad_clip, weight_decay, eps;
     double dropout;
+    int separator; // of documents; -1: none
 } Case;
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
@@ -33,14 +34,16 @@ typedef struct {
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0},
-    {"drop_l2_c132_v29_t150_b3", {2, 3, 132, 29, 150}, 150, 3, 2, 1.0, 0.1, 1e-8, 0.2},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, -1},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, -1},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0, -1},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0, -1},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, -1},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0, -1},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, -1},
+    {"drop_l2_c132_v29_t150_b3", {2, 3, 132, 29, 150}, 150, 3, 2, 1.0, 0.1, 1e-8, 0.2, -1},
+    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, 3},
+    {"documents_drop_l1_c32_v7_t33_b2", {1, 2, 32, 7, 33}, 33, 2, 2, 1.0, 0.1, 1e-8, 0.25, 6},
 };
 
 enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
@@ -89,6 +92,8 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .micro_batch = c->micro_batch,
                            .seq_len = c->seq_len,
                            .gns = GNS_EXACT,
+                           .document_mask = c->separator >= 0,
+                           .separator = (uint16_t)c->separator,
                            .dropout = dropout_of(c->dropout, seed)};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
@@ -255,6 +260,7 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"final_frac", d->schedule.final_frac},
         {"seed", (double)d->seed},
         {"dropout", c->dropout},
+        {"separator", c->separator},
         {"first_example", FIRST_EXAMPLE},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {

@@ -267,7 +267,8 @@ static int run_without(const char *const *fields) {
 
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
 static void test_missing_fields(void) {
-    static const char *const optional[] = {"build", "options.tune", "options.compare_every", "options.dropout", NULL};
+    static const char *const optional[] = {"build",           "options.tune",          "options.compare_every",
+                                           "options.dropout", "options.document_mask", NULL};
     static const char *const needed[] = {"tokens", "best_step", "ramp",  "noise.ln",   "noise.ranks",
                                          "tuning", "seed",      "model", "train_data", NULL};
     int code = run_without(optional);

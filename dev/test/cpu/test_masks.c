@@ -1,5 +1,6 @@
-// Dropout: the vectors' masks against math/dropout.h, their statistics, and an engine that drops the same elements in any
-// micro-batch, on any number of threads and with any recomputation. dev/oracle has the gradients.
+// Masks of dropout and of documents. Dropout's against math/dropout.h, and their statistics; an engine with both masks has
+// the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row is its documents
+// alone. dev/oracle has the gradients.
 #include "../small_model.h"
 #include "../test.h"
 
@@ -73,7 +74,7 @@ static void test_statistics(void) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-enum { ROWS = 5, T = 21, FIRST = 1000 };
+enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
 typedef struct {
@@ -101,7 +102,7 @@ static void world_close(World *w) {
     free(w->param);
 }
 
-static Engine *engine_of(const World *w, double p, int threads, Recompute recompute) {
+static Engine *engine_of(const World *w, double p, bool documents, int threads, Recompute recompute) {
     Error e;
     Engine *engine = NULL;
     EngineConfig config = {.model = &w->model,
@@ -110,6 +111,8 @@ static Engine *engine_of(const World *w, double p, int threads, Recompute recomp
                            .threads = threads,
                            .gns = GNS_EXACT,
                            .recompute = recompute,
+                           .document_mask = documents,
+                           .separator = SEPARATOR,
                            .dropout = dropout_of(p, 9)};
     CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
     CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
@@ -136,7 +139,7 @@ static void test_same_bits(void) {
     Outcome first = {0};
     world_open(&w);
     for (int i = 0; i < 4; i++) {
-        Engine *engine = engine_of(&w, 0.25, 1 + i % 2, recompute[i]);
+        Engine *engine = engine_of(&w, 0.25, true, 1 + i % 2, recompute[i]);
         Outcome o = measure(&w, engine, 0, ROWS, 2);
         if (i == 0) first = o;
         CHECK(o.loss == first.loss && !memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)), "engine %d", i);
@@ -151,7 +154,7 @@ static void test_same_bits(void) {
 static void test_micro_batches(void) {
     World w;
     world_open(&w);
-    Engine *engine = engine_of(&w, 0.25, 1, RECOMPUTE_NONE);
+    Engine *engine = engine_of(&w, 0.25, true, 1, RECOMPUTE_NONE);
     double loss = 0, example_sq[64] = {0};
     for (int b = 0; b < ROWS; b++) {
         Outcome one = measure(&w, engine, b, 1, 1);
@@ -176,7 +179,7 @@ static void test_only_training_drops(void) {
     double trained[2];
     world_open(&w);
     for (int i = 0; i < 2; i++) {
-        Engine *engine = engine_of(&w, i ? 0.25 : 0, 1, RECOMPUTE_NONE);
+        Engine *engine = engine_of(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE);
         Outcome o = measure(&w, engine, 0, ROWS, ROWS);
         trained[i] = o.loss;
         free(o.grad);
@@ -189,11 +192,41 @@ static void test_only_training_drops(void) {
     world_close(&w);
 }
 
+// Losses and logits of a row of documents, the first the rest of one, against an engine without the mask on each alone.
+static void check_packed(World *w, const int *lengths) {
+    Error e;
+    float packed[T], alone[T], logits[2][50];
+    Engine *mask = engine_of(w, 0, true, 2, RECOMPUTE_NONE), *plain = engine_of(w, 0, false, 1, RECOMPUTE_NONE);
+    for (int t = 0; t <= T; t++) w->tokens[t] = (uint16_t)(w->tokens[t] == SEPARATOR ? 0 : w->tokens[t]);
+    for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w->tokens[t] = SEPARATOR;
+    CHECK_OK(engine_eval(mask, w->tokens, 1, T, packed, &e), &e);
+    for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
+        CHECK_OK(engine_eval(plain, w->tokens + begin, 1, lengths[i], alone, &e), &e);
+        for (int t = 0; t < lengths[i]; t++) CHECK_CLOSE(packed[begin + t], alone[t], 1e-5, 1);
+        for (int n = 1; n <= lengths[i]; n++) { // the packed row's keys and values stay in memory
+            CHECK_OK(engine_logits(mask, w->tokens, begin + n, logits[0], &e), &e);
+            CHECK_OK(engine_logits(plain, w->tokens + begin, n, logits[1], &e), &e);
+            for (int v = 0; v < 50; v++) CHECK_CLOSE(logits[0][v], logits[1][v], 1e-5, 1);
+        }
+    }
+    engine_destroy(mask), engine_destroy(plain);
+}
+
+static void test_packed(void) {
+    World w;
+    world_open(&w);
+    check_packed(&w, (const int[]){T});
+    check_packed(&w, (const int[]){20, 1, 1, 33, T - 55});
+    check_packed(&w, (const int[]){1, 12, 47, T - 60});
+    world_close(&w);
+}
+
 int main(void) {
     RUN(test_spans);
     RUN(test_statistics);
     RUN(test_same_bits);
     RUN(test_micro_batches);
     RUN(test_only_training_drops);
+    RUN(test_packed);
     return test_summary();
 }
