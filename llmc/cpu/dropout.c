@@ -21,7 +21,7 @@ VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
 #elif defined(__SSE2__) && !defined(__AVX__)
     return (Wide)_mm_mul_epu32((__m128i)x, (__m128i)factor);
 #elif defined(__aarch64__)
-    return (Wide)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(by));
+    return (Wide)vmull_u32(vmovn_u64((uint64x2_t)x), vmovn_u64((uint64x2_t)factor));
 #else
     return (x & 0xffffffff) * factor;
 #endif

@@ -26,7 +26,7 @@ typedef struct {
 enum { DROPOUT_ONE = 1 << 16, DROPOUT_LANES = 16, DROPOUT_HALVES = 8, DROPOUT_SPAN = DROPOUT_LANES * DROPOUT_HALVES };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {
-    uint32_t below = (uint32_t)(p * DROPOUT_ONE + 0.5);
+    uint32_t below = (uint32_t)(p * (double)DROPOUT_ONE + 0.5);
     Dropout d = {seed, 0, below < DROPOUT_ONE ? below : DROPOUT_ONE - 1, 0};
     return d;
 }
