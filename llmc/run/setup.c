@@ -362,6 +362,7 @@ int setup_data(Run *r, Error *e) {
     progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        if (o->shift_windows) dataset_shift_windows(data->train);
         DatasetInfo info = dataset_describe(data->train);
         TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)

@@ -371,18 +371,27 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
-// Other masks would be another run. A file without the option is of a build that had none.
+// Other masks or rows would be another run. A file without the option is of a build that had none.
 static int check_masks(const StateIO *io, const Options *now, Error *e) {
+    const struct {
+        OptionId id;
+        bool now;
+    } flags[] = {{OPTION_document_mask, now->document_mask}, {OPTION_shift_windows, now->shift_windows}};
     const cJSON *options = get(io, "options"), *then = json_get(options, "dropout");
     double was = then ? cJSON_GetNumberValue(then) : 0;
     if (was != now->dropout) {
         FAIL(e, ERR_USAGE, NULL, "%s: --dropout was %g and is %g", io->path, was, now->dropout);
         return error_hint(e, "give --dropout %g, or another --out, or --fresh to start over", was);
     }
-    bool masked = cJSON_IsTrue(json_get(options, "document_mask"));
-    if (masked == now->document_mask) return 0;
-    return FAIL(e, ERR_USAGE, other_run, "%s: this run has%s --document-mask, the command has%s", io->path,
-                masked ? "" : " no", masked ? " not" : "");
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        char flag[FLAG_BYTES];
+        bool had = cJSON_IsTrue(json_get(options, option_rows[flags[i].id].field));
+        option_flag(flag, flags[i].id);
+        if (had != flags[i].now)
+            return FAIL(e, ERR_USAGE, other_run, "%s: this run has%s %s, the command has%s", io->path, had ? "" : " no",
+                        flag, had ? " not" : "");
+    }
+    return 0;
 }
 
 // Refuses counts that no run can have.

@@ -95,6 +95,14 @@ a_document_mask_is_refused() {
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1 &&
         refused '--document-mask is not there for GPUs yet' none --tokenizer lines --document-mask --steps 1 --dry-run --device H200
 }
+windows_shift() { # by epoch: another run, and the same on resuming
+    local text="--epochs 3 --micro-batch 50 --lr 3e-3 --threads 1 --checkpoint-every 5 --keep 0"
+    head -c 6000 text.txt > few.txt && "$tokenize" --tokenizer bytes --out few few.txt > few.log || return 1
+    local small="--train few_train_*.bin ${small#* * }"
+    run s0 $text && run s1 $text --shift-windows && ! same_weights s0 s1 > /dev/null && grep -q '"shift_windows": true' s1/run.json || return 1
+    cp -r s1 s2 && rm -r "$(newest_checkpoint s2)" && run s2 $text --shift-windows && grep -q '^resuming' s2.log && same_weights s1 s2 &&
+        refused 's1/step_[0-9]*/state.json: this run has --shift-windows, the command has not' s1 $text
+}
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
     small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
@@ -401,7 +409,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
+    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
     greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams a_small_stack threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
