@@ -36,13 +36,14 @@ class Dump:
         shape = (int(self.meta["steps"]), int(self.meta["batch"]), int(self.meta["seq_len"]) + 1)
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
-        separator = int(self.meta["separator"])
-        self.examples = gpt2.examples_fn(self.heads, separator if separator >= 0 else None)
+        separator = int(self.meta["separator"]) if self.meta["separator"] >= 0 else None
+        self.examples = gpt2.examples_fn(self.heads, separator)
         losses, self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
         self.losses = np.asarray(losses)
         self.eval_losses = self.losses  # nothing drops in an evaluation
         if self.meta["dropout"]:
-            self.eval_losses = np.asarray(self.examples(self.params, self.rows[0])[0])
+            loss = lambda params, row: gpt2.tied_loss(params, row, self.heads, None, separator)
+            self.eval_losses = np.asarray(gpt2.jax.jit(gpt2.jax.vmap(loss, (None, 0)))(self.params, self.rows[0]))
         self.gradients = {name: np.asarray(g) for name, g in self.gradients.items()}
         self.head_share = np.asarray(self.head_share)
 

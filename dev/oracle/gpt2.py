@@ -58,7 +58,7 @@ def logits(params, head, tokens, heads, factors=None, separator=None):
     of dropout's masks, by place, as mask_factors makes them; None: nothing drops. separator: opens a document, which nothing else
     sees, and in which positions restart; None: a row is one document."""
     T = jnp.arange(len(tokens))
-    opens = (tokens == separator).at[0].set(True) if separator is not None else T == 0
+    opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
     position = T - jnp.max(jnp.where(opens & (T <= T[:, None]), T, 0), axis=1)
     drop = lambda place, x: x if factors is None else x * factors[place]
