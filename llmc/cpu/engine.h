@@ -43,6 +43,7 @@ struct Engine {
     void *logits;             // (head_rows, Vp), a chunk of the head
     float *loss;              // (B, T)
     uint16_t *targets;        // (B, T)
+    uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
     uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
@@ -56,6 +57,7 @@ struct Engine {
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    uint64_t example;         // number of the next micro-step's first row
     GradientWatch watch;      // of the next micro-step
     WeightsWatch weights_watch; // await NULL: all weights are there
     Matmul matmul;

@@ -11,6 +11,7 @@
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 #pragma once
 
+#include "math/dropout.h"
 #include "model/model.h"
 #include "model/modes.h"
 
@@ -28,6 +29,9 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
+    bool document_mask; // a token sees its document alone, and positions restart: `separator` opens a document. In all
+    uint16_t separator; // passes, micro-steps, eval and logits
+    Dropout dropout;    // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
     const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
     int owned_count;    // exist for these ranges alone. 0: for everything
     bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
@@ -115,6 +119,10 @@ typedef struct StepResult {
 
 typedef struct EngineApi EngineApi;
 struct EngineApi {
+    // ---- What EngineConfig may ask for ------------------------------------------------------------------------------
+
+    bool has_dropout, has_document_mask;
+
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
     Dtype (*dtype)(void); // the default
@@ -182,6 +190,10 @@ struct EngineApi {
     // of the step before; they are never cleared.
 
     int (*begin_step)(Engine *engine, Error *e);
+
+    // The rows of the micro-steps from here on are examples first, first + 1, ... of the run, one micro-step after the
+    // other. What drops depends on this number. NULL: the engine needs no number.
+    void (*examples)(Engine *engine, uint64_t first);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
     // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients; but the
@@ -291,6 +303,9 @@ ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
 ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
 #undef ENGINE_CALL
+static inline void engine_examples(Engine *g, uint64_t first) {
+    if (engine_api(g)->examples) engine_api(g)->examples(g, first);
+}
 static inline double engine_progress(const Engine *g) {
     return engine_api(g)->progress ? engine_api(g)->progress(g) : 0;
 }

@@ -31,7 +31,7 @@ PlanState plan_state(const EngineConfig *shape, double value) {
 }
 
 // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
-// block without recomputing; here attention keeps its row sums only, and there is no dropout.
+// block without recomputing; here attention keeps its row sums only, and dropout keeps nothing.
 static double block_activations(const EngineConfig *shape, double value) {
     const ModelConfig *m = &shape->model->config;
     double C = m->channels, L = shape->inference ? 1 : m->layers; // blocks whose input is kept

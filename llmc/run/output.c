@@ -110,8 +110,8 @@ int setup_output(Run *r, Error *e) {
     TRY(setup_directory(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
-    SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
-                         text,   o->keep,         r->output.metrics};
+    SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,   r->setup.tokenizer,
+                         text,   o->keep,         r->output.metrics, o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
     return show_run(r, e);

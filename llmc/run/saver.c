@@ -94,7 +94,7 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) 
 
 static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
     const Model *model = s->config.model;
-    TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
+    TRY(checkpoint_save_model(directory, model, s->config.text, s->config.dropout, read_param, s, manifest, e));
     TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
     TRY(manifest_save(manifest, directory, STATE_NAME, s->state, s->state_bytes, e));
     return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;

@@ -37,6 +37,7 @@ typedef struct {
     TextTokens text;            // for config.json
     int64_t keep;               // complete checkpoints to keep; 0: all
     const Metrics *metrics;     // synced before the checkpoint gets its name
+    double dropout;             // for config.json
 } SaverConfig;
 
 // The outcome of a save.

@@ -81,6 +81,19 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
+// For --document-mask: the token that opens a document.
+static int setup_documents(Setup *setup, Error *e) {
+    int vocab = setup->model.config.vocab, separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
+    if (!setup->options.document_mask) return 0;
+    if (!setup->tokenizer) separator = checkpoint_text_tokens(setup->options.model, vocab, -1).eos;
+    if (separator < 0)
+        return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
+                    "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents", vocab);
+    setup->shape.document_mask = true;
+    setup->shape.separator = (uint16_t)separator;
+    return 0;
+}
+
 // ERR_USAGE where the options ask for a shape that the engine, or the GPU of --device, cannot compute; ERR_INPUT where
 // the shape comes from files.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
@@ -121,6 +134,13 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
+// ERR_USAGE where the options ask for what the engine, or a GPU of --device, lacks.
+static int check_has(const Setup *setup, const char *flag, bool asked, bool has, Error *e) {
+    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    if (!asked || (has && !plan_gpu)) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s is not there for GPUs yet", flag);
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
@@ -139,12 +159,16 @@ static int setup_shape(Setup *setup, Error *e) {
         .dtype = o->dtype,
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
+        .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
+    TRY(check_has(setup, "--dropout", o->dropout > 0, setup->engine_api->has_dropout, e));
+    TRY(check_has(setup, "--document-mask", o->document_mask, setup->engine_api->has_document_mask, e));
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
-    return setup_tokenizer(setup, from_file, e);
+    TRY(setup_tokenizer(setup, from_file, e));
+    return setup_documents(setup, e);
 }
 
 int setup_model(Run *r, Error *e) {
@@ -348,6 +372,7 @@ int setup_data(Run *r, Error *e) {
     progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        if (o->shift_windows) dataset_shift_windows(data->train);
         DatasetInfo info = dataset_describe(data->train);
         TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)
@@ -387,6 +412,7 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
     // the vocabulary may come from the tokenizer
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
+    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.shape.separator, sizeof r->setup.shape.separator);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
     for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {

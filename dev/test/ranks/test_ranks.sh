@@ -179,6 +179,16 @@ bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the 
     for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16 grad_norm 1e-3
 }
+masks_agree() { # masks follow the examples' numbers, whoever computes them and in which micro-step; a line is a document
+    local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
+    from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
+    sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
+    run 1 d_none $few && run 1 d_drop $few --dropout 0.2 && ! close d_none d_drop loss 1e-3 > /dev/null || return 1
+    few="$few --dropout 0.2 --document-mask"
+    run 1 d1 $few && ! close d_drop d1 loss 3e-5 > /dev/null && micro=2 run 1 d_two $few && agree d1 d_two || return 1
+    for zero in 0 1 2; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
+    same_weights d3_0 d3_1 && same_weights d3_0 d3_2 && close d1 d3_2 gns_total_s 1e-4 && close d1 d3_2 gns_total_g2 1e-4
+}
 many_blocks() { # more buckets under way at once than the list of them begins with
     local few="--gns ln --steps 6 --batch-tokens 192"
     layers=20 run 1 b1 $few || return 1
@@ -266,7 +276,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
     ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 zero_with_two_ranks zero_with_three_ranks \
-    zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
+    zero_with_four_ranks two_micro_steps_at_most masks_agree many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares sharded_weights_take_the_planned_memory state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
     not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
