@@ -327,6 +327,7 @@ fault not_finite_while_saving --zero 0
 fault shard_that_shrinks_while_saving 8 30
 fault shard_that_shrinks_while_saving 10 4
 fault asked_to_stop_while_saving
+# shellcheck disable=SC2086
 fault asked_to_stop_while_saving $zero3
 fault asked_to_stop_while_saving --zero 0
 fault saves_slowly 0
