@@ -36,9 +36,9 @@ class Dump:
         shape = (int(self.meta["steps"]), int(self.meta["batch"]), int(self.meta["seq_len"]) + 1)
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
-        self.examples = gpt2.examples_fn(self.heads)
-        losses, self.gradients, self.head_share = self.examples(self.params, self.rows[0])
-        self.losses = np.asarray(losses)
+        self.examples = gpt2.examples_fn(self.heads, self.meta["label_smoothing"])
+        (losses, nlls), self.gradients, self.head_share = self.examples(self.params, self.rows[0])
+        self.losses, self.nlls = np.asarray(losses), np.asarray(nlls)
         self.gradients = {name: np.asarray(g) for name, g in self.gradients.items()}
         self.head_share = np.asarray(self.head_share)
 
@@ -103,7 +103,8 @@ def check_cross_term(dump):
 
 
 def check_loss(dump):
-    return worst_of([(name, numbers_error(dump.get(name), dump.losses)) for name in ("loss", "loss_eval")])
+    wanted = {"loss": dump.losses, "nll": dump.nlls, "loss_eval": dump.nlls}
+    return worst_of([(name, numbers_error(dump.get(name), want)) for name, want in wanted.items()])
 
 
 def check_grad(dump):

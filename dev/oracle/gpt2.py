@@ -2,7 +2,7 @@
 
 Nothing here is shared with the engines, and nothing is fast. Sources: Radford et al. 2019 (GPT-2), Ba et al. 2016
 (layer normalisation), Vaswani et al. 2017 (attention), Hendrycks and Gimpel 2016 (GELU), Loshchilov and Hutter 2019
-(AdamW), Loshchilov and Hutter 2017 (cosine). Parameters are a dict from Hugging Face's names to arrays; weights lie as
+(AdamW), Loshchilov and Hutter 2017 (cosine), Szegedy et al. 2016 (label smoothing). Parameters are a dict from Hugging Face's names to arrays; weights lie as
 (in, out). Shapes: T sequence, V vocabulary, C channels, H heads, D = C / H, B batch.
 """
 
@@ -64,28 +64,32 @@ def logits(params, head, tokens, heads):
     return norm("ln_f", x) @ head.T
 
 
-def example_loss(params, head, row, heads):
-    """L_b: mean over T of the cross-entropy; row (T + 1)."""
+def example_loss(params, head, row, heads, smoothing=0.0):
+    """L_b: mean over T of the cross-entropy with the words' distribution; and with the words themselves. row (T + 1)."""
     z = logits(params, head, row[:-1], heads)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
-    return -log_p[jnp.arange(len(row) - 1), row[1:]].mean()
+    V = z.shape[-1]
+    words = jnp.eye(V)[row[1:]]
+    wanted = (1 - smoothing) * words + smoothing * jnp.full(V, 1 / V)
+    return -(wanted * log_p).sum(axis=-1).mean(), -(words * log_p).sum(axis=-1).mean()
 
 
-def tied_loss(params, row, heads):
+def tied_loss(params, row, heads, smoothing=0.0):
     """L_b as a function of the parameters as they are: the head is the embedding."""
-    return example_loss(params, params[WTE], row, heads)
+    return example_loss(params, params[WTE], row, heads, smoothing)
 
 
 @functools.cache
-def examples_fn(heads):
-    """A compiled function from (params, rows (B, T + 1)) to the losses (B), the gradient of every L_b by name, each
-    (B, ...), and of the tied tensor the head's share U alone (the embedding's share is E = g - U)."""
+def examples_fn(heads, smoothing=0.0):
+    """A compiled function from (params, rows (B, T + 1)) to the losses (B), with label smoothing and without, the gradient
+    of every L_b by name, each (B, ...), and of the tied tensor the head's share U alone (the embedding's share is
+    E = g - U)."""
 
     def one(params, row):
-        loss, gradient = jax.value_and_grad(tied_loss)(params, row, heads)
-        head_share = jax.grad(example_loss, argnums=1)(params, params[WTE], row, heads)
-        return loss, gradient, head_share
+        losses, gradient = jax.value_and_grad(tied_loss, has_aux=True)(params, row, heads, smoothing)
+        head_share, _ = jax.grad(example_loss, argnums=1, has_aux=True)(params, params[WTE], row, heads, smoothing)
+        return losses, gradient, head_share
 
     return jax.jit(jax.vmap(one, in_axes=(None, 0)))
 
@@ -127,7 +131,7 @@ def train(params, batches, heads, hyper, examples=None):
     adam = {key: hyper[key] for key in ("beta1", "beta2", "eps", "weight_decay", "grad_clip")}
     moments, losses, tokens = None, [], 0
     for step, rows in enumerate(batches, start=1):
-        loss, per_example, _ = examples(params, rows)
+        (loss, _), per_example, _ = examples(params, rows)
         gradient = {name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}
         losses.append(float(loss.mean()))
         tokens += rows.shape[0] * (rows.shape[1] - 1)  # done after this step

@@ -18,7 +18,8 @@ import check_engine
 import gpt2
 
 SHAPE = dict(layers=2, heads=2, channels=8, vocab=11, context=9, seq_len=7, batch=3, micro_batch=2, steps=4)
-HYPER = dict(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1)
+SMOOTHING = 0.2
+HYPER = dict(label_smoothing=SMOOTHING, lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1)
 STEP_TOKENS = SHAPE["batch"] * SHAPE["seq_len"]
 HYPER |= dict(warmup_tokens=1.5 * STEP_TOKENS, train_tokens=3 * STEP_TOKENS, final_frac=0.1)
 
@@ -87,11 +88,13 @@ def plain_loss(params, row, layers, heads):
     x = [[a + b for a, b in zip(p["wte.weight"][token], p["wpe.weight"][t])] for t, token in enumerate(row[:-1])]
     for i in range(layers):
         x = plain_block(p, f"h.{i}", x, heads)
-    total = 0.0
+    loss = nll = 0.0
     for t, v in enumerate(x):
         v = plain_norm(v, p["ln_f.weight"], p["ln_f.bias"])
-        total -= math.log(plain_softmax([math.fsum(a * b for a, b in zip(v, w)) for w in p["wte.weight"]])[row[t + 1]])
-    return total / len(x)
+        logs = [math.log(q) for q in plain_softmax([math.fsum(a * b for a, b in zip(v, w)) for w in p["wte.weight"]])]
+        nll -= logs[row[t + 1]]
+        loss -= (1 - SMOOTHING) * logs[row[t + 1]] + SMOOTHING * math.fsum(logs) / len(logs)
+    return loss / len(x), nll / len(x)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -106,8 +109,10 @@ def close(a, b, tolerance, what):
 def test_forward():
     rng = np.random.default_rng(1)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    losses, _, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows)
-    close(losses, [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()], 1e-13, "loss")
+    losses, _, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows)
+    plain = [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()]
+    for k, kind in enumerate(("loss", "nll")):
+        close(losses[k], [pair[k] for pair in plain], 1e-13, kind)
 
 
 def test_gradient():
@@ -115,9 +120,9 @@ def test_gradient():
     against the gradient of the mean."""
     rng = np.random.default_rng(2)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    examples = gpt2.examples_fn(SHAPE["heads"])
+    examples = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)
     _, gradients, head_share = examples(params, rows)
-    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"]))(rows).mean()
+    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"], SMOOTHING)[0])(rows).mean()
     whole = gpt2.jax.jit(gpt2.jax.grad(mean_loss))(params)
     for name, p in params.items():
         mean = np.asarray(gradients[name]).mean(axis=0)
@@ -125,7 +130,7 @@ def test_gradient():
         assert np.linalg.norm(whole[name] - mean) <= 1e-13 * scale, f"{name}: mean of gradients"
         direction = rng.normal(size=p.shape) / np.sqrt(p.size) + mean / scale
         h = 1e-4
-        plus, minus = (examples(params | {name: p + s * h * direction}, rows)[0].mean() for s in (1, -1))
+        plus, minus = (examples(params | {name: p + s * h * direction}, rows)[0][0].mean() for s in (1, -1))
         error = abs((plus - minus) / (2 * h) - np.sum(mean * direction)) / scale
         assert error <= 1e-6, f"{name}: slope off by {error:.3g}"
     assert np.abs(np.asarray(gradients["h.0.attn.c_attn.bias"])[:, 8:16]).max() < 1e-15, "key bias"
@@ -163,10 +168,10 @@ def oracle_dump():
     """The dump of a perfect fp32 engine."""
     rng = np.random.default_rng(3)
     params, rows = random_model(rng), random_rows(rng, SHAPE["steps"])
-    losses, gradients, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows[0])
-    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER)
-    losses = np.asarray(losses)
-    dump = {"tokens": rows, "loss": losses, "loss_eval": losses.copy(), "losses": step_losses}
+    (losses, nlls), gradients, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows[0])
+    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER, gpt2.examples_fn(SHAPE["heads"], SMOOTHING))
+    losses, nlls = np.asarray(losses), np.asarray(nlls)
+    dump = {"tokens": rows, "loss": losses, "nll": nlls, "loss_eval": nlls.copy(), "losses": step_losses}
     dump["padding_max"] = np.array(0.0)
     for name, g in gradients.items():
         g = np.asarray(g)
@@ -199,7 +204,7 @@ def test_checker():
     with tempfile.TemporaryDirectory() as directory:
         assert failures(good, directory) == [], failures(good, directory)
         places = {
-            "loss": "loss", "loss_eval": "loss", "losses": "training", "padding_max": "padding",
+            "loss": "loss", "nll": "loss", "loss_eval": "loss", "losses": "training", "padding_max": "padding",
             "grad/h.1.mlp.c_fc.weight": "grad", "grad_sq/wpe.weight": "grad_sq",
             "example_sq/wte.weight": "example_sq", "example_sq_sum/ln_f.bias": "example_sq_sum",
             "example_sq_ln/h.0.ln_1.weight": "example_sq_ln", "paramN/h.0.attn.c_attn.bias": "training",

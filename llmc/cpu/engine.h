@@ -40,7 +40,8 @@ struct Engine {
     void *lnf;                // (B, T, C)
     float *meanf, *rstdf;     // (B, T)
     void *logits;             // (head_rows, Vp), a chunk of the head
-    float *loss;              // (B, T)
+    float *nll;               // (B, T)
+    float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
@@ -51,7 +52,7 @@ struct Engine {
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    double loss_sum;
+    double loss_sum, nll_sum;
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one

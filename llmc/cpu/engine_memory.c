@@ -88,10 +88,11 @@ static void layout_activations(Engine *engine, Layout *a) {
     TAKE_VALUES(engine->x_final, N * C);
     TAKE_VALUES(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
     TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
-    TAKE(engine->loss, N);
+    TAKE(engine->nll, N);
     TAKE(engine->targets, N);
     TAKE(engine->seen, c->seq_len);
     if (c->inference) return;
+    if (c->label_smoothing > 0) TAKE(engine->loss, N);
     TAKE_VALUES(engine->dx, N * C), TAKE_VALUES(engine->dy, N * C);
     TAKE_VALUES(engine->dwide, N * 4 * C);
     TAKE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));

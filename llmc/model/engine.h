@@ -7,7 +7,7 @@
 // other's last engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
-// L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the update divides by B. So
+// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. There is no loss scale; the update divides by B. So
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 #pragma once
 
@@ -28,11 +28,12 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
-    int owned_count;    // exist for these ranges alone. 0: for everything
-    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
-    bool plan_fused;    // plan_memory: of a device with exact_is_fused, which need not be here
+    float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
+    const Range *owned;    // what this rank updates, in ascending order: moments, and what else only the update needs,
+    int owned_count;       // exist for these ranges alone. 0: for everything
+    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    size_t leave;          // bytes of the device's memory to leave free, for the exchange between ranks
+    bool plan_fused;       // plan_memory: of a device with exact_is_fused, which need not be here
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is taken (--dry-run).
@@ -102,6 +103,7 @@ typedef struct {
 // The numbers of a step. Arrays have one entry a tensor of the model's table.
 typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
+    double nll_sum;     // the same without label smoothing
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 as `rank_norms` summed it, else 0; NULL: not asked for
@@ -110,6 +112,8 @@ typedef struct StepResult {
 typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
+
+    unsigned features; // of Feature, those that it has
 
     Dtype (*dtype)(void); // the default
 

@@ -2,6 +2,9 @@
 // in options/table.def in the order of its enum.
 #pragma once
 
+// What only some engines have (EngineApi.features): an option that needs it is refused elsewhere.
+typedef enum { FEATURE_LABEL_SMOOTHING = 1 } Feature;
+
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
     GNS_OFF,

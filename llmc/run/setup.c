@@ -7,6 +7,7 @@
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
+#include "options/table.h"
 #include "plan/devices.h"
 
 #include <omp.h>
@@ -114,11 +115,25 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
+// ERR_USAGE where an option asks for what this engine has not.
+static int check_features(const Setup *setup, Error *e) {
+    char flag[FLAG_BYTES];
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        unsigned lacking = option_rows[id].feature & ~setup->engine_api->features;
+        if (!lacking || option_is_zero(&setup->options, (OptionId)id)) continue;
+        option_flag(flag, (OptionId)id);
+        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
+                    "%s: this trainer does not have it yet", flag);
+    }
+    return 0;
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
+    TRY(check_features(setup, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -130,6 +145,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
+        .label_smoothing = (float)o->label_smoothing,
         .inference = o->sample_only || o->eval_only,
     };
     if (!setup->shape.threads) TRY(check_omp_threads(e));

@@ -223,6 +223,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .examples = at->examples,
         .batch = B,
         .loss = position->result.loss_sum / (double)B,
+        .nll = position->result.nll_sum / (double)B,
+        .smoothed = setup->shape.label_smoothing > 0,
         .lr = update.lr,
         .grad_norm = grad_norm(setup, position, B),
         .tok_per_s = tok_per_s,

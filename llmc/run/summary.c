@@ -105,6 +105,9 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
     if (p->config.zero == ZERO_2 && p->buckets && !p->shard_grads)
         fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
                    "micro-step shards them, in sums of another order\n");
+    if (data->train && setup->shape.label_smoothing > 0)
+        fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
+                setup->options.label_smoothing);
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // larger than bytes: it stands for text
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");

@@ -113,6 +113,9 @@ static void test_training_plan(void) {
             CHECK_BYTES(planned(&c, "exact per-example norms"), exact);
             CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + exact);
             c.gns = GNS_OFF;
+            c.label_smoothing = 0.1f; // losses without it too
+            CHECK_BYTES(planned(&c, "activations"), activations + of_floats(n.N));
+            c.label_smoothing = 0;
         }
         model_destroy(&model);
     }

@@ -95,6 +95,10 @@ zero_in_bf16() { # the weights that travel are rounded, the masters are not
     for zero in 0 1 2; do run 2 h$zero $ramp_run --dtype bf16 --zero $zero || return 1; done
     same_weights h0 h1 && same_numbers h0 h1 && same_weights h0 h2 && same_numbers h0 h2 && ! same_weights h0 r2 > /dev/null
 }
+a_smoothed_loss() { # with the other numbers of a step, over all ranks
+    run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
+        --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
+}
 zero_with_two_ranks() { zero_agrees 2; }
 zero_with_three_ranks() { zero_agrees 3; } # the last part of a bucket is the longest
 zero_with_four_ranks() { zero_agrees 4; }
@@ -235,7 +239,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 zero_with_two_ranks zero_with_three_ranks \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss zero_with_two_ranks zero_with_three_ranks \
     zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
