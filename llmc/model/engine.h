@@ -103,10 +103,10 @@ typedef struct {
 // The numbers of a step. Arrays have one entry a tensor of the model's table.
 typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
-    double nll_sum;     // the same without label smoothing
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 as `rank_norms` summed it, else 0; NULL: not asked for
+    double nll_sum;     // loss_sum without label smoothing
 } StepResult;
 
 typedef struct EngineApi EngineApi;
