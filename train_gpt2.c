@@ -318,6 +318,7 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     memset(engine->grad_sq, 0, bytes);
     memset(engine->rank_sq, 0, bytes);
     memset(engine->example_sq, 0, bytes);
+    if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
     engine->loss_sum = engine->nll_sum = 0;
     engine->first = true;
     return 0;
@@ -480,7 +481,7 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 // The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
 // call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
-    .features = FEATURE_LABEL_SMOOTHING,
+    .features = FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS,
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,
@@ -499,6 +500,7 @@ const EngineApi cpu_engine = {
     .begin_step = cpu_begin_step,
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,
+    .trust = cpu_trust,
     .update = cpu_update,
     .result = cpu_result,
     .eval = cpu_eval,

@@ -585,7 +585,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .features = 0,
+    .features = CUDA_FEATURES,
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
@@ -607,6 +607,7 @@ const EngineApi cuda_engine = {
     .begin_step = cuda_begin_step,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
+    .trust = NULL, // no LAMB
     .update = cuda_update,
     .result = cuda_result,
     .eval = cuda_eval,

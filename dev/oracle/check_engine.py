@@ -156,7 +156,7 @@ def check_grad_sq(dump):
 
 
 def check_training(dump):
-    """Ten steps of AdamW: the losses on the way and the parameters at the end."""
+    """Ten steps of the optimizer: the losses on the way and the parameters at the end."""
     losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples)
     errors = [("losses", numbers_error(dump.get("losses"), losses))]
     for name, want in params.items():

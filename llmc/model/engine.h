@@ -28,6 +28,7 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
+    Optimizer optimizer;   // MUON: an owned range then has a block's matrices as a whole
     float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
     const Range *owned;    // what this rank updates, in ascending order: moments, and what else only the update needs,
     int owned_count;       // exist for these ranges alone. 0: for everything
@@ -68,7 +69,8 @@ typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind
 typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
     BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy
-    BUFFER_NORMS   // double, one a tensor: what `norms` writes, `update` and `result` read
+    BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read
+    BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
 
 // Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
@@ -95,6 +97,7 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
+    double momentum;  // Muon's
     double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
     int64_t step;     // 1 for the first: bias correction
     int64_t batch;    // B, examples of this step over all ranks
@@ -188,7 +191,12 @@ struct EngineApi {
     // norm; begin_step clears them all.
     int (*norms)(Engine *engine, Range range, Error *e);
 
-    // AdamW over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
+    // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction, of the
+    // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all. NULL without
+    // FEATURE_OPTIMIZERS.
+    int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+
+    // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
     // Changes nothing where that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
@@ -262,6 +270,7 @@ ENGINE_CALL(int, begin_step, (Engine * g, Error *e), g, e)
 ENGINE_CALL(int, micro_step, (Engine * g, const uint16_t *tokens, int n, GnsMode mode, Error *e), g, tokens, n, mode, e)
 ENGINE_CALL(int, norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, update, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
+ENGINE_CALL(int, trust, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
 ENGINE_CALL(int, result, (Engine * g, StepResult *result, Error *e), g, result, e)
 ENGINE_CALL(int, eval, (Engine * g, const uint16_t *tokens, int n, int T, float *loss, Error *e), g, tokens, n, T, loss,
             e)

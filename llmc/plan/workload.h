@@ -52,5 +52,5 @@ typedef struct {
 // A micro-step: forward, loss and backward.
 Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact);
 
-// What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
-Workload workload_update(const Model *model, double owned, double value);
+// What a step does once: clearing and norms of all gradients, and the optimizer's step over `owned` parameters.
+Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value);

@@ -115,15 +115,17 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
-// ERR_USAGE where an option asks for what this engine has not.
+// ERR_USAGE where an option asks for what this engine, or a GPU of --device, has not.
 static int check_features(const Setup *setup, Error *e) {
     char flag[FLAG_BYTES];
+    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    unsigned features = plan_gpu ? CUDA_FEATURES : setup->engine_api->features;
     for (int id = 0; id < OPTION_COUNT; id++) {
-        unsigned lacking = option_rows[id].feature & ~setup->engine_api->features;
+        unsigned lacking = option_rows[id].feature & ~features;
         if (!lacking || option_is_zero(&setup->options, (OptionId)id)) continue;
         option_flag(flag, (OptionId)id);
-        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
-                    "%s: this trainer does not have it yet", flag);
+        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s: not there for GPUs yet",
+                    flag);
     }
     return 0;
 }
@@ -145,6 +147,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
+        .optimizer = o->optimizer,
         .label_smoothing = (float)o->label_smoothing,
         .inference = o->sample_only || o->eval_only,
     };
@@ -238,6 +241,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     ParallelConfig config = {
         .zero = o->zero,
         .reduce = o->reduce,
+        .optimizer = o->optimizer,
         .micro_batch = setup->shape.micro_batch,
         .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
         .transport = setup->transport_api,

@@ -53,6 +53,11 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     print_shared_shards(f, data);
 }
 
+static void print_optimizer(FILE *f, const Options *o) {
+    if (o->optimizer == OPTIMIZER_LAMB) fprintf(f, "update  LAMB\n");
+    if (o->optimizer == OPTIMIZER_MUON) fprintf(f, "update  Muon for the matrices of the blocks, AdamW for the rest\n");
+}
+
 static void print_length(FILE *f, const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
@@ -166,6 +171,7 @@ int print_setup(const Run *r, Error *e) {
     if (r->data.train) {
         print_data(text.f, &r->setup, &r->data);
         print_length(text.f, &r->setup, &r->position);
+        print_optimizer(text.f, &r->setup.options);
     }
     if (r->data.hellaswag) print_hellaswag(text.f, &r->setup, &r->data);
     print_engine(text.f, r);

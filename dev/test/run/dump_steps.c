@@ -27,6 +27,7 @@ typedef struct {
     int seq_len, batch, micro_batch;
     double grad_clip, weight_decay, eps;
     float smoothing;
+    Optimizer optimizer;
 } Case;
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
@@ -34,13 +35,15 @@ typedef struct {
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
+    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB},
+    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON},
 };
 
 // One case under way: the engine, host copies of its arrays, and what goes into the file.
@@ -70,6 +73,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                                .beta2 = 0.95,
                                .eps = c->eps,
                                .weight_decay = c->weight_decay,
+                               .momentum = 0.9,
                                .grad_clip = c->grad_clip,
                                .batch = c->batch};
     d->schedule = (Schedule){SCHEDULE_COSINE, 3e-3, 3.5 * tokens_per_step, (STEPS - 1) * tokens_per_step, 0.1};
@@ -87,6 +91,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .micro_batch = c->micro_batch,
                            .seq_len = c->seq_len,
                            .gns = GNS_EXACT,
+                           .optimizer = c->optimizer,
                            .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
@@ -153,6 +158,7 @@ static int train(Dump *d, Error *e) {
         d->losses[step - 1] = loss_sum / d->c->batch;
         d->update.step = step;
         d->update.lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        if (d->c->optimizer == OPTIMIZER_LAMB) TRY_GOTO(engine_trust(d->engine, all_of(&d->model), &d->update, e));
         TRY_GOTO(engine_update(d->engine, all_of(&d->model), &d->update, e));
     }
     TRY_GOTO(engine_store(d->engine, STATE_PARAM, all_of(&d->model), d->after, e));
@@ -245,6 +251,8 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"micro_batch", c->micro_batch},
         {"steps", STEPS},
         {"label_smoothing", c->smoothing},
+        {"optimizer", c->optimizer},
+        {"momentum", d->update.momentum},
         {"lr", d->schedule.lr},
         {"beta1", d->update.beta1},
         {"beta2", d->update.beta2},

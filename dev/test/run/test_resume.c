@@ -234,7 +234,7 @@ static void test_label_smoothing(void) {
           "the logs");
     trainer.engine.features = 0; // an engine without
     CHECK(trainer_run(TWO "no --label-smoothing 0.25") == ERR_USAGE && !directory_exists("no") &&
-              log_mentions("--label-smoothing: this trainer does not have it"),
+              log_mentions("--label-smoothing: not there for GPUs yet"),
           "%s", log_tail());
     CHECK(trainer_run(TWO "no --label-smoothing 0") == 0, "%s", log_tail());
     trainer.engine = cpu_engine;
@@ -286,13 +286,17 @@ static void check_option_of_run(const char *given, const char *other, const char
     hide_fields("ofrun/step_00000012", (const char *[]){field, NULL});
     code = trainer_run(SMALL "--steps 13 --out ofrun %s", given);
     CHECK(code == ERR_USAGE, "without %s: exit code %d: %s", field, code, log_tail());
-    code = trainer_run(SMALL "--steps 13 --out ofrun");
+    code = trainer_run(SMALL "--steps 13 --out ofrun"); // as by default
     CHECK(code == 0, "without %s: exit code %d: %s", field, code, log_tail());
 }
 
 static void test_options_of_a_run(void) {
     check_option_of_run("--label-smoothing 0.1", "", "options.label_smoothing",
                         "this run has --label-smoothing 0.1, the command has 0");
+    check_option_of_run("--optimizer lamb", "--optimizer muon", "options.optimizer",
+                        "this run has --optimizer \"lamb\", the command has \"muon\"");
+    check_option_of_run("--optimizer muon --momentum 0.9", "", "options.optimizer",
+                        "this run has --optimizer \"muon\", the command has \"adamw\"");
 }
 
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
