@@ -1,7 +1,5 @@
 #include "ranks/transport.h"
 
-#include <assert.h>
-
 enum { MATRICES = 4 }; // of a block: qkv, proj, fc, fcproj, of 3, 1, 4 and 4 C^2 elements
 
 // The first tensor of piece i of a block that is cut into `pieces`; i = pieces: the block's end.

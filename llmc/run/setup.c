@@ -115,10 +115,11 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
-// ERR_USAGE where an option asks for what this engine, or a GPU of --device, has not.
+// ERR_USAGE where an option asks for what this engine, or a GPU of --device, has not. Without training it asks for nothing.
 static int check_features(const Setup *setup, Error *e) {
     char flag[FLAG_BYTES];
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    if (!options_train(&setup->options) && !setup->options.dry_run) return 0;
     unsigned features = plan_gpu ? CUDA_FEATURES : setup->engine_api->features;
     for (int id = 0; id < OPTION_COUNT; id++) {
         unsigned lacking = option_rows[id].feature & ~features;
