@@ -45,7 +45,7 @@ static void *at(const Engine *engine, const void *values, size_t i) {
     return value_at(values, i, engine->config.dtype);
 }
 static void *weight(Engine *engine, TensorKind kind, int layer) {
-    return at(engine, engine->weight, tensor(engine, kind, layer)->offset);
+    return at(engine, engine->weight, shard_weight_place(&engine->config, tensor(engine, kind, layer)->offset));
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
@@ -179,6 +179,15 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
+// Block l comes next: its weights are there on return. Where blocks take turns in memory, those of `after`, the block
+// after it, are gathered meanwhile.
+static int await_block(Engine *engine, int l, int after, Error *e) {
+    const Model *model = engine->config.model;
+    TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
+    if (!engine->config.shard_weights || after < 0 || after == model->config.layers) return 0;
+    return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
+}
+
 // Writes lnf (B, T, C) from row `first` on.
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
@@ -188,12 +197,13 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     Dtype type = engine->config.dtype;
     engine->seen_count = 0;
     // All at once: the CPU has no kernels that a transfer could slow down.
-    TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
+    if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
+    if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
     embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
     for (int l = 0; l < L; l++) {
         void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
-        TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
+        TRY(await_block(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
         add_work(engine, block_work(engine) * (double)(batch->B * batch->T - batch->first));
         residual = at(engine, engine->block[l].x_mid, i);
@@ -353,6 +363,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
+        TRY(await_block(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
         add_work(engine, 2 * block_work(engine) * (double)(batch->B * batch->T));
@@ -556,6 +567,7 @@ const EngineApi cpu_engine = {
     .watch = cpu_watch,
     .watch_weights = cpu_watch_weights,
     .collect = cpu_collect,
+    .own_weights = cpu_own_weights,
     .clear = cpu_clear,
     .rank_norms = cpu_rank_norms,
     .buffer = cpu_buffer,

@@ -616,6 +616,7 @@ const EngineApi cuda_engine = {
     .watch = cuda_watch,
     .watch_weights = cuda_watch_weights,
     .collect = cuda_collect,
+    .own_weights = NULL, // no --zero 3: every rank has all weights
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,

@@ -30,10 +30,11 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;             // what the kernels read: flat, in the layout of the tensor table
-    float *param;             // master weights, of the owned ranges; where they are fp32 the same as weight
-    float *grad;              // flat, or a few of its buckets (shard_grad_place)
-    float *grad_sum;          // of the step: grad, or the owned ranges (model/shard.h)
+    void *
+        weight; // what the kernels read: flat, in the layout of the tensor table, or a few buckets (shard_weight_place)
+    float *param;    // master weights, of the owned ranges; the same as weight where these are fp32 and not sharded
+    float *grad;     // flat, or a few of its buckets (shard_grad_place)
+    float *grad_sum; // of the step: grad, or the owned ranges (model/shard.h)
     float *moment1, *moment2; // of the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -85,6 +86,7 @@ int cpu_norms(Engine *engine, Range range, Error *e);
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);
+int cpu_own_weights(Engine *engine, Range range, Error *e);
 int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);

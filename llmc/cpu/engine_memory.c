@@ -35,8 +35,8 @@ static void *take(Layout *a, size_t bytes) {
 static void layout_param(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
-    TAKE_VALUES(engine->weight, c->model->flat_count);
-    if (type == DTYPE_FP32) engine->param = engine->weight;
+    TAKE_VALUES(engine->weight, shard_weight_elements(c));
+    if (type == DTYPE_FP32 && !c->shard_weights) engine->param = engine->weight;
     else if (!c->inference) TAKE(engine->param, shard_elements(c));
 }
 

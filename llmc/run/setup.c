@@ -121,6 +121,13 @@ static int check_omp_threads(Error *e) {
 
 static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
 
+// A plan needs no engine.
+static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
+    if (o->zero < ZERO_3 || engine->own_weights || o->dry_run || !options_train(o)) return 0;
+    return FAIL(e, ERR_USAGE, "use --zero 2, or the CPU trainer, train_gpt2",
+                "--zero %d: this trainer keeps all weights on every rank", o->zero);
+}
+
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
@@ -139,6 +146,7 @@ static int setup_shape(Setup *setup, Error *e) {
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
+    TRY(check_zero(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -231,8 +239,9 @@ static int init_parameters(Run *r, Error *e) {
         const Tensor *t = &setup->model.tensors[i];
         for (size_t first = 0; first < t->count; first += CHUNK) {
             size_t n = size_min(CHUNK, t->count - first);
-            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             Range range = {t->offset + first, t->offset + first + n};
+            if (!shard_keeps_weights(&setup->shape, range)) continue;
+            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             TRY_GOTO(load_weights(r, range, buffer, e));
         }
     }
@@ -250,6 +259,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
         .transport = setup->transport_api,
     };
+    if (setup->shape.inference) config.zero = ZERO_0; // which computes with all weights
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
