@@ -233,6 +233,19 @@ static void test_dropout(void) {
     CHECK(!same_file("drop/step_00000010/model.safetensors", "whole/step_00000010/model.safetensors"), "nothing drops");
 }
 
+// An engine without masks refuses them.
+static void test_engine_without_masks(void) {
+    trainer.engine.has_dropout = trainer.engine.has_document_mask = false;
+    int code = trainer_run("--train-tokens 900 --out lacking --dropout 0.2");
+    CHECK(code == ERR_USAGE && log_mentions("error: --dropout is not there for GPUs yet. leave it out"), "%d: %s", code,
+          log_tail());
+    code = trainer_run("--train-tokens 900 --out lacking --document-mask");
+    CHECK(code == ERR_USAGE && log_mentions("error: --document-mask is not there for GPUs yet"), "%d: %s", code,
+          log_tail());
+    CHECK(trainer_run("--train-tokens 900 --out lacking") == 0, "%s", log_tail());
+    trainer.engine = cpu_engine;
+}
+
 // Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
 static void hide_fields(const char *checkpoint, const char *const *fields) {
     size_t bytes;
@@ -491,6 +504,7 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_dropout);
+    RUN(test_engine_without_masks);
     RUN(test_missing_fields);
     RUN(test_ramp_of_the_whole_model);
     RUN(test_manifest_of_another_format);
