@@ -77,7 +77,7 @@ static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes,
 }
 
 static int gather_weights(Parallel *p, int i, Error *e) {
-    if (p->shard_weights) TRY(engine_own_weights(p->engine, p->owned[i], e));
+    if (p->shard_weights && range_length(p->owned[i])) TRY(engine_own_weights(p->engine, p->owned[i], e));
     return gather(p, i, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e);
 }
 
