@@ -492,8 +492,7 @@ enum { COPIED = sizeof copied / sizeof *copied };
 
 static size_t share_elements(const Parallel *p, int rank) {
     size_t sum = 0;
-    for (int i = 0; i < p->buckets; i++)
-        sum += range_length(transport_part(model_bucket(p->model, i), rank, p->comm->ranks));
+    for (int i = 0; i < p->buckets; i++) sum += range_length(part_of_bucket(p, i, rank));
     return sum;
 }
 
@@ -536,7 +535,7 @@ int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *va
         size_t place = 0;
         for (int k = 0; copied[k] != kind; k++) place += share_elements(p, r);
         for (int i = 0; i < p->buckets; i++) {
-            Range whole = transport_part(model_bucket(p->model, i), r, p->comm->ranks);
+            Range whole = part_of_bucket(p, i, r);
             Range part = range_overlap(range, whole);
             if (range_length(part))
                 TRY(rank_memory_read(&p->copies, r, (place + (part.begin - whole.begin)) * sizeof(float),
