@@ -106,7 +106,9 @@ static int check_omp_threads(Error *e) {
                 "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
 }
 
-static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
+static GnsMode most_measured(const Options *o) {
+    return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
+}
 
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
