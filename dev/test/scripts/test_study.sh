@@ -61,7 +61,7 @@ returns 0 "$python" dev/docs/plots.py "$OUT" -o "$work"
 check "the better rate: $(grep '4 rows' "$work/log")" says "$work/log" "| 313 | 10.0 seconds | 0.125 |"
 check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 5 ]
 check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
-for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss ratio layers
+for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss layers
 for label in '4 rows' '16 rows' 'ramp, kappa 1'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
 head -c 300 "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz" > "$work/cut" && mv "$work/cut" "$OUT/constant-16-lr1e-2-seed1/metrics.jsonl.gz"
 returns 65 "$python" dev/docs/plots.py "$OUT" -o "$work/none"
