@@ -3,8 +3,10 @@
 //     bench_cpu [threads [rounds [name [type]]]]   default: all threads, 5 rounds; cases whose name contains `name`;
 //                                                  fp32 or bf16
 //
-// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds; a round runs everything once, so that a busy moment of the machine does not
-// slow one kernel alone. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
+// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds; a
+// round runs everything once, so that a busy moment of the machine does not slow one kernel alone. A kernel's roofline
+// (Williams et al. 2009) is the time of its operations at the peak or of its bytes at a copy's speed, the longer one; the
+// bytes are those of operands that come from memory once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"
@@ -12,6 +14,8 @@
 #include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
 #include "cpu/value.h"
+#include "math/adamw.h"
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +26,7 @@ void openblas_set_num_threads(int threads);
 char *openblas_get_corename(void);
 #endif
 
+enum { EXAMPLES = 4, PASS_FLOATS = 50304 * 768 / 4 }; // of LayerNorm; of a pass over parameters
 enum { ROUNDS = 5, MAX_ROWS = 64, PAUSE_NANOSECONDS = 200 * 1000 * 1000 };
 static const double MIN_SECONDS = 0.02; // a measurement repeats its work for at least this long
 
@@ -31,7 +36,10 @@ typedef struct {
     Attention attention;
     Dtype type;
     float *x, *y, *w, *g; // scratch operands, each large enough for every case; values of the type, but for gradients
-    double peak;          // GFLOP/s of all threads
+    float *rows;          // what layers keep of rows, their weights' gradients and their scratch
+    uint16_t *targets;
+    double sum;
+    double peak, copy; // GFLOP/s and GB/s of all threads
 } Bench;
 
 // s = {M, N, K} of the forward product y (M,N) = x (M,K) w (K,N); the head's w is wte (N,K).
@@ -54,6 +62,27 @@ static void run_attention_backward(Bench *b, size_t s[3]) {
 
 static void run_gelu_forward(Bench *b, size_t s[3]) { gelu_forward(b->y, b->x, s[0] * s[1], b->type); }
 static void run_gelu_backward(Bench *b, size_t s[3]) { gelu_backward(b->w, b->y, b->x, s[0] * s[1], b->type); }
+
+// Layers' cases: {rows, columns}.
+static void run_layernorm_forward(Bench *b, size_t s[3]) {
+    layernorm_forward(b->y, b->rows, b->rows + s[0], b->x, NULL, b->g, b->g, (int)s[0], (int)s[1], b->type);
+}
+static void run_layernorm_backward(Bench *b, size_t s[3]) {
+    double sq[2 * EXAMPLES];
+    float *dgamma = b->rows + 2 * s[0], *scratch = dgamma + 2 * s[1];
+    layernorm_backward(b->w, dgamma, dgamma + s[1], sq, sq + EXAMPLES, b->y, b->x, b->rows, b->rows + s[0], b->g,
+                       EXAMPLES, (int)s[0] / EXAMPLES, (int)s[1], scratch, b->type);
+}
+static void run_cross_entropy(Bench *b, size_t s[3]) { // the gradients of one call are the next one's logits
+    cross_entropy(b->rows, b->y, b->targets, (int)s[0], (int)s[1], (int)s[1], 1, b->type);
+}
+static void run_norms(Bench *b, size_t s[3]) { b->sum = sum_squares(b->w, s[0]); }
+static void run_adamw(Bench *b, size_t s[3]) { // as cpu_update does
+    const AdamWStep step = adamw_step(1e-3, 0.9, 0.95, 1e-8, 0.1, 10, 1e-3);
+    float *param = b->w, *grad = param + s[0], *m = grad + s[0], *v = m + s[0];
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < s[0]; i++) param[i] = adamw_update(param[i], grad[i], &m[i], &v[i], &step, true);
+}
 
 #ifdef HAVE_OPENBLAS
 static void run_blas_forward(Bench *b, size_t s[3]) {
@@ -90,7 +119,8 @@ typedef struct {
     void (*run)(Bench *, size_t[3]);
     void (*blas)(Bench *, size_t[3]); // NULL: none
     size_t shape[3];                  // products: {M, N, K} of the forward product
-    double flops;                     // a call
+    double flops, bytes;              // a call
+    double calls;                     // in a step of 124M, which may have more elements than the case; 0: not in it
     double best, best_blas;           // seconds a call
 } Case;
 
@@ -105,51 +135,68 @@ static double seconds_a_call(Bench *bench, void (*run)(Bench *, size_t[3]), size
     return seconds / (double)calls;
 }
 
-static int add_product(Case *cases, const char *name, size_t M, size_t N, size_t K, bool head) {
-    double flops = 2.0 * (double)M * (double)N * (double)K;
-    Case conv[3] = {{name, run_forward, BLAS(run_blas_forward), {M, N, K}, flops, 1e9, 1e9},
-                    {"  dinput", run_dinput, BLAS(run_blas_dinput), {M, N, K}, flops, 1e9, 1e9},
-                    {"  dweight", run_dweight, BLAS(run_blas_dweight), {M, N, K}, flops, 1e9, 1e9}};
-    Case tied[3] = {{name, run_head_forward, BLAS(run_blas_head_forward), {M, N, K}, flops, 1e9, 1e9},
-                    {"  dinput", run_head_dinput, BLAS(run_blas_head_dinput), {M, N, K}, flops, 1e9, 1e9},
-                    {"  dweight", run_head_dweight, BLAS(run_blas_head_dweight), {M, N, K}, flops, 1e9, 1e9}};
-    memcpy(cases, head ? tied : conv, sizeof conv);
+static Case make_case(const char *name, void (*run)(Bench *, size_t[3]), const size_t shape[3], double flops,
+                      double bytes, double calls) {
+    return (Case){name, run, NULL, {shape[0], shape[1], shape[2]}, flops, bytes, calls, 1e9, 1e9};
+}
+
+// size: bytes of a value.
+static int add_product(Case *c, const char *name, size_t M, size_t N, size_t K, double calls, bool head, double size) {
+    const size_t shape[3] = {M, N, K};
+    double x = (double)(M * K), w = (double)(N * K), y = (double)(M * N), flops = 2 * x * (double)N;
+    double bytes = size * (x + w + y), dweight_bytes = size * (x + y) + sizeof(float) * w;
+    c[0] = make_case(name, head ? run_head_forward : run_forward, shape, flops, bytes, calls);
+    c[1] = make_case("  dinput", head ? run_head_dinput : run_dinput, shape, flops, bytes, calls);
+    c[2] = make_case("  dweight", head ? run_head_dweight : run_dweight, shape, flops, dweight_bytes, calls);
+    c[0].blas = head ? BLAS(run_blas_head_forward) : BLAS(run_blas_forward);
+    c[1].blas = head ? BLAS(run_blas_head_dinput) : BLAS(run_blas_dinput);
+    c[2].blas = head ? BLAS(run_blas_head_dweight) : BLAS(run_blas_dweight);
     return 3;
 }
 
 // Causal products only: two forward, five backward, each 2 * T^2/2 * D a head.
-static int add_attention(Case *cases, const char *name, size_t B, size_t T, size_t NH, size_t D) {
-    double product = (double)(B * NH) * (double)T * (double)(T + 1) * (double)D;
-    cases[0] = (Case){name, run_attention_forward, NULL, {B, T, NH * 1000 + D}, 2 * product, 1e9, 1e9};
-    cases[1] = (Case){"  backward", run_attention_backward, NULL, {B, T, NH * 1000 + D}, 5 * product, 1e9, 1e9};
+static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t NH, size_t D, double calls,
+                         double size) {
+    const size_t shape[3] = {B, T, NH * 1000 + D};
+    double product = (double)(B * NH) * (double)T * (double)(T + 1) * (double)D, row = size * (double)(B * T * NH * D);
+    c[0] = make_case(name, run_attention_forward, shape, 2 * product, 4 * row, calls);
+    c[1] = make_case("  backward", run_attention_backward, shape, 5 * product, 8 * row, calls);
     return 2;
 }
 
-static int add_gelu(Case *cases, const char *name, size_t M, size_t N) { // flops: one an element, so G elements/s
-    cases[0] = (Case){name, run_gelu_forward, NULL, {M, N, 0}, (double)(M * N), 1e9, 1e9};
-    cases[1] = (Case){"  backward", run_gelu_backward, NULL, {M, N, 0}, (double)(M * N), 1e9, 1e9};
-    return 2;
+// A layer that reads and writes so many values of each element, forward and backward. No operations are counted.
+static int add_layer(Case *c, const char *name, void (*forward)(Bench *, size_t[3]), int forward_values,
+                     void (*backward)(Bench *, size_t[3]), int backward_values, size_t M, size_t N, double calls,
+                     double size) {
+    const size_t shape[3] = {M, N};
+    c[0] = make_case(name, forward, shape, 0, size * forward_values * (double)(M * N), calls);
+    if (backward) c[1] = make_case("  backward", backward, shape, 0, size * backward_values * (double)(M * N), calls);
+    return backward ? 2 : 1;
 }
 
-static int fill_cases(Case *c) {
+static int fill_cases(Case *c, Dtype type) {
+    const double size = (double)value_bytes(type), parameters = 124439808, steps = parameters / PASS_FLOATS;
     int n = 0;
-    n += add_product(c + n, "1024 x 3072 x 768", 1024, 3072, 768, false);
-    n += add_product(c + n, "124M qkv 256x2304x768", 256, 2304, 768, false);
-    n += add_product(c + n, "124M proj 256x768x768", 256, 768, 768, false);
-    n += add_product(c + n, "124M fc 256x3072x768", 256, 3072, 768, false);
-    n += add_product(c + n, "124M fcproj 256x768x3072", 256, 768, 3072, false);
-    n += add_product(c + n, "124M head 256x50257x768", 256, 50257, 768, true);
-    n += add_product(c + n, "124M head 256x50304x768", 256, 50304, 768, true);
-    n += add_product(c + n, "small qkv 768x384x128", 768, 384, 128, false);
-    n += add_product(c + n, "small proj 768x128x128", 768, 128, 128, false);
-    n += add_product(c + n, "small fc 768x512x128", 768, 512, 128, false);
-    n += add_product(c + n, "small fcproj 768x128x512", 768, 128, 512, false);
-    n += add_product(c + n, "small head 768x256x128", 768, 256, 128, true);
-    n += add_attention(c + n, "attention B4 T64 H12 D64", 4, 64, 12, 64);
-    n += add_attention(c + n, "attention B1 T1024 H12 D64", 1, 1024, 12, 64);
-    n += add_attention(c + n, "attention B12 T64 H4 D32", 12, 64, 4, 32);
-    n += add_gelu(c + n, "GELU 256x3072 (G/s)", 256, 3072);
-    n += add_gelu(c + n, "GELU 768x512 (G/s)", 768, 512);
+    n += add_product(c + n, "1024 x 3072 x 768", 1024, 3072, 768, 0, false, size);
+    n += add_product(c + n, "124M qkv 256x2304x768", 256, 2304, 768, 12, false, size);
+    n += add_product(c + n, "124M proj 256x768x768", 256, 768, 768, 12, false, size);
+    n += add_product(c + n, "124M fc 256x3072x768", 256, 3072, 768, 12, false, size);
+    n += add_product(c + n, "124M fcproj 256x768x3072", 256, 768, 3072, 12, false, size);
+    n += add_product(c + n, "124M head 256x50304x768", 256, 50304, 768, 1, true, size);
+    n += add_attention(c + n, "attention B4 T64 H12 D64", 4, 64, 12, 64, 12, size);
+    n += add_layer(c + n, "GELU 256x3072", run_gelu_forward, 2, run_gelu_backward, 3, 256, 3072, 12, size);
+    n += add_layer(c + n, "LayerNorm 256x768", run_layernorm_forward, 2, run_layernorm_backward, 4, 256, 768, 25, size);
+    n += add_layer(c + n, "cross-entropy 256x50304", run_cross_entropy, 2, NULL, 0, 256, 50304, 1, size);
+    n += add_layer(c + n, "norms of 9.6M gradients", run_norms, 1, NULL, 0, PASS_FLOATS, 1, steps, 4);
+    n += add_layer(c + n, "AdamW of 9.6M parameters", run_adamw, 7, NULL, 0, PASS_FLOATS, 1, steps, 4);
+    n += add_product(c + n, "small qkv 768x384x128", 768, 384, 128, 0, false, size);
+    n += add_product(c + n, "small proj 768x128x128", 768, 128, 128, 0, false, size);
+    n += add_product(c + n, "small fc 768x512x128", 768, 512, 128, 0, false, size);
+    n += add_product(c + n, "small fcproj 768x128x512", 768, 128, 512, 0, false, size);
+    n += add_product(c + n, "small head 768x256x128", 768, 256, 128, 0, true, size);
+    n += add_attention(c + n, "attention B1 T1024 H12 D64", 1, 1024, 12, 64, 0, size);
+    n += add_attention(c + n, "attention B12 T64 H4 D32", 12, 64, 4, 32, 0, size);
+    n += add_layer(c + n, "GELU 768x512", run_gelu_forward, 2, run_gelu_backward, 3, 768, 512, 0, size);
     return n;
 }
 
@@ -168,7 +215,7 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     const size_t activations = (size_t)256 * 50304, weights = (size_t)50304 * 768; // the largest cases
     bench->threads = threads;
     bench->type = type;
-    bench->matmul = (Matmul){threads, matmul_kernel(type), NULL};
+    bench->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), NULL};
     bench->attention = (Attention){threads, 1024, 64, NULL, type};
     if (!bench->matmul.kernel) return FAIL(e, ERR_UNAVAILABLE, NULL, "this machine has no instructions for bf16");
     TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), "scratch", e));
@@ -178,6 +225,9 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     TRY(memory_alloc((void **)&bench->y, activations * sizeof(float), "y", e));
     TRY(memory_alloc((void **)&bench->w, weights * sizeof(float), "w", e));
     TRY(memory_alloc_zero((void **)&bench->g, 50304 * sizeof(float), "g", e));
+    size_t rows = 2 * 256 + 2 * 768 + layernorm_scratch(EXAMPLES, 256 / EXAMPLES, 768);
+    TRY(memory_alloc_zero((void **)&bench->rows, rows * sizeof(float), "rows", e));
+    TRY(memory_alloc_zero((void **)&bench->targets, 256 * sizeof(uint16_t), "targets", e));
     return 0;
 }
 
@@ -185,12 +235,34 @@ static void fill(float *x, size_t n, Dtype type) { // values of the size that ac
     for (size_t i = 0; i < n; i++) value_set(x, i, (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1, type);
 }
 
+static double roofline_seconds(const Bench *bench, const Case *c) {
+    return fmax(c->flops / bench->peak, c->bytes / bench->copy) / 1e9;
+}
+
 static void print_case(const Bench *bench, const Case *c) {
-    double rate = c->flops / c->best / 1e9;
-    printf("%-28s %9.3f ms %8.1f GFLOP/s %6.1f%%", c->name, c->best * 1e3, rate, 100 * rate / bench->peak);
+    printf("%-26s %9.3f ms %7.1f GB/s", c->name, c->best * 1e3, c->bytes / c->best / 1e9);
+    if (c->flops > 0)
+        printf(" %7.1f GFLOP/s %5.1f%% of the peak", c->flops / c->best / 1e9,
+               100 * c->flops / c->best / 1e9 / bench->peak);
+    printf(" %5.1f%% of the roofline", 100 * roofline_seconds(bench, c) / c->best);
     if (c->blas)
         printf("   OpenBLAS %8.1f GFLOP/s, ours is %.2fx", c->flops / c->best_blas / 1e9, c->best_blas / c->best);
     printf("\n");
+}
+
+static void print_step(const Bench *bench, const Case *cases, int n) {
+    double seconds = 0, roofline = 0;
+    printf("a step of GPT-2 124M, B 4, T 64, without its embeddings: ms, share of the sum, share of its roofline\n");
+    for (int i = 0; i < n; i++) seconds += cases[i].best * cases[i].calls;
+    for (int i = 0; i < n; i++) {
+        const Case *c = &cases[i];
+        double least = roofline_seconds(bench, c);
+        if (c->calls > 0)
+            printf("%-26s %9.2f %6.1f%% %6.1f%%\n", c->name, 1e3 * c->best * c->calls,
+                   100 * c->best * c->calls / seconds, 100 * least / c->best);
+        roofline += least * c->calls;
+    }
+    printf("kernels of the step %.2f ms, their roofline %.2f ms\n", 1e3 * seconds, 1e3 * roofline);
 }
 
 // Fills the operands anew for each case: dweight accumulates, and inf or NaN is not a fair load.
@@ -201,6 +273,7 @@ static void run_round(Bench *bench, Case *cases, int n, bool blas) {
         if (blas && !c->blas) continue;
         fill(bench->x, 256 * 3072, bench->type), fill(bench->y, 256 * 3072, bench->type);
         fill(bench->w, 768 * 3072, bench->type), fill(bench->g, 50304, bench->type);
+        if (c->run == run_adamw) memset(bench->w, 0, (size_t)4 * PASS_FLOATS * sizeof(float));
         double seconds = seconds_a_call(bench, blas ? c->blas : c->run, c->shape),
                *best = blas ? &c->best_blas : &c->best;
         if (seconds < *best) *best = seconds;
@@ -213,7 +286,7 @@ int main(int argc, char **argv) {
     Case cases[MAX_ROWS];
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), rounds = argc > 2 ? atoi(argv[2]) : ROUNDS;
     Dtype type = argc > 4 && strcmp(argv[4], "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
-    int n = fill_cases(cases), code = bench_create(&bench, threads > 0 ? threads : 1, type, &e);
+    int n = fill_cases(cases, type), code = bench_create(&bench, threads > 0 ? threads : 1, type, &e);
     if (code) {
         error_print(&e, 0, 1);
         return code;
@@ -226,16 +299,19 @@ int main(int argc, char **argv) {
 #endif
     for (int round = 0; round < rounds; round++) {
         double peak = calibrate_flops(bench.threads, type) / 1e9;
-        if (peak > bench.peak) bench.peak = peak;
+        bench.peak = fmax(bench.peak, peak);
+        bench.copy = fmax(bench.copy, calibrate_copy(bench.threads) / 1e9);
         run_round(&bench, cases, n, false);
 #ifdef HAVE_OPENBLAS
         if (type == DTYPE_FP32) run_round(&bench, cases, n, true);
 #endif
     }
     printf("%d threads, best of %d rounds; share of the peak of the same run\n", bench.threads, rounds);
-    printf("%s peak %.1f GFLOP/s\n", bench.matmul.kernel->name, bench.peak);
+    printf("copy %.1f GB/s\n%s peak %.1f GFLOP/s\n", bench.copy, bench.matmul.kernel->name, bench.peak);
     for (int i = 0; i < n; i++) print_case(&bench, &cases[i]);
+    if (argc <= 3 || !*argv[3]) print_step(&bench, cases, n);
     memory_free(bench.matmul.scratch), memory_free(bench.attention.scratch);
     memory_free(bench.x), memory_free(bench.y), memory_free(bench.w), memory_free(bench.g);
+    memory_free(bench.rows), memory_free(bench.targets);
     return 0;
 }

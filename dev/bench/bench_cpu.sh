@@ -7,11 +7,12 @@ threads=${THREADS:-$(nproc)}
 python=${TORCH_PYTHON:-python3}
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 
-declare -A peak # of each type that this machine has
+declare -A peak roofline # of each type that this machine has: GFLOP/s, and ms of a step of 124M
 for dtype in fp32 bf16; do
     echo "== kernels in $dtype, $threads threads"
     OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX} "$build/dev/bench/bench_cpu" "$threads" 5 '' $dtype | tee "$build/bench_cpu.log"
     peak[$dtype]=$(awk '/ peak / && $NF == "GFLOP/s" { print $(NF - 1) }' "$build/bench_cpu.log")
+    roofline[$dtype]=$(awk '/^kernels of the step/ { print $(NF - 1) }' "$build/bench_cpu.log")
 done
 
 # name, options of the trainer, arguments of torch_cpu.py before the threads, steps
@@ -38,8 +39,11 @@ whole_steps() { # DTYPE NAME OPTIONS TORCH STEPS
         sync
     done
     flops=$(grep -o '"flops_per_token": [0-9.e+]*' "$out/run.json" | cut -d ' ' -f 2)
-    awk -v name="$name, $dtype" -v speed="$(sort -g "$out.speeds" | tail -n 1)" -v flops="$flops" -v peak="${peak[$dtype]}" 'BEGIN {
-        printf "%s: %.0f tok/s, %.1f%% of the peak\n", name, speed, 100 * speed * flops / 1e9 / peak }'
+    awk -v name="$name, $dtype" -v speed="$(sort -g "$out.speeds" | tail -n 1)" -v flops="$flops" -v peak="${peak[$dtype]}" \
+        -v roofline="${roofline[$dtype]}" 'BEGIN {
+            printf "%s: %.0f tok/s, %.1f%% of the peak", name, speed, 100 * speed * flops / 1e9 / peak
+            if (name ~ /^124M/) printf ", %.1f%% of the roofline", 100 * roofline / 1e3 * speed / 256
+            print "" }'
     for compile in 0 1; do
         # shellcheck disable=SC2086
         DTYPE=$dtype COMPILE=$compile STEPS=$steps "$python" dev/bench/torch_cpu.py $torch "$threads" 2> "$work/torch.log" |

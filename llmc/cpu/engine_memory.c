@@ -114,8 +114,7 @@ static void layout_workspaces(Engine *engine, Layout *a) {
     size_t N = (size_t)engine->config.micro_batch * T;
     int threads = engine_thread_count(&engine->config);
     Dtype type = engine->config.dtype;
-    engine->matmul = (Matmul){threads, matmul_kernel(type), NULL};
-    engine->matmul.scratch = take(a, matmul_scratch(type, N));
+    engine->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), take(a, matmul_scratch(type, N))};
     engine->attention = (Attention){threads, T, D, NULL, type};
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }

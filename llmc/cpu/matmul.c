@@ -2,54 +2,90 @@
 #include "cpu/value.h"
 
 #include <assert.h>
+#include <unistd.h>
 
-// Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication", with A and B
-// exchanged): all threads together pack a block of B, the kernel's block_depth x BLOCK_N, into panels of the kernel's
-// columns; it fits the second-level cache. Then each thread packs one row panel of A at a time, which stays in its
-// first-level cache while it meets every panel of the block.
-enum { BLOCK_N = 768, B_BLOCK_BYTES = 384 * BLOCK_N * 4 };
+// Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
+// pack a block of A, rows x block_depth, into panels of the kernel's rows. It takes half the second-level cache. Then
+// each thread packs one panel of B at a time and multiplies it by every panel of the block. Meanwhile it asks for the
+// next panel's part of B, whose rows lie too far apart for the hardware to foresee.
+enum { A_BLOCK_MAX = 1 << 20 };        // bytes
+enum { PARTIAL_COLUMNS = 768 };        // where sums wait outside C
 enum { ROW_COLUMNS = 384 };            // columns that a product of one row computes at a time
 enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
+enum { CACHE_LINE = 64 };
 
-// Two blocks of B: one is packed while the other is in use. Then the sums that C has no room for.
+// Two blocks of A: one is packed while the other is in use. Then the sums that C has no room for.
 size_t matmul_scratch(Dtype type, size_t M) {
-    return 2 * (size_t)B_BLOCK_BYTES + (type == DTYPE_FP32 ? 0 : M * BLOCK_N * sizeof(float));
+    return 2 * (size_t)A_BLOCK_MAX + (type == DTYPE_FP32 ? 0 : M * PARTIAL_COLUMNS * sizeof(float));
+}
+
+size_t matmul_a_block(void) {
+    long second_level = sysconf(_SC_LEVEL2_CACHE_SIZE); // bytes; 0 or -1: unknown
+    return second_level > 0 ? size_min((size_t)second_level / 2, A_BLOCK_MAX) : A_BLOCK_MAX / 2;
 }
 
 static size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
-static void *panel_of(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
-    return block->panels + panel * p->kernel->columns * block->padded * value_bytes(p->kernel->type);
+static size_t a_panel_bytes(const MatmulProduct *p, const MatmulBlock *block) {
+    return round_up(p->kernel->rows * block->padded * value_bytes(p->kernel->type), CACHE_LINE);
 }
 
-static void pack_b(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
-    size_t first = panel * p->kernel->columns, count = size_min(p->kernel->columns, block->columns - first);
-    p->kernel->pack_b(panel_of(p, block, panel), p, block, block->n + first, count);
+static void *a_panel(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
+    return block->panels + panel * a_panel_bytes(p, block);
 }
 
-// The row panel of C at row i, with the block's panels [first, end).
-static void compute_rows(const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t first, size_t end) {
+// Asks for share `at` of `of` of what the block needs of B's columns [j, j + count).
+static void prefetch_b(const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count, size_t at, size_t of) {
+    size_t size = value_bytes(p->kernel->type), runs = block->depth, length = count * size, stride = p->b_row * size;
+    if (p->b_column != 1) runs = count, length = block->depth * size, stride = p->b_column * size;
+    const char *b = (const char *)p->b + (block->k * p->b_row + j * p->b_column) * size;
+    for (size_t run = runs * at / of; run < runs * (at + 1) / of; run++)
+        for (size_t byte = 0; byte < length; byte += CACHE_LINE) __builtin_prefetch(b + run * stride + byte);
+}
+
+static void prefetch_c(const MatmulProduct *p, size_t i, size_t j) {
+    size_t size = p->c_float ? sizeof(float) : value_bytes(p->kernel->type);
+    for (size_t row = i; row < size_min(i + p->kernel->rows, p->M); row++) {
+        const char *c = (const char *)p->c + (row * p->N + j) * size;
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + (p->kernel->columns - 1) * size, 1);
+    }
+}
+
+// Panels [first, end) of the block's rows by the kernel's columns of B from j. next: columns from here come next, or 0.
+static void compute_columns(const MatmulProduct *p, const MatmulBlock *block, size_t first, size_t end, size_t j,
+                            size_t next) {
     const MatmulKernel *kernel = p->kernel;
-    char a[MATMUL_PANEL_BYTES] __attribute__((aligned(64)));
-    kernel->pack_a(a, p, block, i, size_min(kernel->rows, p->M - i));
-    for (size_t panel = first; panel < end; panel++)
-        kernel->tile(p, block, a, panel_of(p, block, panel), i, block->n + panel * kernel->columns);
+    size_t limit = block->n + block->columns;
+    char b[MATMUL_PANEL_BYTES] __attribute__((aligned(CACHE_LINE)));
+    kernel->pack_b(b, p, block, j, size_min(kernel->columns, limit - j));
+    for (size_t panel = first; panel < end; panel++) {
+        if (next) prefetch_b(p, block, next, size_min(kernel->columns, limit - next), panel - first, end - first);
+        prefetch_c(p, block->i + (panel + 1) * kernel->rows, j);
+        kernel->tile(p, block, a_panel(p, block, panel), b, block->i + panel * kernel->rows, j);
+    }
 }
 
 // Called by every thread of a parallel region. The barrier after the packing is the only one: a thread that passes it
 // knows that all have left the previous block, whose buffer is packed next. The schedules are static so that a thread
-// finds the rows that it wrote last time still in its cache.
+// finds what it wrote last time still in its cache.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, int threads) {
-    size_t panels = divide_up(block->columns, p->kernel->columns), row_panels = divide_up(p->M, p->kernel->rows);
+    const MatmulKernel *kernel = p->kernel;
+    size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
     size_t wanted = threads > 1 ? (size_t)threads * TASKS_PER_THREAD : 1;
-    size_t parts = size_min(panels, divide_up(wanted, row_panels)); // of a row panel
+    size_t parts = size_min(panels, divide_up(wanted, columns)); // of the block's rows
 #pragma omp for schedule(static)
-    for (size_t panel = 0; panel < panels; panel++) pack_b(p, block, panel);
+    for (size_t panel = 0; panel < panels; panel++)
+        kernel->pack_a(a_panel(p, block, panel), p, block, block->i + panel * kernel->rows,
+                       size_min(kernel->rows, block->rows - panel * kernel->rows));
 #pragma omp for schedule(static) nowait
-    for (size_t task = 0; task < row_panels * parts; task++) {
-        size_t part = task % parts;
-        compute_rows(p, block, task / parts * p->kernel->rows, panels * part / parts, panels * (part + 1) / parts);
+    for (size_t task = 0; task < columns * parts; task++) {
+        size_t part = task / columns, column = task % columns, j = block->n + column * kernel->columns;
+        MatmulProduct now = *p;
+        if (part || block->i) now.column_sums = NULL; // once is enough
+        compute_columns(&now, block, panels * part / parts, panels * (part + 1) / parts, j,
+                        column + 1 < columns ? j + kernel->columns : 0);
     }
 }
 
@@ -78,30 +114,39 @@ static void multiply_one_row(const MatmulProduct *p, size_t depth, int threads) 
     for (size_t j = 0; j < p->N; j += ROW_COLUMNS) compute_one_row(p, depth, j, size_min(ROW_COLUMNS, p->N - j));
 }
 
+// On every thread. block: its columns and partial sums.
+static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t depth, Matmul mm, int threads) {
+    const size_t columns = block.columns;
+    int buffer = 0;
+    for (block.n = 0; block.n < p->N; block.n += columns) {
+        block.columns = size_min(columns, p->N - block.n);
+        for (block.k = 0; block.k == 0 || block.k < p->K; block.k += size_max(depth, 1)) {
+            block.depth = size_min(depth, p->K - block.k);
+            block.padded = round_up(block.depth, p->kernel->step);
+            size_t rows = size_max(mm.a_block / size_max(a_panel_bytes(p, &block), 1), 1) * p->kernel->rows;
+            for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
+                block.rows = size_min(rows, p->M - block.i);
+                block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
+                compute_block(p, &block, threads);
+            }
+        }
+    }
+}
+
 static void multiply(Matmul mm, MatmulProduct p) {
     const MatmulKernel *kernel = p.kernel = mm.kernel;
     assert((p.a_row == 1 || p.a_column == 1) && (p.b_column == 1 || (p.b_row == 1 && !p.column_sums)));
     if (!p.M || !p.N) return;
     size_t depth = block_length(p.K, kernel->block_depth, kernel->depth_unit);
-    size_t columns = block_length(p.N, BLOCK_N, kernel->columns);
     int threads = 2 * p.M * p.N * p.K < SERIAL_FLOPS ? 1 : mm.threads;
     if (p.M == 1 && p.b_column == 1 && !p.column_sums && kernel->type == DTYPE_FP32) {
         multiply_one_row(&p, depth, threads);
         return;
     }
-#pragma omp parallel num_threads(threads)
-    {
-        char *panels[2] = {mm.scratch, (char *)mm.scratch + B_BLOCK_BYTES};
-        float *partial = (float *)(panels[1] + B_BLOCK_BYTES);
-        int buffer = 0;
-        for (size_t n = 0; n < p.N; n += columns)
-            for (size_t k = 0; k == 0 || k < p.K; k += size_max(depth, 1), buffer ^= 1) {
-                MatmulBlock block = {n,      size_min(columns, p.N - n), k, size_min(depth, p.K - k), 0, panels[buffer],
-                                     partial};
-                block.padded = round_up(block.depth, kernel->step);
-                compute_block(&p, &block, threads);
-            }
-    }
+    MatmulBlock block = {.columns = p.N, .partial = (float *)((char *)mm.scratch + 2 * (size_t)A_BLOCK_MAX)};
+    if (kernel->type != DTYPE_FP32 && !p.c_float && p.K > depth) block.columns = PARTIAL_COLUMNS;
+#pragma omp parallel num_threads(threads) firstprivate(block)
+    multiply_blocks(&p, block, depth, mm, threads);
 }
 
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K) {

@@ -13,11 +13,15 @@ typedef struct MatmulKernel MatmulKernel; // cpu/matmul_kernel.h
 typedef struct {
     int threads;
     const MatmulKernel *kernel;
-    void *scratch; // matmul_scratch() bytes, aligned to a cache line
-} Matmul;          // serves one product at a time
+    size_t a_block; // bytes that a packed block of A may take: matmul_a_block()
+    void *scratch;  // matmul_scratch() bytes, aligned to a cache line
+} Matmul;           // serves one product at a time
 
 // The fastest kernel of this machine for values of a type; NULL: it has no instructions for bf16.
 const MatmulKernel *matmul_kernel(Dtype type);
+
+// Half of this machine's second-level cache, as far as it is known.
+size_t matmul_a_block(void);
 
 // Bytes, for products of at most M rows whose result is values.
 size_t matmul_scratch(Dtype type, size_t M);

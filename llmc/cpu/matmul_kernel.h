@@ -24,11 +24,12 @@ typedef struct {
     size_t n, columns; // of B and C: [n, n + columns)
     size_t k, depth;   // of A and B: [k, k + depth)
     size_t padded;     // depth, with the zeros that fill the kernel's last step
-    char *panels;      // B packed
+    size_t i, rows;    // of A and C: [i, i + rows)
+    char *panels;      // A packed
     float *partial;    // (M, columns) sums over the blocks of k so far, where C has no room for them
 } MatmulBlock;
 
-enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A takes
+enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A or B takes
 
 struct MatmulKernel {
     const char *name;

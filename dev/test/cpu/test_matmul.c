@@ -21,9 +21,9 @@ static float *guarded_random(size_t n) {
 
 enum { ROWS_MOST = 1200 }; // of C
 
-static Matmul matmul_create(const MatmulKernel *kernel, int threads) {
+static Matmul matmul_create(const MatmulKernel *kernel, int threads, size_t a_block) {
     size_t bytes = round_up(matmul_scratch(kernel->type, ROWS_MOST), 64);
-    return (Matmul){threads, kernel, aligned_alloc(64, bytes)};
+    return (Matmul){threads, kernel, a_block, aligned_alloc(64, bytes)};
 }
 
 // The kernels that can be tried here, fp32 first.
@@ -134,7 +134,8 @@ static void check_case(Matmul one, Matmul many, Case t) {
 }
 
 static void check_kernel(const MatmulKernel *kernel, const size_t (*shapes)[3], size_t count) {
-    Matmul one = matmul_create(kernel, 1), two = matmul_create(kernel, 2), five = matmul_create(kernel, 5);
+    Matmul one = matmul_create(kernel, 1, matmul_a_block()); // the others: in several blocks of rows
+    Matmul two = matmul_create(kernel, 2, 40 << 10), five = matmul_create(kernel, 5, 1);
     for (size_t i = 0; i < count; i++)
         for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
             Case t = {variant / 4, shapes[i][0], shapes[i][1], shapes[i][2], variant & 1, variant & 2};
@@ -155,11 +156,11 @@ static void test_same_bits(void) {
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
     void *xv = values_of(x, M * K, DTYPE_BF16), *wv = values_of(w, K * N, DTYPE_BF16);
     float *want = malloc(M * N * sizeof(float)), *got = malloc(M * N * sizeof(float));
-    Matmul plain = matmul_create(&matmul_bf16[MATMUL_BF16_KERNELS - 1], 2);
+    Matmul plain = matmul_create(&matmul_bf16[MATMUL_BF16_KERNELS - 1], 2, matmul_a_block());
     matmul_tn(plain, want, NULL, xv, wv, M, N, K, false);
     for (int i = 0; i < kernel_count; i++) {
         if (strcmp(kernels[i]->name, "AVX512-BF16") != 0) continue;
-        Matmul mm = matmul_create(kernels[i], 2);
+        Matmul mm = matmul_create(kernels[i], 2, matmul_a_block());
         matmul_tn(mm, got, NULL, xv, wv, M, N, K, false);
         CHECK(!memcmp(got, want, M * N * sizeof(float)), "%s", kernels[i]->name);
         free(mm.scratch);
@@ -182,7 +183,7 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
 }
 
 static void check_rows_alone(const MatmulKernel *kernel) {
-    Matmul mm = matmul_create(kernel, 2);
+    Matmul mm = matmul_create(kernel, 2, matmul_a_block());
     Dtype type = kernel->type;
     enum { M = 29, K = 801, N = 83 };
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
@@ -200,7 +201,7 @@ static void test_bits_do_not_depend_on_m_or_n(void) { // a row gives the same bi
 
 static void test_empty_sum(void) { // K = 0: the bias, or C as it was
     for (int k = 0; k < kernel_count; k++) {
-        Matmul mm = matmul_create(kernels[k], 2);
+        Matmul mm = matmul_create(kernels[k], 2, matmul_a_block());
         float y[6] = {NAN, NAN, NAN, NAN, NAN, NAN}, bias[3] = {1, 2, 3}, none[1] = {0};
         void *bias_values = values_of(bias, 3, kernels[k]->type);
         matmul_nn(mm, y, none, none, bias_values, 2, 3, 0);
@@ -214,7 +215,7 @@ static void test_empty_sum(void) { // K = 0: the bias, or C as it was
 }
 
 static void check_nan_and_infinity(const MatmulKernel *kernel) {
-    Matmul mm = matmul_create(kernel, 1);
+    Matmul mm = matmul_create(kernel, 1, matmul_a_block());
     enum { M = 14, K = 40, N = 35 };
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1), *y = malloc(M * N * 4);
     x[3 * K + 7] = NAN, x[9 * K + 2] = INFINITY;

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 static int first, last; // of this rank
+static int here;
+static long online;
 
 static void set_cores(int from, int to, cpu_set_t *set) {
     CPU_ZERO(set);
@@ -19,16 +21,18 @@ __attribute__((constructor)) static void begin(void) {
     const char *ranges = getenv("CORES_OF"), *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     for (int i = rank ? atoi(rank) : 0; i > 0 && strchr(ranges, ','); i--) ranges = strchr(ranges, ',') + 1;
     if (sscanf(ranges, "%d-%d", &first, &last) != 2) abort();
+    here = atoi(getenv("CORES_HERE"));
+    online = atol(getenv("CORES"));
 }
 
 int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set) {
     if (bytes != sizeof *set) return -1;
-    if (process == getppid()) set_cores(0, atoi(getenv("CORES_HERE")) - 1, set);
+    if (process == getppid()) set_cores(0, here - 1, set);
     else set_cores(first, last, set);
     return 0;
 }
 
 long sysconf(int name) {
     long (*next)(int) = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
-    return name == _SC_NPROCESSORS_ONLN ? atol(getenv("CORES")) : next(name);
+    return name == _SC_NPROCESSORS_ONLN ? online : next(name);
 }

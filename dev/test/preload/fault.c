@@ -21,6 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
+// Read once, before there are threads: a getenv beside the setenv of MPI_Init reads memory that may be gone.
+static struct { const char *rank, *victim, *action, *after, *fsync, *flush, *read, *saving, *starve, *host; } fault;
+
 static void sleep_for(double seconds) {
     struct timespec wait = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
     nanosleep(&wait, NULL);
@@ -29,7 +32,7 @@ static void sleep_for(double seconds) {
 static volatile int hangs;
 
 static void *strike(void *action) {
-    sleep_for(atof(getenv("FAULT_AFTER")));
+    sleep_for(atof(fault.after));
     if (strcmp(action, "kill") == 0) kill(getpid(), SIGKILL);
     else if (strcmp(action, "hang") == 0) hangs = 1;
     else if (strcmp(action, "stop") == 0) kill(getpid(), SIGSTOP);
@@ -37,10 +40,7 @@ static void *strike(void *action) {
     return NULL;
 }
 
-static int is_victim(void) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *victim = getenv("FAULT_RANK");
-    return rank && victim && strcmp(rank, victim) == 0;
-}
+static int is_victim(void) { return fault.rank && fault.victim && strcmp(fault.rank, fault.victim) == 0; }
 
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
     void (*next)(void (*)(void *), void *, unsigned, unsigned) =
@@ -52,20 +52,19 @@ void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned 
 static void strike_saving(int fd) {
     static int struck;
     char link[64], path[4096] = "";
-    const char *action = getenv("FAULT_SAVING");
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (struck || !action || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/.step_")) return;
+    if (struck || !fault.saving || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/.step_")) return;
     struck = 1;
-    if (strcmp(action, "ask") == 0) kill(getpid(), SIGUSR1);
-    else if (strcmp(action, "hang") == 0) sleep_for(1e6);
-    else if (truncate(action, 0) != 0) abort();
+    if (strcmp(fault.saving, "ask") == 0) kill(getpid(), SIGUSR1);
+    else if (strcmp(fault.saving, "hang") == 0) sleep_for(1e6);
+    else if (truncate(fault.saving, 0) != 0) abort();
 }
 
 int fsync(int fd) {
     int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     strike_saving(fd);
-    if (!getenv("FAULT_FSYNC")) return next(fd);
-    sleep_for(atof(getenv("FAULT_FSYNC")));
+    if (!fault.fsync) return next(fd);
+    sleep_for(atof(fault.fsync));
     return 0;
 }
 
@@ -73,50 +72,62 @@ ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
     ssize_t (*next)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
     char link[64], path[4096] = "";
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (getenv("FAULT_READ") && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/step_") &&
-        strstr(path, ".json"))
-        sleep_for(atof(getenv("FAULT_READ")));
+    if (fault.read && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/step_") && strstr(path, ".json"))
+        sleep_for(atof(fault.read));
     return next(fd, to, bytes, at);
 }
 
 int fflush(FILE *file) {
     int (*next)(FILE *) = (int (*)(FILE *))dlsym(RTLD_NEXT, "fflush");
-    if (getenv("FAULT_FLUSH") && file == stdout) sleep_for(atof(getenv("FAULT_FLUSH")));
+    if (fault.flush && file == stdout) sleep_for(atof(fault.flush));
     return next(file);
 }
 
 int poll(struct pollfd *files, nfds_t count, int ms) {
     int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
     int code = next(files, count, ms);
-    if (getenv("FAULT_STARVE") && gettid() != getpid()) sleep_for(atof(getenv("FAULT_STARVE")));
+    if (fault.starve && gettid() != getpid()) sleep_for(atof(fault.starve));
     return code;
 }
 
 int gethostname(char *name, size_t bytes) {
     int (*next)(char *, size_t) = (int (*)(char *, size_t))dlsym(RTLD_NEXT, "gethostname");
-    const char *host = getenv("FAULT_HOST");
-    if (!host) return next(name, bytes);
-    snprintf(name, bytes, "%s", host);
+    if (!fault.host) return next(name, bytes);
+    snprintf(name, bytes, "%s", fault.host);
     return 0;
 }
 
 static void arm(void) {
     pthread_t thread;
-    pthread_create(&thread, NULL, strike, getenv("FAULT_ACTION"));
+    pthread_create(&thread, NULL, strike, (void *)fault.action);
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
     int (*next)(int *, char ***, int, int *) =
         (int (*)(int *, char ***, int, int *))dlsym(RTLD_NEXT, "MPI_Init_thread");
-    if (is_victim() && strcmp(getenv("FAULT_ACTION"), "ask") == 0) raise(SIGUSR1);
+    if (is_victim() && strcmp(fault.action, "ask") == 0) raise(SIGUSR1);
     int code = next(argc, argv, wanted, got);
-    if (is_victim() && *getenv("FAULT_AFTER") == '+') arm();
+    if (is_victim() && *fault.after == '+') arm();
     return code;
 }
 
+static char *copy_of(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
+
 __attribute__((constructor)) static void begin(void) {
-    const char *after = getenv("FAULT_AFTER");
-    if (!is_victim() || strcmp(getenv("FAULT_ACTION"), "ask") == 0 || *after == '+') return;
-    if (atof(after) > 0) arm();
-    else strike(getenv("FAULT_ACTION"));
+    fault.rank = copy_of("OMPI_COMM_WORLD_RANK");
+    fault.victim = copy_of("FAULT_RANK");
+    fault.action = copy_of("FAULT_ACTION");
+    fault.after = copy_of("FAULT_AFTER");
+    fault.fsync = copy_of("FAULT_FSYNC");
+    fault.flush = copy_of("FAULT_FLUSH");
+    fault.read = copy_of("FAULT_READ");
+    fault.saving = copy_of("FAULT_SAVING");
+    fault.starve = copy_of("FAULT_STARVE");
+    fault.host = copy_of("FAULT_HOST");
+    if (!is_victim() || strcmp(fault.action, "ask") == 0 || *fault.after == '+') return;
+    if (atof(fault.after) > 0) arm();
+    else strike((void *)fault.action);
 }
