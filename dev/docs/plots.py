@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
 
-Writes DIR/gns-{ramp,loss,layers}.svg and prints the page's table. Where the study tried several learning rates,
+Writes DIR/gns-{ramp,loss,layers}.svg and prints the page's table. Where the study ran several tunings whole,
 every batch is shown at the one with the lowest final validation loss (mean over the seeds); of several seeds the first.
 """
 
@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from report import show, show_time
 from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
-RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)-lr([\d.e+-]+)-seed(\d+)$")
+RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)(?:-from\d+)?-(lr.+)-share1-seed(\d+)$")
 
 
 def last_val(run):
@@ -24,16 +24,16 @@ def last_val(run):
 
 def load(study):
     """One run a batch: constant ones by their size, then the ramps by kappa."""
-    found = {}  # (kind, size) -> lr -> [(seed, run)]
+    found = {}  # (kind, size) -> rate, betas, ... -> [(seed, run)]
     for name in sorted(os.listdir(study)) if os.path.isdir(study) else []:
         match = RUN_NAME.match(name)
         if match and os.path.isdir(os.path.join(study, name)):
-            kind, size, lr, seed = match.groups()
-            by_lr = found.setdefault((kind, float(size)), {})
-            by_lr.setdefault(float(lr), []).append((int(seed), Run(os.path.join(study, name))))
+            kind, size, tuning, seed = match.groups()
+            by_tuning = found.setdefault((kind, float(size)), {})
+            by_tuning.setdefault(tuning, []).append((int(seed), Run(os.path.join(study, name))))
     runs = []
-    for (kind, size), by_lr in sorted(found.items()):
-        best = min(by_lr.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
+    for (kind, size), by_tuning in sorted(found.items()):
+        best = min(by_tuning.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
         run = min(best)[1]
         run.ramp = kind == "ramp"
         run.label = f"ramp, kappa {size:g}" if run.ramp else f"{size:g} rows"
