@@ -113,6 +113,9 @@ static void test_training_plan(void) {
             CHECK_BYTES(planned(&c, "exact per-example norms"), exact);
             CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + exact);
             c.gns = GNS_OFF;
+            c.document_mask = true, c.dropout.below = 1; // positions; masks are not kept
+            CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + whole(2 * n.N));
+            c.document_mask = false, c.dropout.below = 0;
         }
         model_destroy(&model);
     }
