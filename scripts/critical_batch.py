@@ -80,6 +80,10 @@ def fit(args):
         print("Two runs determine the two unknowns and leave no residual: add a third batch size to judge the fit.")
     if not batch.min() <= e_min / s_min <= batch.max():
         print("B_crit lies outside these batches: an extrapolation; add a run on its other side.")
+    for run in runs:
+        if (schedule := run.info.get("options", {}).get("lr_schedule")) in ("linear", "cosine"):
+            print(f"warning: {run.path}: --lr-schedule {schedule}: the runs reach the loss at different points of their "
+                  "decay, which moves S and E. Use constant or wsd, and a loss that is reached before the decay.")
     print("Each run should use the learning rate that suits its batch.")
 
 
@@ -88,10 +92,12 @@ def noise_scales(run, bins):
     before they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
     import numpy as np
 
-    # The LayerNorms' scale times its ratio to the whole model's (1 until the run has one).
-    ratios, ratio = [], 1.0
-    for value in run.column("gns_ratio"):
-        ratio = value if math.isfinite(value) and value > 0 else ratio
+    # The LayerNorms' scale times its ratio to the whole model's. A run writes 1 until it knows the ratio: taken for
+    # one, that would make a constant noise scale grow. Those steps get the first ratio that is known.
+    written = run.column("gns_ratio")
+    ratio, ratios = next((x for x in written if math.isfinite(x) and x > 0 and x != 1), 1.0), []
+    for value in written:
+        ratio = value if math.isfinite(value) and value > 0 and value != 1 else ratio
         ratios.append(ratio)
     table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratios], 1)
     table = table[np.isfinite(table).all(1)]

@@ -264,7 +264,7 @@ def checked_rows(lines):
         if row["tokens"] < tokens:
             raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
         tokens = row["tokens"]
-        row.update((name, math.inf) for name, x in row.items() if name.endswith("_lower") and x == UNBOUNDED)
+        row.update((name, math.inf) for name, x in row.items() if name.endswith(("_lower", "ramp_aim")) and x == UNBOUNDED)
         yield row
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
 
-Writes DIR/gns-{ramp,loss,ratio,layers}.svg and prints the page's table. Where the study tried several learning rates,
+Writes DIR/gns-{ramp,loss,layers}.svg and prints the page's table. Where the study ran several tunings whole,
 every batch is shown at the one with the lowest final validation loss (mean over the seeds); of several seeds the first.
 """
 
@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from report import show, show_time
 from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
-RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)-lr([\d.e+-]+)-seed(\d+)$")
+RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)(?:-from\d+)?-(lr.+)-share1-seed(\d+)$")
 
 
 def last_val(run):
@@ -24,16 +24,16 @@ def last_val(run):
 
 def load(study):
     """One run a batch: constant ones by their size, then the ramps by kappa."""
-    found = {}  # (kind, size) -> lr -> [(seed, run)]
+    found = {}  # (kind, size) -> rate, betas, ... -> [(seed, run)]
     for name in sorted(os.listdir(study)) if os.path.isdir(study) else []:
         match = RUN_NAME.match(name)
         if match and os.path.isdir(os.path.join(study, name)):
-            kind, size, lr, seed = match.groups()
-            by_lr = found.setdefault((kind, float(size)), {})
-            by_lr.setdefault(float(lr), []).append((int(seed), Run(os.path.join(study, name))))
+            kind, size, tuning, seed = match.groups()
+            by_tuning = found.setdefault((kind, float(size)), {})
+            by_tuning.setdefault(tuning, []).append((int(seed), Run(os.path.join(study, name))))
     runs = []
-    for (kind, size), by_lr in sorted(found.items()):
-        best = min(by_lr.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
+    for (kind, size), by_tuning in sorted(found.items()):
+        best = min(by_tuning.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
         run = min(best)[1]
         run.ramp = kind == "ramp"
         run.label = f"ramp, kappa {size:g}" if run.ramp else f"{size:g} rows"
@@ -51,32 +51,16 @@ def print_table(runs):
               f"{show(last_val(run), 5)} |")
 
 
-def carried(values, start):
-    """Every value, or the last known one before it."""
-    out = []
-    for x in values:
-        start = x if math.isfinite(x) and x > 0 else start
-        out.append(start)
-    return out
-
-
 def draw_ramp(plots, run, others):
-    """Left: what the controller looks at. Right: the LayerNorms' noise scale of every run."""
+    """Left: what the ramp looks at. Right: the LayerNorms' noise scale of every run."""
     figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.8), width_ratios=(3, 2))
-    ratio = carried(run.column("gns_ratio"), 1.0)
-    target, se, lower = ([c * x for c, x in zip(ratio, run.column(name))]
-                         for name in ("gns_ln", "gns_ln_se", "gns_ln_lower"))
-    at, target, se, lower, batch = plots.thin(run.column("tokens")[:-1], target[:-1], se[:-1], lower[:-1],
-                                              run.column("batch")[:-1])
-    low = [max(x - e, x / 20) for x, e in zip(target, se)]  # 0 has no place on a logarithmic axis
-    left.fill_between(at, low, [x + e for x, e in zip(target, se)], color="tab:orange", alpha=0.25, lw=0,
-                      label="one standard error")
-    left.plot(at, target, color="tab:orange", lw=1.2, label="target: noise scale of the whole model, c x ln")
+    at, target, aim, lower, batch = plots.thin(*(run.column(name)[:-1] for name in (
+        "tokens", "ramp_target", "ramp_aim", "ramp_target_lower", "batch")))
+    left.plot(at, plots.above_0(target), color="tab:orange", lw=1.2, label="target: kappa x noise scale of the whole model")
     plots.limit_gns(left, target, batch)
-    plots.plot_bound(left, at, plots.above_0(lower), color="tab:red", label="its lower bound, 95%")
+    plots.plot_bound(left, at, plots.above_0(aim), color="tab:blue", label="aim: one standard error below it")
+    plots.plot_bound(left, at, plots.above_0(lower), color="tab:red", label="lower bound of the target, 95%")
     left.step(at, batch, where="post", color="black", lw=1.6, label="batch")
-    left.step(at, [2 * x for x in batch], where="post", color="black", lw=0.8, ls="--",
-              label="twice the batch: what the bound has to exceed")
     left.set(title=run.label, ylabel="rows")
     for other, colour in zip(others, plots.colours(others)):
         at, scale = plots.thin(other.column("tokens")[:-1], other.column("gns_ln")[:-1])
@@ -111,24 +95,6 @@ def draw_loss(plots, runs):
     return figure
 
 
-def draw_ratio(plots, runs):
-    """Faint: the estimate at every exact step. Strong: what the program takes for c, once it is known well enough."""
-    figure, axes = plots.plt.subplots(figsize=(9, 4))
-    most = 0.0
-    for run, colour in zip(runs, plots.colours(runs)):
-        exact = [row for row in run.rows if (row.get("gns_total") or 0) > 0 and (row.get("gns_type_ln") or 0) > 0]
-        axes.plot(*plots.thin([row["tokens"] for row in exact], [row["gns_total"] / row["gns_type_ln"] for row in exact]),
-                  color=colour, lw=0.8, alpha=0.45)
-        known = [row for row in run.rows if row.get("gns_ratio") not in (None, 1)]  # 1: nothing known yet
-        axes.plot(*plots.thin([row["tokens"] for row in known], [row["gns_ratio"] for row in known]) if known else [[], []],
-                  color=colour, lw=1.8, label=run.label)
-        most = max([most, *(row["gns_ratio"] for row in known)])
-    axes.set(ylabel="c: noise scale, whole model / LayerNorms", ylim=(0, 1.3 * most or None), xlim=(0, None))
-    plots.token_axis(axes)
-    axes.legend()
-    return figure
-
-
 def compact(svg):
     """A tenth of a point is fine enough, and half the size; so is one font's name."""
     svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
@@ -151,10 +117,11 @@ def main():
 
     plots.POINTS = 300  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
+    if not any(x > 0 for x in ramp.column("ramp_target")):
+        raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
             ("loss", "Loss against tokens and steps", draw_loss(plots, runs)),
-            ("ratio", "Noise scale of the whole model over that of the LayerNorms", draw_ratio(plots, runs)),
             ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp]))):
         write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)
     print_table(runs)

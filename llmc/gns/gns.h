@@ -104,6 +104,12 @@ static inline double gns_lower(double g2, double s, GnsCovariance var, double k)
     return c / (b + sqrt(fmax(b * b - a * c, 0))); // the smaller positive root, in the form that does not cancel
 }
 
+// Of the averages, from the mean product of two differences: half of it, times sum w^2. NaN before the second update.
+static inline GnsCovariance gns_covariance(const GnsTracker *t) {
+    double per_diff = 0.5 * gns_sum_w2(t) / t->diff_weight;
+    return (GnsCovariance){per_diff * t->diff_gg, per_diff * t->diff_ss, per_diff * t->diff_gs};
+}
+
 static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, NAN, 0, false, false};
     if (t->steps < 1) return e;
@@ -112,20 +118,39 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     e.s = t->s / t->weight;
     if (e.g2 > 0) e.scale = e.s / e.g2;
     if (t->steps < 2) return e;
-    // From the mean product of two differences to the covariance of two averages: half, times sum w^2.
-    double sum_w2 = gns_sum_w2(t), per_diff = 0.5 * sum_w2 / t->diff_weight;
-    GnsCovariance var = {per_diff * t->diff_gg, per_diff * t->diff_ss, per_diff * t->diff_gs};
+    GnsCovariance var = gns_covariance(t);
     e.g2_se = sqrt(var.g2);
     e.s_se = sqrt(var.s);
     e.significant = e.g2 > 0 && e.g2 >= 3 * e.g2_se;
     double R = e.scale;
     if (e.g2 > 0) e.scale_se = sqrt(fmax(var.s - 2 * R * var.g2_s + R * R * var.g2, 0)) / e.g2;
-    e.lower = gns_lower(e.g2, e.s, var, GNS_LOWER_SES + GNS_FEW_SES * sum_w2);
+    e.lower = gns_lower(e.g2, e.s, var, GNS_LOWER_SES + GNS_FEW_SES * gns_sum_w2(t));
     return e;
 }
 
+// A factor that was measured: c of c x scale.
+typedef struct {
+    double value;
+    double var; // square of its relative standard error
+    double few; // sum w_t^2 of the averages it was measured by
+} GnsFactor;
+
+// The bound of c x scale with `ses` standard errors, and `few` / m more. It is that of the scale with c S for S: the
+// error of c is one more of S.
+static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few) {
+    if (t->steps < 2) return NAN;
+    double g2 = t->g2 / t->weight, s = t->s / t->weight;
+    GnsCovariance var = gns_covariance(t);
+    var.s = c.value * c.value * (var.s + s * s * c.var);
+    var.g2_s *= c.value;
+    return gns_lower(g2, c.value * s, var, ses + few * fmax(gns_sum_w2(t), c.few));
+}
+
 // Calibration: how many times the LayerNorms' scale the whole model's is. Both are averaged over the same sampled
-// steps, five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
+// steps, up to five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
+// A run's first steps have gradients thousands of times as large, which a fixed half-life would remember for ten of it:
+// so the half-life is a tenth of the tokens done until it has its full length. Samples are spaced in tokens, as averages
+// decay: GNS_CALIBRATION_SAMPLES in a half-life, so that c rests on as many at a large batch as at a small one.
 //
 // During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. The mean square of all
 // differences would keep the large ones of the start for too long: the error would fall like 2^(-tokens / 2 half_life),
@@ -136,30 +161,78 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
 // hold in 95% of cases, does not use it (93% in the worst of them, and no earlier growth); and the calibration demands
 // 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady state fewer runs then
 // take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.
+//
+// The error of c is that of the logarithm of (S_t / G2_t) (G2_l / S_l), to first order, with all covariances: a step's
+// two estimates of |G|^2 share most of their noise (correlation 0.9 in models of 0.2M parameters), and c has less of it.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
-#define GNS_CALIBRATION_SES        5.0 // both G2 this many errors above 0: the ratio is then known to 30% or better
+#define GNS_CALIBRATION_SHARE      0.1  // of the tokens done: the half-life, until it has its full length
+#define GNS_CALIBRATION_SAMPLES    25.0 // in a half-life
+#define GNS_CALIBRATION_SES        5.0  // both G2 this many errors above 0: the ratio is then known to 30% or better
 
 typedef struct {
     GnsTracker total, ln;
-    double ratio; // the latest one with a small enough error; 1 before the first
+    double half_life;   // tokens: the full length
+    double cross[2][2]; // weighted sums of products of differences: of G2, S of total with G2, S of ln
+    double ratio;       // the latest one with a small enough error; 1 before the first
+    double var, few;    // its GnsFactor
 } GnsCalibration;
 
 static inline void gns_calibration_init(GnsCalibration *c, double half_life_tokens) {
-    gns_init(&c->total, GNS_CALIBRATION_HALF_LIVES * half_life_tokens);
-    gns_init(&c->ln, GNS_CALIBRATION_HALF_LIVES * half_life_tokens);
+    memset(c, 0, sizeof *c);
+    c->half_life = GNS_CALIBRATION_HALF_LIVES * half_life_tokens;
+    gns_init(&c->total, c->half_life);
+    gns_init(&c->ln, c->half_life);
     c->total.diff_sq = c->ln.diff_sq = true;
     c->ratio = 1; // errs on the side of a small batch: the ratio settles above 1 in the runs we know
+}
+
+// After this many tokens.
+static inline double gns_calibration_half_life(const GnsCalibration *c, double done) {
+    return fmin(c->half_life, GNS_CALIBRATION_SHARE * done);
+}
+
+// Tokens from one sampled step to the next, after `done` tokens.
+static inline double gns_calibration_interval(const GnsCalibration *c, double done) {
+    return gns_calibration_half_life(c, done) / GNS_CALIBRATION_SAMPLES;
 }
 
 static inline bool gns_calibration_knows(const GnsTracker *t, GnsEstimate e) {
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// tokens: since the sampled step before this one. The ratio stays while either scale is insignificant.
+// Of the ratio of two scales that are known: the sum of their relative variances, less twice the covariance.
+static inline double gns_calibration_var(const GnsCalibration *c, GnsEstimate total, GnsEstimate ln) {
+    const double a[2] = {-1 / total.g2, 1 / total.s}, b[2] = {-1 / ln.g2, 1 / ln.s};
+    double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
+    double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) common += a[i] * b[j] * per_diff * c->cross[i][j];
+    return fmax(of_total * of_total + of_ln * of_ln - 2 * common, 0);
+}
+
+// Differences of G2 and S from the tracker's last step.
+static inline void gns_differences(double out[2], const GnsTracker *t, double B, double n, double q) {
+    out[0] = gns_g2(B, n, q) - t->last_g2;
+    out[1] = gns_s(B, n, q) - t->last_s;
+}
+
+// tokens: since the sampled step before this one; done: since the run began. The ratio stays while either scale is
+// insignificant.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
-                                          double q_ln, double tokens) {
+                                          double q_ln, double tokens, double done) {
+    if (B < 2) return;
+    double a[2], b[2], half_life = gns_calibration_half_life(c, done), decay = exp2(-tokens / half_life);
+    double keep = decay * decay, fresh = (1 - decay) * (1 - decay);
+    gns_differences(a, &c->total, B, n_total, q_total);
+    gns_differences(b, &c->ln, B, n_ln, q_ln);
+    for (int i = 0; i < 2 && c->total.steps > 0; i++)
+        for (int j = 0; j < 2; j++) c->cross[i][j] = keep * c->cross[i][j] + fresh * a[i] * b[j];
+    c->total.half_life = c->ln.half_life = half_life;
     gns_update(&c->total, B, n_total, q_total, tokens);
     gns_update(&c->ln, B, n_ln, q_ln, tokens);
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
-    if (gns_calibration_knows(&c->total, total) && gns_calibration_knows(&c->ln, ln)) c->ratio = total.scale / ln.scale;
+    if (!gns_calibration_knows(&c->total, total) || !gns_calibration_knows(&c->ln, ln)) return;
+    c->ratio = total.scale / ln.scale;
+    c->var = gns_calibration_var(c, total, ln);
+    c->few = gns_sum_w2(&c->total);
 }

@@ -41,8 +41,12 @@ static void observe_layer(Noise *noise, const Model *model, const StepResult *re
     gns_update(&noise->layer[layer], B, norms.n, norms.q, tokens);
 }
 
+bool noise_sample_due(const Noise *noise, double done) {
+    return noise->tokens_since_sample >= gns_calibration_interval(&noise->calibration, done);
+}
+
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t batch, double step_tokens,
-                   GnsMode mode) {
+                   double done, GnsMode mode) {
     double B = (double)batch;
     noise->tokens_since_sample += step_tokens;
     if (mode == GNS_OFF) return;
@@ -59,7 +63,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     }
     for (int l = 0; l < noise->layers; l++) observe_layer(noise, model, result, l, B, tokens);
     if (noise->follows_total || noise->total.steps > 0) gns_update(&noise->total, B, total.n, total.q, tokens);
-    gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens);
+    gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens, done);
     noise->tokens_since_sample = 0;
 }
 
@@ -83,6 +87,8 @@ double noise_ratio(const Noise *noise) {
 }
 
 NoiseSignal noise_signal(const Noise *noise) {
-    if (noise->follows_total) return (NoiseSignal){&noise->total, 1};
-    return (NoiseSignal){&noise->ln, noise_ratio(noise)};
+    const GnsCalibration *c = &noise->calibration;
+    if (noise->follows_total) return (NoiseSignal){&noise->total, {1, 0, 0}};
+    if (noise->fixed_ratio > 0) return (NoiseSignal){&noise->ln, {noise->fixed_ratio, 0, 0}};
+    return (NoiseSignal){&noise->ln, {c->ratio, c->var, c->few}};
 }

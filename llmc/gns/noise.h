@@ -27,9 +27,12 @@ typedef struct Noise {
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
 void noise_destroy(Noise *noise);
 
-// One step of B examples and step_tokens tokens, measured as mode says.
+// Is the next step to measure every tensor, for c? `done`: tokens before it.
+bool noise_sample_due(const Noise *noise, double done);
+
+// One step of B examples and step_tokens tokens, measured as mode says. done: tokens of the run, this step included.
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
-                   GnsMode mode);
+                   double done, GnsMode mode);
 
 // The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
 // their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
@@ -40,9 +43,9 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 // c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
 
-// What a batch ramp follows: the whole model's noise scale is `ratio` times that of the tracker.
+// What a batch ramp follows: the whole model's noise scale is c times that of the tracker.
 typedef struct {
     const GnsTracker *tracker;
-    double ratio;
+    GnsFactor c;
 } NoiseSignal;
 NoiseSignal noise_signal(const Noise *noise);

@@ -9,8 +9,7 @@
 
 const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "replay", "gns"};
 
-#define RAMP_HALF_LIVES      2.0                 // for which the target's lower bound must stay above
-#define RAMP_GROWTH          2                   // from rung to rung
+#define RAMP_AIM_SES         1.0                 // standard errors between the target and the aim
 #define RAMP_REPLAY_BYTES    ((size_t)1 << 30)   // larger than any metrics file
 #define RAMP_REPLAY_MAX_ROWS ((double)(1 << 30)) // larger than any batch
 
@@ -130,7 +129,7 @@ static int ramp_check(const RampConfig *c, Error *e) {
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e) {
     *r = (Ramp){.config = *config, .replay_path = replay_path};
     TRY(ramp_check(config, e));
-    if (config->mode == RAMP_GNS) r->state.batch = config->batch_min;
+    if (config->mode == RAMP_GNS) r->state.rows = (double)config->batch_min;
     if (config->mode != RAMP_REPLAY) return 0;
     if (!replay_path) return FAIL(e, ERR_USAGE, "use --ramp replay:FILE", "--ramp replay names no file");
     int code = ramp_replay_read(r, replay_path, e);
@@ -166,7 +165,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     }
     case RAMP_SEESAW: return ramp_seesaw(c, tokens);
     case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : ramp_largest(r);
-    case RAMP_GNS: return r->state.batch;
+    case RAMP_GNS: return ramp_clamp(c, r->state.rows);
     default: return c->batch_ref;
     }
 }
@@ -218,24 +217,43 @@ static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error 
         r->replay_path, (long long)known, replayed, (long long)step, (long long)tokens);
 }
 
+// Within today's range; NaN is batch_min.
+static double ramp_limit(const RampConfig *c, double rows) {
+    return fmin(fmax(rows, (double)c->batch_min), (double)c->batch_max);
+}
+
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
-    int64_t rung = ramp_clamp(&r->config, (double)r->state.batch);
-    // The tokens above twice the old rung say nothing of the new one.
-    if (r->config.mode == RAMP_GNS && rung != r->state.batch) r->state = (RampState){.batch = rung};
+    if (r->config.mode == RAMP_GNS) r->state.rows = ramp_limit(&r->config, r->state.rows);
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
-double ramp_target(const Ramp *r, double ratio, double gns) { return r->config.kappa * ratio * gns; }
+RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
+    c.value *= r->config.kappa;
+    return (RampTarget){
+        .target = c.value * gns_estimate(tracker).scale,
+        .aim = gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0),
+        .lower = gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES),
+    };
+}
 
-void ramp_observe(Ramp *r, double step_tokens, double target_lower) {
+void ramp_observe(Ramp *r, double step_tokens, double aim) {
     const RampConfig *c = &r->config;
-    RampState *s = &r->state;
-    if (c->mode != RAMP_GNS || s->batch >= c->batch_max) return;
-    bool above = target_lower > (double)(RAMP_GROWTH * s->batch); // false for NaN
-    s->tokens_above = above ? s->tokens_above + step_tokens : 0;
-    if (s->tokens_above < RAMP_HALF_LIVES * c->half_life_tokens) return;
-    s->batch = RAMP_GROWTH * s->batch < c->batch_max ? RAMP_GROWTH * s->batch : c->batch_max;
-    s->tokens_above = 0;
+    if (c->mode != RAMP_GNS || isnan(aim)) return;
+    double factor = exp2(step_tokens / c->half_life_tokens), rows = r->state.rows;
+    r->state.rows = ramp_limit(c, fmin(fmax(aim, rows / factor), rows * factor));
+}
+
+void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]) {
+    const RampConfig *c = &r->config;
+    double rows = r->state.rows;
+    bool low = aim <= (double)c->batch_min, high = aim >= (double)c->batch_max;
+    out[0] = 0;
+    if (c->mode != RAMP_GNS) return;
+    if (isnan(aim)) snprintf(out, RAMP_WHY_BYTES, ", aim unknown");
+    else if (low && rows == (double)c->batch_min) snprintf(out, RAMP_WHY_BYTES, ", least: aim %.3g", aim);
+    else if (high && rows == (double)c->batch_max) snprintf(out, RAMP_WHY_BYTES, ", most: aim %.3g", aim);
+    else if (rows == aim) snprintf(out, RAMP_WHY_BYTES, ", aim %.3g", aim);
+    else snprintf(out, RAMP_WHY_BYTES, ", %s: aim %.3g", rows < aim ? "up" : "down", aim);
 }
 
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {

@@ -10,14 +10,16 @@
 //                batch_max is reached the rate falls with the schedule again.
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; after its last step, in a run whose
 //                steps were cut by an earlier horizon, the tokens that are left
-//   gns          doubles, up to batch_max, once the lower bound of the target kappa x c x GNS_ln has exceeded 2 B for
-//                two half-lives of its average without a break; never decreases. Where every step measures the
-//                whole model's GNS_total, the target is kappa x GNS_total
+//   gns          follows the target kappa x c x GNS_ln, up and down, within [batch_min, batch_max]. It aims at the
+//                target's lower bound with one standard error, that of c included, and moves by at most a factor of 2
+//                in a half-life of the average. Where every step measures the whole model's GNS_total, the target is
+//                kappa x GNS_total
 //
 // A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
 #pragma once
 
 #include "base/common.h"
+#include "gns/gns.h"
 #include "math/schedule.h"
 
 typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
@@ -38,9 +40,15 @@ typedef struct {
 
 // The state in a checkpoint; zero outside gns mode.
 typedef struct {
-    int64_t batch;       // rows: the present rung of gns mode
-    double tokens_above; // tokens since the target's lower bound rose above 2 x batch; 0 while it is below
+    double rows; // of the next step in gns mode, before it is rounded: many small changes add up
 } RampState;
+
+// What gns mode follows, in rows. NaN: unknown; infinite: the noise hides the gradient.
+typedef struct {
+    double target; // kappa x the noise scale
+    double aim;    // the bound with one standard error: where the batch goes
+    double lower;  // the target lies above it with 95% confidence or more
+} RampTarget;
 
 typedef struct {
     RampConfig config;
@@ -71,12 +79,15 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 int64_t ramp_largest(const Ramp *r);
 int64_t ramp_smallest(const Ramp *r);
 
-// kappa x ratio x a noise scale, or x its lower bound: rows. The ratio is c for the LayerNorms' scale, 1 for the whole
-// model's.
-double ramp_target(const Ramp *r, double ratio, double gns);
+// Of a noise scale that is c times that of the tracker.
+RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 
-// After a step of this many tokens: the lower bound of the target, in rows (0 or NaN: unknown). Only gns mode uses it.
-void ramp_observe(Ramp *r, double step_tokens, double target_lower);
+// After a step of this many tokens: where the batch is to go. NaN: it stays. Only gns mode uses it.
+void ramp_observe(Ramp *r, double step_tokens, double aim);
+
+// Why the batch is what it is, after ramp_observe: ", up: aim 61", ", least: aim 14". Empty outside gns mode.
+enum { RAMP_WHY_BYTES = 40 };
+void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
 // step that the horizon cuts short

@@ -25,6 +25,7 @@ typedef enum {
     R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
     R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
     R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
+    R(FLAG, gns_calibrates)    /* a ramp measures c, at exact steps spaced in tokens */                                \
     R(REAL, gns_half_life_tokens)
 
 #define OPTION_FIELD_INT(field)    int64_t field;

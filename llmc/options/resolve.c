@@ -102,15 +102,15 @@ static int resolve_horizon(Options *o, Error *e) {
 }
 
 static int resolve_gns(Options *o, Error *e) {
-    const int64_t calibration_interval = 16; // steps: c drifts slowly, and an exact step costs a fraction more
     bool ramp = o->run.ramp_mode == RAMP_GNS, ratio_open = ramp && o->gns_ratio == 0;
     if (o->gns == GNS_OFF && ramp)
         return FAIL(e, ERR_USAGE, "use --gns ln", "--ramp gns needs the noise scale that --gns off does not measure");
     if (ratio_open && o->gns == GNS_LN && o->given[OPTION_gns_exact_every] && !o->gns_exact_every)
         return FAIL(e, ERR_USAGE, "give --gns-ratio, or --gns-exact-every above 0",
                     "--ramp gns with --gns-exact-every 0 has no ratio of the model's noise scale to ln's");
-    int64_t by_default = o->gns == GNS_EXACT ? 1 : ratio_open ? calibration_interval : 0;
+    int64_t by_default = o->gns == GNS_EXACT ? 1 : 0;
     o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : by_default;
+    o->run.gns_calibrates = ratio_open && !o->run.gns_exact_interval;
     const double horizon_share = 0.005; // of the run, the default of --gns-half-life
     o->run.gns_half_life_tokens =
         o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;

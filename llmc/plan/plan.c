@@ -127,10 +127,17 @@ static void add_work(PlanWork *sum, const PlanWork *work, double times) {
     for (int i = 0; i < PASSES; i++) sum->pass[i] += times * work->pass[i];
 }
 
-// A micro-step: the mean over steps that measure exact norms and those that do not.
-static PlanWork micro_step(const Plan *p, int rows) {
+// The share of steps of this batch that measure exact norms.
+static double exact_share(const Plan *p, int64_t batch) {
     int64_t interval = p->options->run.gns_exact_interval;
-    double exact_part = interval > 0 ? 1.0 / (double)interval : 0;
+    double tokens = (double)(batch * p->shape.seq_len);
+    double sampled = p->options->run.gns_half_life_tokens * GNS_CALIBRATION_HALF_LIVES / GNS_CALIBRATION_SAMPLES;
+    if (p->options->run.gns_calibrates) return tokens / (tokens + sampled);
+    return interval > 0 ? 1.0 / (double)interval : 0;
+}
+
+// A micro-step: the mean over steps that measure exact norms and those that do not.
+static PlanWork micro_step(const Plan *p, int rows, double exact_part) {
     PlanWork sum = {0};
     for (int exact = 0; exact < 2 && rows > 0; exact++) {
         double part = exact ? exact_part : 1 - exact_part;
@@ -293,7 +300,8 @@ int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
 PlanStep plan_step(const Plan *p, int64_t rows) {
     int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps
     int left = (int)(share % p->shape.micro_batch);                                                // rows
-    PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0), rest = micro_step(p, left);
+    double exact = exact_share(p, rows);
+    PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0, exact), rest = micro_step(p, left, exact);
     PlanStep s = {.first = whole ? full : rest, .last = left ? rest : full, .micro_steps = whole + (left > 0)};
     double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
     Workload update = workload_update(p->shape.model, p->shape.optimizer, owned, p->device.value);

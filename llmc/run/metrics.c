@@ -286,6 +286,12 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "tok_per_s", s->tok_per_s);
     put_number(f, "mfu", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
+    fprintf(f, ", \"clipped\": %s", s->clipped ? "true" : "false");
+    if (s->has_target) {
+        put_number(f, "ramp_target", s->target.target);
+        put_number(f, "ramp_aim", s->target.aim);
+        put_number(f, "ramp_target_lower", s->target.lower);
+    }
     if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
     if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;

@@ -13,6 +13,10 @@
 // factor for gns_ln: in those lines the ratio measured so far (unused where the ramp follows gns_total), or in every line
 // --gns-ratio (the measured one is then gns_total / gns_type_ln).
 //
+// Under --ramp gns ramp_target is what the batch follows, in rows: kappa x the noise scale; ramp_aim lies one standard error
+// below it, and is where the batch goes; ramp_target_lower is its 95% bound. All three count the error of the ratio.
+// `clipped`: the step's gradient was scaled down to --grad-clip.
+//
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
 // A line that cannot be written (a full disk) waits in memory, and all lines after it: the next line tries again, and so
@@ -20,6 +24,7 @@
 #pragma once
 
 #include "base/common.h"
+#include "gns/ramp.h"
 #include "model/modes.h"
 #include "run/lock.h"
 
@@ -29,13 +34,17 @@ typedef struct {
     double loss;                    // nats a token, mean over the batch, before the update
     double nll;                     // the same without label smoothing
     double lr;
-    double grad_norm;    // of the mean gradient, before clipping
-    double tok_per_s;    // of this step, until its numbers are known: a GPU's update counts with the next step
-    double mfu;          // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
-    GnsMode mode;        // what this step measured
-    bool smoothed;       // with label smoothing: loss and nll differ
-    bool skipped;        // an outlier: no update was made
-    bool ranks_measured; // noise->ranks was updated
+    double grad_norm; // of the mean gradient, before clipping
+    double tok_per_s; // of this step, until its numbers are known: a GPU's update counts with the next step
+    double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
+    GnsMode mode;     // what this step measured
+    bool smoothed;    // with label smoothing: loss and nll differ
+    bool skipped;     // an outlier: no update was made
+    bool clipped;     // the gradient was longer than --grad-clip
+    bool has_target;  // --ramp gns: the two below are known
+    RampTarget target;
+    char why[RAMP_WHY_BYTES]; // the batch changes
+    bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 
 typedef struct Metrics Metrics;

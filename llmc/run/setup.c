@@ -120,7 +120,9 @@ static int check_omp_threads(Error *e) {
                 "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
 }
 
-static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
+static GnsMode most_measured(const Options *o) {
+    return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
+}
 
 // A plan needs no engine.
 static int check_zero(const EngineApi *engine, const Options *o, Error *e) {

@@ -148,6 +148,18 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return 0;
 }
 
+// What builds before the smooth ramp did not write: without it c counts as exact until the next sample.
+static int io_calibration_error(const StateIO *io, GnsCalibration *c, Error *e) {
+    const struct {
+        const char *name;
+        double *value;
+    } fields[] = {{"ratio_var", &c->var},        {"ratio_few", &c->few},        {"cross_gg", &c->cross[0][0]},
+                  {"cross_gs", &c->cross[0][1]}, {"cross_sg", &c->cross[1][0]}, {"cross_ss", &c->cross[1][1]}};
+    if (!io->writing && !get(io, fields[0].name)) return 0;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(io, fields[i].name, fields[i].value, e));
+    return 0;
+}
+
 // Without the half-lives: they are options, and may change.
 static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     StateIO in, types, layers;
@@ -160,6 +172,7 @@ static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     TRY(io_tracker(&in, "sampled_total", &noise->calibration.total, e));
     TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
     TRY(io_real(&in, "ratio", &noise->calibration.ratio, e));
+    TRY(io_calibration_error(&in, &noise->calibration, e));
     TRY(io_real(&in, "tokens_since_sample", &noise->tokens_since_sample, e));
     TRY(io_real(&in, "tokens_since_ranks", &noise->tokens_since_ranks, e));
     TRY(io_enter(&in, "type", false, &types, e));
@@ -201,8 +214,10 @@ static int io_position(const StateIO *io, Position *p, Error *e) {
     StateIO ramp;
     TRY(io_point(io, &p->at, e));
     TRY(io_enter(io, "ramp", false, &ramp, e));
-    TRY(io_int(&ramp, "batch", &p->ramp.state.batch, e));
-    TRY(io_real(&ramp, "tokens_above", &p->ramp.state.tokens_above, e));
+    bool old = !io->writing && !get(&ramp, "rows") && get(&ramp, "batch"); // the ladder of doublings, whose rung it was
+    const char *name = old ? "batch" : "rows";
+    TRY(io_real(&ramp, name, &p->ramp.state.rows, e));
+    if (!(p->ramp.state.rows >= 0)) return malformed(&ramp, name, "a number of rows", e);
     return io_noise(io, &p->noise, e);
 }
 

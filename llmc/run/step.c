@@ -2,11 +2,15 @@
 #include "run/run.h"
 
 #include "base/terminal.h"
+#include "math/adamw.h"
 
-// What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
+// What this step measures. The first step is exact, and so is every gns_exact_interval-th after it, or each that the
+// calibration of a ramp wants.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
     int64_t every = setup->options.run.gns_exact_interval;
     if (setup->options.gns == GNS_OFF) return GNS_OFF;
+    if (setup->options.run.gns_calibrates)
+        return noise_sample_due(&position->noise, (double)position->at.tokens) ? GNS_EXACT : GNS_LN;
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
@@ -52,6 +56,10 @@ static double grad_norm(const Setup *setup, const Position *position, int64_t B)
     double sq = 0;
     for (int i = 0; i < setup->model.tensor_count; i++) sq += position->result.grad_sq[i];
     return sqrt(sq) / (double)B;
+}
+
+static bool is_clipped(const Setup *setup, const Position *position, int64_t B) {
+    return adamw_clip(grad_norm(setup, position, B), setup->options.grad_clip) < 1;
 }
 
 static int fail_nonfinite(const Setup *setup, const Position *position, int64_t B, Error *e) {
@@ -108,15 +116,15 @@ static int observe_ranks(const Setup *setup, Position *position, int64_t B, doub
 }
 
 // Updates the noise scale, and with it the ramp.
-static int observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode, Error *e) {
-    double step_tokens = (double)(B * setup->shape.seq_len);
+static int observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
+                         RampTarget *target, Error *e) {
+    double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
     bool measured_ranks = measures_ranks(position, mode);
-    noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, mode);
+    noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return 0;
     NoiseSignal signal = noise_signal(&position->noise);
-    GnsEstimate estimate = gns_estimate(signal.tracker);
-    ramp_observe(&position->ramp, step_tokens,
-                 ramp_target(&position->ramp, signal.ratio, estimate.valid ? estimate.lower : NAN));
+    *target = ramp_target(&position->ramp, signal.tracker, signal.c);
+    ramp_observe(&position->ramp, step_tokens, target->aim);
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 
@@ -176,6 +184,7 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
     TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
     if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
+    if (r->position.ramp.config.mode == RAMP_GNS) return 0; // any number of rows is ordinary
     r->position.uneven = true;
     progress_break(&r->output.progress);
     print_folded(stderr, 6, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
@@ -198,6 +207,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Error unread;
     int64_t B;
     bool skipped;
+    RampTarget target = {NAN, NAN, NAN};
     position->save = wants_save(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
@@ -213,7 +223,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(setup, position, B, &sums, e));
     progress_end(&r->output.progress);
-    if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, e));
+    if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, &target, e));
     at->step++;
     at->batch = B;
     at->examples += B;
@@ -233,7 +243,11 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
         .mode = mode,
         .skipped = skipped,
+        .clipped = !skipped && is_clipped(setup, position, B),
+        .target = target,
+        .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
     };
+    ramp_why(&position->ramp, target.aim, metrics->why);
     return is_first(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
 }

@@ -101,7 +101,7 @@ track_gns() {
     local run=$work/ramp
     page gns-ramp "$program" --train "$work/bytes_train_*.bin" --val "$work/bytes_val_*.bin" --vocab-size 256 \
         --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 1e6 --lr 2e-3 --warmup-tokens 150000 \
-        --batch-tokens 512 --ramp gns --batch-min 8 --batch-max 128 --gns-exact-every 8 --out "$run" || return
+        --batch-tokens 512 --ramp gns --batch-min 8 --batch-max 128 --out "$run" || return
     page ramp-replay "$program" --train "$work/bytes_train_*.bin" --vocab-size 256 --layers 3 --heads 4 \
         --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 3e5 --val-every 0 --batch-tokens 512 \
         --ramp "replay:$run/metrics.jsonl" --out "$work/replay"
@@ -110,7 +110,7 @@ track_gns() {
     page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
     page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
     [ -n "$small" ] || # test_study.sh has one for processors
-        page ramp_study env LRS=1e-3 BATCHES="32 128" TOKENS=1000000 TRAINER="$program" OUT="$work/study" \
+        page ramp_study env LRS=1e-3 BETA2S=0.95 DECAYS=0.1 FINALS=0.1 SEEDS=1 BATCHES="32 128" TOKENS=1000000 VAL_TOKENS=65536 TRAINER="$program" OUT="$work/study" \
             TRAIN="$work/bytes_train_*.bin" VAL="$work/bytes_val_*.bin" dev/bench/ramp_study.sh
 }
 

@@ -359,21 +359,23 @@ static void test_drift(void) {
 
 // ---- calibration ----------------------------------------------------------------------------------------------------
 
+static const double LATE = 1e9; // tokens done: the half-life has its full length
+
 // total has 2.5 times the scale of ln: the ratio is found, waits for significance, and survives its loss.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
-    CHECK(c.ratio == 1 && c.total.half_life == 100 && c.ln.half_life == 100, "start");
+    CHECK(c.ratio == 1 && c.var == 0 && c.half_life == 100, "start");
     Source total = source_make(1, 10, false, 500), ln = source_make(0.1, 0.4, false, 501);
     for (int i = 0; i < 400; i++) {
         Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
-        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1);
+        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1, LATE);
     }
     CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
     total = source_make(1e-5, 10, false, 502), ln = source_make(1e-6, 0.4, false, 503); // G vanishes in noise
     for (int i = 0; i < 3000; i++) {
         Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
-        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1);
+        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1, LATE);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
         if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
     }
@@ -381,12 +383,91 @@ static void test_calibration(void) {
     CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
 }
 
+// Two estimates that share `common` of their noise: 1 all of it, 0 none.
+static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2], double s[2]) {
+    double shared[2] = {rng_normal(stream, step, 0), rng_normal(stream, step, 1)}, rest = sqrt(1 - common * common);
+    for (uint64_t i = 0; i < 2; i++) {
+        g2[i] = 1 + 0.5 * (common * shared[0] + rest * rng_normal(stream, step, 2 + i));
+        s[i] = 10 + 1.0 * (common * shared[1] + rest * rng_normal(stream, step, 4 + i));
+    }
+}
+
+// The error that c claims is its spread over many runs, whether the two scales share their noise or not.
+static void test_calibration_error(void) {
+    enum { RUNS = 300, STEPS = 200, B = 8 };
+    static const double common[] = {0, 0.95, 1};
+    for (int k = 0; k < 3; k++) {
+        double mean = 0, square = 0, claimed = 0;
+        for (uint64_t run = 0; run < RUNS; run++) {
+            GnsCalibration c;
+            gns_calibration_init(&c, 20 / GNS_CALIBRATION_HALF_LIVES);
+            for (uint64_t i = 0; i < STEPS; i++) {
+                double g2[2], s[2]; // and back to n and q
+                draw_pair(common[k], 520 + run, i, g2, s);
+                gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
+            }
+            CHECK(c.few > 0 && c.few < 0.03, "1 / m is %g", c.few);
+            mean += log(c.ratio) / RUNS, square += pow(log(c.ratio), 2) / RUNS, claimed += c.var / RUNS;
+        }
+        double spread = sqrt(fmax(0, square - mean * mean));
+        CHECK_CLOSE(sqrt(claimed), spread, 0.2, 1e-6);
+        CHECK(common[k] == 1 ? spread < 1e-9 : spread > 0.02, "common %g: spread %g", common[k], spread);
+    }
+}
+
+// The bound of c x scale: the equation of gns_lower with c S, and c's error as one more of S. Each error lowers it.
+static void test_scaled_lower(void) {
+    Source source = source_make(1, 10, false, 521);
+    GnsTracker t;
+    gns_init(&t, 20);
+    CHECK(isnan(gns_scaled_lower(&t, (GnsFactor){2, 0, 0}, 1, 0)), "a bound from nothing");
+    for (int i = 0; i < 60; i++) {
+        Norms a = source_norms(&source, 16);
+        gns_update(&t, 16, a.n, a.q, 1);
+    }
+    GnsEstimate e = gns_estimate(&t);
+    CHECK_CLOSE(gns_scaled_lower(&t, (GnsFactor){1, 0, 0}, 2, 10), e.lower, 1e-12, 0);
+    CHECK_CLOSE(gns_scaled_lower(&t, (GnsFactor){3, 0, 0}, 2, 10), 3 * e.lower, 1e-12, 0);
+    const double c = 2.5, c_se = 0.1, k = 2 + 10 * 0.3;
+    GnsCovariance v = gns_covariance(&t);
+    double R = gns_scaled_lower(&t, (GnsFactor){c, c_se * c_se, 0.3}, 2, 10);
+    double error = sqrt(c * c * v.s + pow(c * e.s * c_se, 2) - 2 * R * c * v.g2_s + R * R * v.g2);
+    CHECK_CLOSE(c * e.s - R * e.g2, k * error, 1e-9, 0);
+    CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
+}
+
 // One sampled step of a made-up model: the scale of the LayerNorms, and `ratio` times that for the whole.
-static void calibrate(GnsCalibration *c, Source *total, Source *ln, double ln_scale, double ratio, double g2, int B) {
+static void calibrate(GnsCalibration *c, Source *total, Source *ln, double ln_scale, double ratio, double g2, int B,
+                      double done) {
     source_scale(total, g2, ratio * ln_scale * g2, false);
     source_scale(ln, g2 / 100, ln_scale * g2 / 100, false);
     Norms a = source_norms(total, B), b = source_norms(ln, B);
-    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1);
+    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
+}
+
+// A scale that is well known, and a c that is not: the bound of their product lies below the truth in 93% of runs.
+static void test_scaled_coverage(void) {
+    enum { RUNS = 200, B = 16 };
+    int covered = 0, known = 0;
+    for (int run = 0; run < RUNS; run++) {
+        Source total = source_make(1, 20, false, 2000 + 2 * (uint64_t)run),
+               ln = source_make(1, 8, false, 2001 + 2 * (uint64_t)run);
+        GnsCalibration c;
+        GnsTracker t;
+        gns_init(&t, 1e3);
+        gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
+        for (int i = 0; i < 260; i++) {
+            Norms b = source_norms(&ln, B);
+            gns_update(&t, B, b.n, b.q, 1);
+            if (i < 200) continue;
+            Norms a = source_norms(&total, B);
+            gns_calibration_update(&c, B, a.n, a.q, b.n, b.q, 1, LATE);
+        }
+        known += c.ratio != 1;
+        covered += gns_scaled_lower(&t, (GnsFactor){c.ratio, c.var, c.few}, GNS_LOWER_SES, GNS_FEW_SES) <= 20;
+    }
+    CHECK(known >= 0.95 * RUNS, "%d of %d runs had a ratio", known, RUNS);
+    CHECK(covered >= 0.93 * RUNS, "covered in %d of %d runs", covered, RUNS);
 }
 
 // As a run begins: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then both
@@ -403,13 +484,51 @@ static void test_calibration_is_timely(void) {
         gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
         for (int i = 1; i <= FALL + 120; i++) {
             double done = fmin((double)i / FALL, 1);
-            calibrate(&c, &total, &ln, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), B);
+            calibrate(&c, &total, &ln, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), B, LATE);
             if (i == FALL + 60) known[0] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
         }
         known[1] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
     }
     CHECK(known[0] >= 0.8 * RUNS && known[1] >= 0.8 * RUNS, "of %d runs %d and %d had the ratio", RUNS, known[0],
           known[1]);
+}
+
+// In the first steps |G|^2 falls as the square of the tokens: at 2.5% of the run c is of the present, not of the first
+// steps, whose ratio was a third. The full half-life is 2.5% of the run itself.
+static void test_calibration_forgets_the_start(void) {
+    enum { RUNS = 20, STEPS = 400, B = 16 };
+    int good = 0;
+    for (int run = 0; run < RUNS; run++) {
+        Source total = source_make(1, 1, false, 530 + 2 * (uint64_t)run), ln = total;
+        ln.stream++;
+        GnsCalibration c;
+        gns_calibration_init(&c, STEPS / GNS_CALIBRATION_HALF_LIVES);
+        for (int i = 1; i <= STEPS; i++) calibrate(&c, &total, &ln, 8, i < STEPS / 4 ? 0.8 : 2.4, pow(i, -2), B, i);
+        good += c.ratio > 2.4 / 1.5 && c.ratio < 2.4 * 1.5;
+    }
+    CHECK(good >= 0.9 * RUNS, "%d of %d runs had the ratio", good, RUNS);
+}
+
+// As many samples in a half-life at 8 rows as at 256, and more of them in the first tenth of it.
+static void test_samples_are_spaced_in_tokens(void) {
+    const double half_life = 4e5, row = 512;
+    Noise noise = {0};
+    gns_calibration_init(&noise.calibration, half_life);
+    CHECK(noise_sample_due(&noise, 0), "the first step is no sample");
+    for (double rows = 8; rows <= 256; rows *= 2)
+        for (int early = 0; early < 2; early++) {
+            double begun = early ? 1e6 : 1e8, span = early ? 1e5 : 5 * half_life, samples = 0;
+            noise.tokens_since_sample = 0;
+            for (double done = begun; done < begun + span; done += rows * row) {
+                bool due = noise_sample_due(&noise, done);
+                samples += due;
+                noise.tokens_since_sample = (due ? 0 : noise.tokens_since_sample) + rows * row;
+            }
+            double want = fmin(GNS_CALIBRATION_SAMPLES, span / (rows * row)),
+                   least = want / 2; // every second step at least
+            CHECK(samples >= least - 1 && samples <= want + 1, "%g rows, early %d: %g samples, want %g", rows, early,
+                  samples, want);
+        }
 }
 
 // Nor too early: where G2 is lost in noise, few samples in a half-life must not look like a known ratio by chance.
@@ -425,7 +544,7 @@ static void test_calibration_is_wary(void) {
             gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
             bool off = false;
             for (int i = 0; i < 8 * half_lives[h]; i++) {
-                calibrate(&c, &total, &ln, 2 * B, 2.5, 1, B);
+                calibrate(&c, &total, &ln, 2 * B, 2.5, 1, B, LATE);
                 off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
             }
             wrong += off;
@@ -439,12 +558,20 @@ static void test_calibration_is_wary(void) {
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
-    for (int total = 0; total < 2; total++) {
-        Noise noise = {.calibration.ratio = 3, .follows_total = total};
-        NoiseSignal signal = noise_signal(&noise);
-        CHECK(signal.tracker == (total ? &noise.total : &noise.ln) && signal.ratio == (total ? 1 : 3), "total %d: x %g",
-              total, signal.ratio);
-    }
+    for (int total = 0; total < 2; total++)
+        for (int given = 0; given < 2; given++) {
+            Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .few = 0.1}, .follows_total = total};
+            noise.fixed_ratio = given ? 0.5 : 0;
+            NoiseSignal signal = noise_signal(&noise);
+            bool measured = !total && !given;
+            CHECK(signal.tracker == (total ? &noise.total : &noise.ln), "total %d: another tracker", total);
+            CHECK(signal.c.value == (total   ? 1
+                                     : given ? 0.5
+                                             : 3),
+                  "total %d, given %d: c %g", total, given, signal.c.value);
+            CHECK(signal.c.var == (measured ? 0.04 : 0) && signal.c.few == (measured ? 0.1 : 0),
+                  "total %d, given %d: error %g", total, given, signal.c.var);
+        }
 }
 
 // ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
@@ -560,7 +687,7 @@ static void observe_single_rows(Noise *noise, int B, Norms norms) {
 
 // LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
 // tokens since the one before, with half-lives five times as long. So does the ranks' estimate from its steps.
-// What a ramp follows has the LayerNorms' half-life, and learns from the first step on at which a ramp follows it.
+// Those of the calibration are a tenth of the tokens done at first. What a ramp follows has the LayerNorms' half-life, and learns from the first step on at which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };
@@ -568,7 +695,7 @@ static void test_groups(void) {
         [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight",  [TYPE + 1] = "attn",
         [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1.", [FOLLOWED] = ""};
     const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
-    double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0;
+    double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0, done = 0;
     const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
     Average want[AVERAGES], want_ranks = {0, 0, 5 * HALF_LIFE};
     Model model;
@@ -585,8 +712,10 @@ static void test_groups(void) {
         }
         bool exact = step % 4 == 2 || step < 2;
         noise.follows_total = step >= FOLLOWED_FROM && step < FOLLOWED_TO;
-        noise_observe(&noise, &model, &result, (int64_t)B, tokens, exact ? GNS_EXACT : GNS_LN);
+        done += tokens;
+        noise_observe(&noise, &model, &result, (int64_t)B, tokens, done, exact ? GNS_EXACT : GNS_LN);
         tokens_since += tokens;
+        want[SAMPLED_LN].half_life = want[TOTAL].half_life = fmin(5 * HALF_LIFE, done / 10);
         average_add(&want[LN], B, group_norms(&model, &result, B, parts[LN]), tokens);
         for (int k = SAMPLED_LN; k < AVERAGES && exact; k++)
             if (k != FOLLOWED || step >= FOLLOWED_FROM)
@@ -610,7 +739,7 @@ static void test_groups(void) {
         for (int l = 0; l < 2; l++) check_average("a layer", step, &noise.layer[l], &want[LAYER + l]);
     }
     Noise before = noise;
-    noise_observe(&noise, &model, &result, 8, 64, GNS_OFF);
+    noise_observe(&noise, &model, &result, 8, 64, done, GNS_OFF);
     CHECK(memcmp(&before.ln, &noise.ln, sizeof before.ln) == 0, "a step that measured nothing changed the estimate");
     noise_destroy(&noise);
     model_destroy(&model);
@@ -627,7 +756,12 @@ int main(void) {
     RUN(test_scale_error);
     RUN(test_drift);
     RUN(test_calibration);
+    RUN(test_calibration_error);
+    RUN(test_scaled_lower);
+    RUN(test_scaled_coverage);
     RUN(test_calibration_is_timely);
+    RUN(test_calibration_forgets_the_start);
+    RUN(test_samples_are_spaced_in_tokens);
     RUN(test_calibration_is_wary);
     RUN(test_ratio);
     RUN(test_ranks_unbiased);

@@ -16,10 +16,11 @@ static void test_horizon_and_batch(void) {
     CHECK(o.run.horizon_tokens == 960 && o.run.gns_half_life_tokens == 77, "whole rows");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32", &e), &e);
     CHECK(o.run.batch_ref_rows == 2 && o.run.batch_max_rows == 32 && o.run.ramp_mode == RAMP_GNS, "ramp");
-    CHECK(o.run.gns_exact_interval == 16, "calibration: %lld", (long long)o.run.gns_exact_interval);
+    CHECK(o.run.gns_exact_interval == 0 && o.run.gns_calibrates, "calibration: %lld",
+          (long long)o.run.gns_exact_interval);
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32 --gns-ratio 2.5", &e),
              &e);
-    CHECK(o.run.gns_exact_interval == 0, "a given ratio needs no calibration");
+    CHECK(o.run.gns_exact_interval == 0 && !o.run.gns_calibrates, "a given ratio needs no calibration");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
     CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
@@ -332,15 +333,16 @@ static void test_gns_default(void) {
         const char *more;
         GnsMode mode;
         int64_t interval;
+        bool calibrates;
         bool total; // the ramp follows the whole model's noise scale
     } cases[] = {
-        {"", GNS_EXACT, 1, true},
-        {"", GNS_LN, 16, false},
-        {"--gns-exact-every 8", GNS_EXACT, 8, false},
-        {"--gns-exact-every 8", GNS_LN, 8, false},
-        {"--gns-exact-every 1", GNS_LN, 1, true},
-        {"--gns-ratio 2", GNS_EXACT, 1, false},
-        {"--gns-ratio 2", GNS_LN, 0, false},
+        {"", GNS_EXACT, 1, false, true},
+        {"", GNS_LN, 0, true, false},
+        {"--gns-exact-every 8", GNS_EXACT, 8, false, false},
+        {"--gns-exact-every 8", GNS_LN, 8, false, false},
+        {"--gns-exact-every 1", GNS_LN, 1, false, true},
+        {"--gns-ratio 2", GNS_EXACT, 1, false, false},
+        {"--gns-ratio 2", GNS_LN, 0, false, false},
     };
     Options o;
     Error e;
@@ -352,6 +354,7 @@ static void test_gns_default(void) {
         CHECK_OK(options_resolve_gns(&o, cases[i].mode, &e), &e);
         CHECK(o.gns == (int)cases[i].mode && o.run.gns_exact_interval == cases[i].interval,
               "case %zu: mode %d every %lld", i, o.gns, (long long)o.run.gns_exact_interval);
+        CHECK(o.run.gns_calibrates == cases[i].calibrates, "case %zu: calibrates %d", i, o.run.gns_calibrates);
         CHECK(ramp_follows_total(&o) == cases[i].total, "case %zu: total", i);
     }
     CHECK_OK(resolve(&o, "--train a --steps 5", &e), &e);

@@ -670,9 +670,9 @@ static void test_runs(void) {
     int64_t steps = 0;
     for (double rows = 0; rows < 40; steps++) rows += fmin(8, round(2 / (1 - 0.9 * rows / 40)));
     CHECK(run.steps == steps && run.last_batch <= 8, "%lld steps, want %lld", (long long)run.steps, (long long)steps);
-    // gns: doubles after two half-lives of 50 tokens each, 10 rows: 5 of 2; 3 of 4 (12 rows); then 8: 78 left in 10
+    // gns: by a factor of 2 in a half-life of 5 rows: 2, 2.6, 4.0 and 7.0 rows, then 8: of 100 rows, 84 in 11 steps
     run = run_of(RAMP_GNS, 2, 8, 1000, 50, INFINITY);
-    CHECK(run.steps == 5 + 3 + 10 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
+    CHECK(run.steps == 4 + 11 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
           (long long)run.last_batch);
     run = run_of(RAMP_GNS, 2, 8, 1000, 50, 0);
     CHECK(run.steps == 50 && run.last_batch == 2, "%lld steps", (long long)run.steps);

@@ -76,7 +76,7 @@ static void test_default(void) {
     run_on(true, RAMP "--out ramp", 0);
     check_mode("ramp", "exact 1", newest_step("ramp"));
     run_on(false, RAMP "--out ramp_ln", 0);
-    check_mode("ramp_ln", "ln 16", (newest_step("ramp_ln") + 15) / 16);
+    check_mode("ramp_ln", "ln 0", (newest_step("ramp_ln") + 1) / 2); // each step is longer than half of a half-life
 }
 
 static void test_given(void) {

@@ -157,22 +157,32 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The batches of a run follow from its log: they double once kappa times gns_ratio times the LayerNorms' lower bound, or
-// kappa times that of the whole model (`total`), has been above twice the batch for two half-lives without a break.
+// The batches of a run follow from its log: towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa
+// times gns_ratio times the LayerNorms' scale, or kappa times that of the whole model (`total`), and the aim is below it.
 static void check_ramp(const char *path, double kappa, bool total) {
-    const char *name = total ? "gns_total_lower" : "gns_ln_lower";
+    const char *name = total ? "gns_total" : "gns_ln";
     size_t bytes;
     char *log = read_text(path, &bytes);
-    double batch = RAMP_LOW, above = 0;
+    double rows = RAMP_LOW, most = 0;
+    int sizes = 0, targets = 0;
     for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
         bool last = number_in(line, "tokens") == RAMP_TOKENS; // may be cut short
-        CHECK(last || number_in(line, "batch") == batch, "%g rows, want %g: %.40s", number_in(line, "batch"), batch,
-              line);
-        double lower = strstr(line, path_of("\"%s\": null", name)) ? NAN : number_in(line, name);
-        above = kappa * (total ? 1 : number_in(line, "gns_ratio")) * lower > 2 * batch ? above + batch * T : 0;
-        if (batch < RAMP_HIGH && above >= 2 * HALF_LIFE) batch *= 2, above = 0;
+        double batch = number_in(line, "batch");
+        CHECK(last || batch == round(rows), "%g rows, want %g: %.40s", batch, rows, line);
+        double aim = strstr(line, "\"ramp_aim\": null") ? NAN : number_in(line, "ramp_aim");
+        if (!strstr(line, "\"ramp_target\": null")) {
+            double scale = kappa * (total ? 1 : number_in(line, "gns_ratio")) * number_in(line, name);
+            CHECK_CLOSE(number_in(line, "ramp_target"), scale, 1e-12, 0);
+            CHECK(isnan(aim) || (aim <= scale && number_in(line, "ramp_target_lower") <= aim), "%.400s", line);
+            targets++;
+        }
+        sizes += batch > most;
+        most = fmax(most, batch);
+        double factor = exp2(batch * T / HALF_LIFE);
+        if (!isnan(aim)) rows = fmin(fmax(fmin(fmax(aim, rows / factor), rows * factor), RAMP_LOW), RAMP_HIGH);
     }
-    CHECK(batch == RAMP_HIGH, "it ends at %g rows", batch);
+    CHECK(most == RAMP_HIGH && sizes > 5 && targets > 20, "up to %g rows in %d sizes, %d targets", most, sizes,
+          targets);
     memory_free(log);
 }
 

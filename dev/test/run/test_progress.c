@@ -70,6 +70,15 @@ static void show(const StepMetrics *s, char *out, size_t bytes) {
     unsetenv("COLUMNS");
 }
 
+// Why the batch changes stands after it.
+static void test_line_says_why(void) {
+    char line[400];
+    StepMetrics ramp = metrics;
+    strcpy(ramp.why, ", up: aim 12.3");
+    show(&ramp, line, sizeof line);
+    CHECK(strstr(line, "  B 8, up: aim 12.3  25823 tok/s"), "%s", line);
+}
+
 static void test_line(void) {
     char line[400];
     StepMetrics unknown = metrics;
@@ -390,6 +399,7 @@ static void test_signal(void) {
 int main(void) {
     api = cpu_engine;
     api.progress = share_of;
+    RUN(test_line_says_why);
     RUN(test_line);
     RUN(test_gns);
     RUN(test_memory);

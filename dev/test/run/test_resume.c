@@ -358,7 +358,23 @@ static void test_missing_fields(void) {
     }
 }
 
-// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average, as old ones do.
+// Builds with a ladder of doublings wrote the ramp's batch under another name.
+static void test_batch_of_old_builds(void) {
+    char old[1 << 15];
+    size_t bytes;
+    copy_part();
+    char *text = read_text("part/step_00000010/state.json", &bytes), *at = text ? strstr(text, "\"rows\":") : NULL;
+    CHECK(at && bytes < sizeof old - 1, "state.json has no rows, or is long");
+    if (at) {
+        snprintf(old, sizeof old, "%.*s\"batch\":%s", (int)(at - text), text, at + strlen("\"rows\":"));
+        put_state("part/step_00000010", old);
+        CHECK(run_part() == 0, "%s", log_tail());
+        check_same_end("whole", "part", "the batch of an old build");
+    }
+    memory_free(text);
+}
+
+// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average and the error of c, as old ones do.
 static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "          \
@@ -373,7 +389,8 @@ static void test_ramp_of_the_whole_model(void) {
             remove_tree("part");
             copy_tree(path_of("total/step_%08ld", step), path_of("part/step_%08ld", step));
             copy_file("total/metrics.jsonl", "part/metrics.jsonl");
-            if (old) hide_fields(path_of("part/step_%08ld", step), (const char *[]){"noise.total", NULL});
+            if (old)
+                hide_fields(path_of("part/step_%08ld", step), (const char *[]){"noise.total", "noise.ratio_var", NULL});
             CHECK(trainer_run(TOTAL "--out part --checkpoint-every 0") == 0, "%s", log_tail());
             CHECK(log_mentions(path_of("resuming from part/step_%08ld", step)), "%s", log_tail());
             if (!old) check_same_end("total", "part", path_of("step %ld", step));
@@ -567,6 +584,7 @@ int main(void) {
     RUN(test_options_of_a_run);
     RUN(test_engine_without_masks);
     RUN(test_missing_fields);
+    RUN(test_batch_of_old_builds);
     RUN(test_ramp_of_the_whole_model);
     RUN(test_manifest_of_another_format);
     RUN(test_state_of_another_format);

@@ -188,6 +188,12 @@ check "E_min $(value_of E_min)" near "$(value_of E_min)" 3200 0.3
 check "B_crit $(value_of B_crit)" near "$(value_of B_crit)" 32 0.01
 returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b8                # one batch size
 returns 65 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 --target 0.1 # not reached
+check "a warning without a schedule" [ -z "$(grep warning "$work/log")" ]
+for schedule in cosine wsd; do # at a decaying rate the runs cross the target at different points of the decay
+    sed -i 's/"options": {\("lr_schedule": "[a-z]*", \)*"out"/"options": {"lr_schedule": "'$schedule'", "out"/' "$work/b32/run.json"
+    returns 0 "$python" scripts/critical_batch.py fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2
+    check "$schedule: $(grep -c '^warning' "$work/log") warnings" [ "$(grep -c "^warning: $work/b32: --lr-schedule cosine" "$work/log")" = $([ $schedule = cosine ] && echo 1 || echo 0) ]
+done
 mkdir "$work/ramp" && cp "$work/b8/run.json" "$work/ramp"
 sed '1,9s/"batch": 8/"batch": 4/' "$work/b8/metrics.jsonl" > "$work/ramp/metrics.jsonl"
 returns 65 "$python" scripts/critical_batch.py fit "$work"/ramp "$work"/b32
@@ -199,6 +205,11 @@ end fit
 begin
 returns 0 "$python" scripts/critical_batch.py gain "$work/b8"
 check "gamma: $(grep '^gamma' "$work/log")" near "$(sed -n 's/^gamma.* = //p' "$work/log")" 0.64935 0.0002
+# A noise scale that never moves, of LayerNorms and model: nothing to gain, also where c is known late.
+mkdir "$work/known_late" && cp "$work/b128/run.json" "$work/known_late"
+sed -E 's/"gns_ln_s": [0-9]+/"gns_ln_s": 4/; /"step": ([0-9]|[1-7][0-9]),/!s/"gns_ratio": 1/"gns_ratio": 2.5/' "$work/b128/metrics.jsonl" > "$work/known_late/metrics.jsonl"
+returns 0 "$python" scripts/critical_batch.py gain "$work/known_late"
+check "late c: $(grep '^gamma' "$work/log")" near "$(sed -n 's/^gamma.* = //p' "$work/log")" 1 0.00005
 sed -i 's/gns_ln/gns_no/g' "$work/b32/metrics.jsonl"
 returns 65 "$python" scripts/critical_batch.py gain "$work/b32" # no noise scale
 end gain
