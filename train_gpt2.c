@@ -14,6 +14,7 @@
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
+#include "cpu/dropout.h"
 #include "cpu/engine.h"
 #include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
@@ -33,6 +34,7 @@ typedef struct {
     size_t stride, B, T;
     size_t first; // B = 1: the rows before this one are in memory from an earlier pass
     GnsMode mode;
+    Dropout dropout; // of its first row; of no layer
 } Batch;
 
 static const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
@@ -43,7 +45,7 @@ static void *at(const Engine *engine, const void *values, size_t i) {
     return value_at(values, i, engine->config.dtype);
 }
 static void *weight(Engine *engine, TensorKind kind, int layer) {
-    return at(engine, engine->weight, tensor(engine, kind, layer)->offset);
+    return at(engine, engine->weight, shard_weight_place(&engine->config, tensor(engine, kind, layer)->offset));
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
@@ -83,6 +85,30 @@ static double cpu_progress(const Engine *engine) {
     return atomic_load_explicit(&engine->work_share, memory_order_relaxed);
 }
 
+// ---- Dropout: the backward pass computes the masks again (math/dropout.h) ----------------------------------------
+
+// to (B, T, C) = what the mask leaves of x, the output of a branch or of the embeddings, or a gradient; to may be x. Where
+// nothing drops, to must be x.
+static void drop(const Engine *engine, const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
+    if (!batch->dropout.below) return;
+    dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T,
+                  engine->config.model->config.channels, engine->config.dtype);
+}
+
+// The gradient of a branch's output before it drops: that of the residual stream, or what is left of it, in `scratch`.
+static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
+    if (!batch->dropout.below) return engine->dx;
+    drop(engine, batch, scratch, engine->dx, place, l);
+    return scratch;
+}
+
+static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
+    Attention attention = engine->attention;
+    attention.dropout = dropout_at(batch->dropout, batch->dropout.example, l);
+    attention.position = engine->position;
+    return attention;
+}
+
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
 // y (N, out) = x (N, in) W + b
@@ -116,18 +142,50 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
     size_t N = batch->B * batch->T - batch->first;
     Block from = block_from(engine, all, batch->first, C), *k = &from;
     Dtype type = engine->config.dtype;
+    const Attention attention = attention_of(engine, batch, l);
     layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
                       C, type);
     linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
-    attention_forward(&engine->attention, all->attention, all->lse, all->qkv, batch->B, batch->T, batch->first, NH,
-                      C / NH);
+    attention_forward(&attention, all->attention, all->lse, all->qkv, batch->B, batch->T, batch->first, NH, C / NH);
     linear_forward(engine, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
+    drop(engine, batch, k->x_mid, k->x_mid, DROPOUT_ATTENTION, l);
     layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
                       C, type);
     linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N);
     gelu_forward(k->gelu, k->fc, N * 4 * C, type);
     if (!out) return; // recomputing: the rest is known
     linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
+    drop(engine, batch, out, out, DROPOUT_MLP, l);
+}
+
+// With document_mask: the separator opens a document, and so does a row.
+static void set_positions(Engine *engine, const Batch *batch) {
+    uint16_t *position = engine->position;
+    for (size_t b = 0; b < batch->B && position; b++, position += batch->T)
+        for (size_t t = 0; t < batch->T; t++) {
+            bool opens = t == 0 || batch->tokens[b * batch->stride + t] == engine->config.separator;
+            position[t] = opens ? 0 : (uint16_t)(position[t - 1] + 1);
+        }
+}
+
+// x (B, T, C) from row `first` on
+static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
+    size_t C = (size_t)engine->config.model->config.channels, first = batch->first;
+    const uint16_t *position = engine->position ? engine->position + first : NULL;
+    set_positions(engine, batch);
+    embedding_forward(x, batch->tokens + first, batch->stride, position, weight(engine, WTE, 0),
+                      at(engine, weight(engine, WPE, 0), position ? 0 : first * C), batch->B, batch->T - first, C,
+                      engine->config.dtype);
+    drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
+}
+
+// Block l comes next: its weights are there on return. Where blocks take turns in memory, those of `after`, the block
+// after it, are gathered meanwhile.
+static int await_block(Engine *engine, int l, int after, Error *e) {
+    const Model *model = engine->config.model;
+    TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
+    if (!engine->config.shard_weights || after < 0 || after == model->config.layers) return 0;
+    return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
 }
 
 // Writes lnf (B, T, C) from row `first` on.
@@ -139,13 +197,13 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     Dtype type = engine->config.dtype;
     engine->seen_count = 0;
     // All at once: the CPU has no kernels that a transfer could slow down.
-    TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
+    if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
-    embedding_forward(at(engine, engine->block[0].x, i), batch->tokens + first, batch->stride, weight(engine, WTE, 0),
-                      at(engine, weight(engine, WPE, 0), i), batch->B, batch->T - first, C, type);
+    if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
+    embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
     for (int l = 0; l < L; l++) {
         void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
-        TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
+        TRY(await_block(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
         add_work(engine, block_work(engine) * (double)(batch->B * batch->T - batch->first));
         residual = at(engine, engine->block[l].x_mid, i);
@@ -259,22 +317,25 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
 static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T;
-    void *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    void *dy = engine->dy, *dwide = engine->dwide;
     Dtype type = engine->config.dtype;
+    const Attention attention = attention_of(engine, batch, l);
     // Recompute what the forward pass did not keep; x has its residual already.
     if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, batch, k, NULL, NULL, l);
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, N * 4 * C, type);
     // MLP
-    linear_dweight(engine, batch, k->gelu, dx, FCPROJ_W, FCPROJ_B, l);
-    linear_dinput(engine, dwide, dx, FCPROJ_W, l, N);
+    const void *branch = branch_gradient(engine, batch, dy, DROPOUT_MLP, l);
+    linear_dweight(engine, batch, k->gelu, branch, FCPROJ_W, FCPROJ_B, l);
+    linear_dinput(engine, dwide, branch, FCPROJ_W, l, N);
     gelu_backward(dwide, dwide, k->fc, N * 4 * C, type);
     linear_dweight(engine, batch, k->ln2, dwide, FC_W, FC_B, l);
     linear_dinput(engine, dy, dwide, FC_W, l, N);
     ln_backward(engine, batch, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l);
     // attention
-    linear_dweight(engine, batch, k->attention, dx, PROJ_W, PROJ_B, l);
-    linear_dinput(engine, dy, dx, PROJ_W, l, N);
-    attention_backward(&engine->attention, dwide, dy, k->qkv, k->attention, k->lse, batch->B, batch->T, NH, C / NH);
+    branch = branch_gradient(engine, batch, dwide, DROPOUT_ATTENTION, l);
+    linear_dweight(engine, batch, k->attention, branch, PROJ_W, PROJ_B, l);
+    linear_dinput(engine, dy, branch, PROJ_W, l, N);
+    attention_backward(&attention, dwide, dy, k->qkv, k->attention, k->lse, batch->B, batch->T, NH, C / NH);
     linear_dweight(engine, batch, k->ln1, dwide, QKV_W, QKV_B, l);
     linear_dinput(engine, dy, dwide, QKV_W, l, N);
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
@@ -284,11 +345,13 @@ static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) 
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = (size_t)engine->config.model->config.channels, T = batch->T;
+    drop(engine, batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
-                       batch->B, T, C, engine->config.dtype);
+                       engine->position, batch->B, T, C, engine->config.dtype);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
         EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C,
-                                                   batch->tokens + b * batch->stride, T, C,
+                                                   batch->tokens + b * batch->stride,
+                                                   engine->position ? engine->position + b * T : NULL, T, C,
                                                    engine->dwide /* free now */, engine->config.dtype);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
@@ -301,6 +364,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
+        TRY(await_block(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
         add_work(engine, 2 * block_work(engine) * (double)(batch->B * batch->T));
@@ -324,6 +388,8 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
+static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
+
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 // Adds the rows' means of loss (B, T).
@@ -338,7 +404,7 @@ static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
 static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     size_t T = (size_t)engine->config.seq_len;
-    const Batch batch = {tokens, T + 1, (size_t)n, T, 0, mode};
+    const Batch batch = {tokens, T + 1, (size_t)n, T, 0, mode, dropout_at(engine->config.dropout, engine->example, 0)};
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     begin_work(engine, &batch, 3);
     set_targets(engine, &batch);
@@ -351,6 +417,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     for (int i = 0; i < model->tensor_count; i++)
         if (!gns_measures(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
     engine->first = engine->config.shard_grads;
+    engine->example += (uint64_t)n;
     engine->watch = (GradientWatch){NULL, NULL, NULL};
     return 0;
 }
@@ -369,7 +436,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
 // ---- Without training -----------------------------------------------------------------------------------------------
 
 static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
-    const Batch batch = {tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0, GNS_OFF};
+    const Batch batch = {tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0, GNS_OFF, {0}};
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     begin_work(engine, &batch, 1);
     set_targets(engine, &batch);
@@ -390,7 +457,7 @@ static int tokens_seen(const Engine *engine, const uint16_t *tokens, int n) {
 
 static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     size_t count = (size_t)n;
-    const Batch batch = {tokens, count, 1, count, (size_t)tokens_seen(engine, tokens, n), GNS_OFF};
+    const Batch batch = {tokens, count, 1, count, (size_t)tokens_seen(engine, tokens, n), GNS_OFF, {0}};
     assert(n > 0 && n <= engine->config.seq_len);
     begin_work(engine, &batch, 1);
     TRY(forward(engine, &batch, e));
@@ -482,6 +549,8 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 // call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
     .features = FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS,
+    .has_dropout = true,
+    .has_document_mask = true,
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,
@@ -498,6 +567,7 @@ const EngineApi cpu_engine = {
     .store = cpu_store,
     .hash = cpu_hash,
     .begin_step = cpu_begin_step,
+    .examples = cpu_examples,
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,
     .trust = cpu_trust,
@@ -508,6 +578,7 @@ const EngineApi cpu_engine = {
     .watch = cpu_watch,
     .watch_weights = cpu_watch_weights,
     .collect = cpu_collect,
+    .own_weights = cpu_own_weights,
     .clear = cpu_clear,
     .rank_norms = cpu_rank_norms,
     .buffer = cpu_buffer,

@@ -586,6 +586,8 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
     .features = CUDA_FEATURES,
+    .has_dropout = false,
+    .has_document_mask = false,
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
@@ -605,6 +607,7 @@ const EngineApi cuda_engine = {
     .unpin = cuda_unpin,
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
+    .examples = NULL,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
     .trust = NULL, // no LAMB
@@ -615,6 +618,7 @@ const EngineApi cuda_engine = {
     .watch = cuda_watch,
     .watch_weights = cuda_watch_weights,
     .collect = cuda_collect,
+    .own_weights = NULL, // no --zero 3: every rank has all weights
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,

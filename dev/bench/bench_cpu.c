@@ -216,7 +216,7 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     bench->threads = threads;
     bench->type = type;
     bench->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), NULL};
-    bench->attention = (Attention){threads, 1024, 64, NULL, type};
+    bench->attention = (Attention){.threads = threads, .max_T = 1024, .max_D = 64, .type = type};
     if (!bench->matmul.kernel) return FAIL(e, ERR_UNAVAILABLE, NULL, "this machine has no instructions for bf16");
     TRY(memory_alloc((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), "scratch", e));
     TRY(memory_alloc((void **)&bench->attention.scratch, attention_scratch(threads, 1024, 64) * sizeof(float),

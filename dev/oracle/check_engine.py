@@ -36,11 +36,26 @@ class Dump:
         shape = (int(self.meta["steps"]), int(self.meta["batch"]), int(self.meta["seq_len"]) + 1)
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
-        self.examples = gpt2.examples_fn(self.heads, self.meta["label_smoothing"])
-        (losses, nlls), self.gradients, self.head_share = self.examples(self.params, self.rows[0])
+        separator = int(self.meta["separator"]) if self.meta["separator"] >= 0 else None
+        self.examples = gpt2.examples_fn(self.heads, separator, self.meta["label_smoothing"])
+        (losses, nlls), self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
         self.losses, self.nlls = np.asarray(losses), np.asarray(nlls)
+        self.eval_losses = self.nlls  # nothing drops in an evaluation
+        if self.meta["dropout"]:
+            loss = lambda params, row: gpt2.tied_loss(params, row, self.heads, None, separator)[1]
+            self.eval_losses = np.asarray(gpt2.jax.jit(gpt2.jax.vmap(loss, (None, 0)))(self.params, self.rows[0]))
         self.gradients = {name: np.asarray(g) for name, g in self.gradients.items()}
         self.head_share = np.asarray(self.head_share)
+
+    def factors_at(self, step):
+        """Dropout's factors of the examples of step 1, 2, ..., which are numbered through."""
+        if not self.meta["dropout"]:
+            return None
+        B = self.rows.shape[1]
+        first = int(self.meta["first_example"]) + (step - 1) * B
+        layers, C = int(self.meta["layers"]), int(self.meta["channels"])
+        seed = int(self.meta["seed"])
+        return gpt2.mask_factors(self.meta["dropout"], seed, first, B, self.T, C, layers, self.heads)
 
     def get(self, name):
         if name not in self.tensors:
@@ -103,8 +118,8 @@ def check_cross_term(dump):
 
 
 def check_loss(dump):
-    wanted = {"loss": dump.losses, "nll": dump.nlls, "loss_eval": dump.nlls}
-    return worst_of([(name, numbers_error(dump.get(name), want)) for name, want in wanted.items()])
+    wanted = {"loss": dump.losses, "nll": dump.nlls, "loss_eval": dump.eval_losses}
+    return worst_of([(name, numbers_error(dump.get(name), losses)) for name, losses in wanted.items()])
 
 
 def check_grad(dump):
@@ -157,7 +172,7 @@ def check_grad_sq(dump):
 
 def check_training(dump):
     """Ten steps of the optimizer: the losses on the way and the parameters at the end."""
-    losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples)
+    losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples, dump.factors_at)
     errors = [("losses", numbers_error(dump.get("losses"), losses))]
     for name, want in params.items():
         errors.append((name, tensor_error(name, dump.get(f"paramN/{name}"), want, ~dump.zero_part(name))))

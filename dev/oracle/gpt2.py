@@ -2,8 +2,9 @@
 
 Nothing here is shared with the engines, and nothing is fast. Sources: Radford et al. 2019 (GPT-2), Ba et al. 2016
 (layer normalisation), Vaswani et al. 2017 (attention), Hendrycks and Gimpel 2016 (GELU), Loshchilov and Hutter 2019
-(AdamW), Loshchilov and Hutter 2017 (cosine), Szegedy et al. 2016 (label smoothing), You et al. 2020 (LAMB), Jordan et
-al. 2024 and Liu et al. 2025 (Muon). Parameters are a dict from Hugging Face's names to arrays; weights lie as
+(AdamW), Loshchilov and Hutter 2017 (cosine), Srivastava et al. 2014 (dropout), Salmon et al. 2011 (Philox), Szegedy et
+al. 2016 (label smoothing), You et al. 2020 (LAMB), Jordan et al. 2024 and Liu et al. 2025 (Muon). Parameters are a dict
+from Hugging Face's names to arrays; weights lie as
 (in, out). Shapes: T sequence, V vocabulary, C channels, H heads, D = C / H, B batch.
 """
 
@@ -42,32 +43,79 @@ def linear(params, name, x):
     return x @ params[name + ".weight"] + params[name + ".bias"]
 
 
-def attention(params, name, x, heads):  # (T, C)
+def attention(params, name, x, heads, document, drop):  # (T, C)
     T, C = x.shape
     qkv = linear(params, name + ".c_attn", x).reshape(T, 3, heads, C // heads)
     q, k, v = (qkv[:, i].transpose(1, 0, 2) for i in range(3))  # (H, T, D)
     scores = q @ k.transpose(0, 2, 1) / jnp.sqrt(C // heads)  # (H, T, T)
     causal = jnp.tril(jnp.ones((T, T), dtype=bool))
-    probabilities = softmax(jnp.where(causal, scores, -jnp.inf))
-    mixed = (probabilities @ v).transpose(1, 0, 2).reshape(T, C)
+    same = document[:, None] == document[None, :]
+    probabilities = softmax(jnp.where(causal & same, scores, -jnp.inf))
+    mixed = (drop(name + ".probability", probabilities) @ v).transpose(1, 0, 2).reshape(T, C)
     return linear(params, name + ".c_proj", mixed)
 
 
-def logits(params, head, tokens, heads):
-    """Logits (T, V) of one row of tokens (T). head: the output weight, (V, C), apart from the input embedding."""
+def logits(params, head, tokens, heads, factors=None, separator=None):
+    """Logits (T, V) of one row of tokens (T). head: the output weight, (V, C), apart from the input embedding. factors:
+    of dropout's masks, by place, as mask_factors makes them; None: nothing drops. separator: opens a document, which nothing else
+    sees, and in which positions restart; None: a row is one document."""
+    T = jnp.arange(len(tokens))
+    opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
+    document = jnp.cumsum(opens)
+    position = T - jnp.max(jnp.where(opens & (T <= T[:, None]), T, 0), axis=1)
+    drop = lambda place, x: x if factors is None else x * factors[place]
     layers = sum(name.endswith(".ln_1.weight") for name in params)
-    x = params[WTE][tokens] + params["wpe.weight"][: len(tokens)]
+    x = drop("embedding", params[WTE][tokens] + params["wpe.weight"][position])
     norm = lambda name, x: layer_norm(x, params[name + ".weight"], params[name + ".bias"])
     for i in range(layers):
         h = f"h.{i}"
-        x = x + attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads)
-        x = x + linear(params, f"{h}.mlp.c_proj", gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x))))
+        x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop))
+        hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x)))
+        x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden))
     return norm("ln_f", x) @ head.T
 
 
-def example_loss(params, head, row, heads, smoothing=0.0):
+def philox(counter, key):
+    """Philox4x32-10: words (..., 4) of counters (..., 4) and a key of two words, all of 32 bits, in uint64 arrays."""
+    c, low = np.asarray(counter, dtype=np.uint64), np.uint64(0xFFFFFFFF)
+    for i in range(10):
+        k = [np.uint64((word + i * weyl) % 2**32) for word, weyl in zip(key, (0x9E3779B9, 0xBB67AE85))]
+        a, b = np.uint64(0xD2511F53) * c[..., 0], np.uint64(0xCD9E8D57) * c[..., 2]
+        high = lambda p: p >> np.uint64(32)
+        c = np.stack([high(b) ^ c[..., 1] ^ k[0], b & low, high(a) ^ c[..., 3] ^ k[1], a & low], axis=-1)
+    return c
+
+
+def keep_factors(p, seed, example, place, layer, heads, rows, columns):
+    """0 where an element drops, else 1 / (1 - p): (heads, rows, columns), by the definition in llmc/math/dropout.h. p is a
+    multiple of 2^-16."""
+    h, r, c = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
+    counter = np.zeros(h.shape + (4,), dtype=np.uint64)
+    counter[..., 0] = r * 2**16 + c // 128 * 16 + c % 16
+    counter[..., 1] = place * 2**20 + layer * 2**10 + h
+    counter[..., 2] = example % 2**32
+    counter[..., 3] = 2**31 + example // 2**32
+    words = philox(counter, (seed % 2**32, seed // 2**32))
+    half = c // 16 % 8
+    bits = np.take_along_axis(words, (half // 2)[..., None], axis=-1)[..., 0] >> (16 * (half % 2)).astype(np.uint64)
+    return np.where(bits % np.uint64(2**16) < p * 2**16, 0.0, 1 / (1 - p))
+
+
+def mask_factors(p, seed, first, B, T, C, layers, heads):
+    """The factors of examples first, first + 1, ..., by place: arrays (B, ...)."""
+    p = round(p * 2**16) / 2**16
+    examples = range(first, first + B)
+    of = lambda *shape: np.stack([keep_factors(p, seed, e, *shape) for e in examples])
+    factors = {"embedding": of(0, 0, 1, T, C)[:, 0]}
+    for i in range(layers):
+        factors[f"h.{i}.attn.probability"] = of(1, i, heads, T, T)
+        factors[f"h.{i}.attn"], factors[f"h.{i}.mlp"] = of(2, i, 1, T, C)[:, 0], of(3, i, 1, T, C)[:, 0]
+    return factors
+
+
+def example_loss(params, head, row, heads, factors=None, separator=None, smoothing=0.0):
     """L_b: mean over T of the cross-entropy with the words' distribution; and with the words themselves. row (T + 1)."""
-    z = logits(params, head, row[:-1], heads)
+    z = logits(params, head, row[:-1], heads, factors, separator)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
     V = z.shape[-1]
@@ -76,23 +124,25 @@ def example_loss(params, head, row, heads, smoothing=0.0):
     return -(wanted * log_p).sum(axis=-1).mean(), -(words * log_p).sum(axis=-1).mean()
 
 
-def tied_loss(params, row, heads, smoothing=0.0):
+def tied_loss(params, row, heads, factors=None, separator=None, smoothing=0.0):
     """L_b as a function of the parameters as they are: the head is the embedding."""
-    return example_loss(params, params[WTE], row, heads, smoothing)
+    return example_loss(params, params[WTE], row, heads, factors, separator, smoothing)
 
 
 @functools.cache
-def examples_fn(heads, smoothing=0.0):
-    """A compiled function from (params, rows (B, T + 1)) to the losses (B), with label smoothing and without, the gradient
-    of every L_b by name, each (B, ...), and of the tied tensor the head's share U alone (the embedding's share is
-    E = g - U)."""
+def examples_fn(heads, separator=None, smoothing=0.0):
+    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses (B), with label smoothing and
+    without, the gradient of every L_b by name, each (B, ...), and of the tied tensor the head's share U alone (the
+    embedding's share is E = g - U)."""
 
-    def one(params, row):
-        losses, gradient = jax.value_and_grad(tied_loss, has_aux=True)(params, row, heads, smoothing)
-        head_share, _ = jax.grad(example_loss, argnums=1, has_aux=True)(params, params[WTE], row, heads, smoothing)
+    def one(params, row, factors):
+        options = (heads, factors, separator, smoothing)
+        losses, gradient = jax.value_and_grad(tied_loss, has_aux=True)(params, row, *options)
+        head_share, _ = jax.grad(example_loss, argnums=1, has_aux=True)(params, params[WTE], row, *options)
         return losses, gradient, head_share
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0)))
+    compiled = jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return lambda params, rows, factors=None: compiled(params, rows, factors)
 
 
 def square(x):
@@ -168,15 +218,15 @@ def muon(name, p, g, moments, step, lr, h):
 OPTIMIZERS = (adamw, lamb, muon)
 
 
-def train(params, batches, heads, hyper, examples=None):
+def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: None):
     """An optimizer's steps over batches (steps, B, T + 1). Returns the batch-mean losses before each update and the
     parameters at the end. hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the
-    optimizer's own."""
+    optimizer's own. factors_at: dropout's factors of step 1, 2, ..."""
     examples = examples or examples_fn(heads)
     update = OPTIMIZERS[int(hyper["optimizer"])]
     moments, losses, tokens = dict.fromkeys(params), [], 0
     for step, rows in enumerate(batches, start=1):
-        (loss, _), per_example, _ = examples(params, rows)
+        (loss, _), per_example, _ = examples(params, rows, factors_at(step))
         gradient = clipped({name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}, hyper["grad_clip"])
         losses.append(float(loss.mean()))
         tokens += rows.shape[0] * (rows.shape[1] - 1)  # done after this step

@@ -19,7 +19,8 @@ import gpt2
 
 SHAPE = dict(layers=2, heads=2, channels=8, vocab=11, context=9, seq_len=7, batch=3, micro_batch=2, steps=4)
 SMOOTHING = 0.2
-HYPER = dict(optimizer=0, momentum=0.9, label_smoothing=SMOOTHING, lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1)
+HYPER = dict(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1, dropout=0.0, separator=-1)
+HYPER |= dict(optimizer=0, momentum=0.9, label_smoothing=SMOOTHING)
 STEP_TOKENS = SHAPE["batch"] * SHAPE["seq_len"]
 HYPER |= dict(warmup_tokens=1.5 * STEP_TOKENS, train_tokens=3 * STEP_TOKENS, final_frac=0.1)
 
@@ -109,7 +110,7 @@ def close(a, b, tolerance, what):
 def test_forward():
     rng = np.random.default_rng(1)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    losses, _, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows)
+    losses, _, _ = gpt2.examples_fn(SHAPE["heads"], smoothing=SMOOTHING)(params, rows)
     plain = [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()]
     for k, kind in enumerate(("loss", "nll")):
         close(losses[k], [pair[k] for pair in plain], 1e-13, kind)
@@ -120,9 +121,9 @@ def test_gradient():
     against the gradient of the mean."""
     rng = np.random.default_rng(2)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    examples = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)
+    examples = gpt2.examples_fn(SHAPE["heads"], smoothing=SMOOTHING)
     _, gradients, head_share = examples(params, rows)
-    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"], SMOOTHING)[0])(rows).mean()
+    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"], smoothing=SMOOTHING)[0])(rows).mean()
     whole = gpt2.jax.jit(gpt2.jax.grad(mean_loss))(params)
     for name, p in params.items():
         mean = np.asarray(gradients[name]).mean(axis=0)
@@ -142,6 +143,28 @@ def test_gradient():
             assert (here > 1e-6) == (word in row[:-1]), f"E of word {word} in row {b} is {here:.3g}"
 
 
+def test_masks():
+    """Philox's published answers (Random123's kat_vectors); factors of 1 on average, and those of an example alone."""
+    pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0)
+    for (counter, key), first in ((([0] * 4, (0, 0)), 0x6627E8D5), (pi, 0xD16CFE09)):
+        assert gpt2.philox(counter, key)[0] == first, "another Philox"
+    factors = gpt2.mask_factors(0.25, 5, 100, 3, 200, 300, 1, 2)
+    for place, f in factors.items():
+        assert set(np.unique(f)) == {0.0, 4 / 3}, f"{place}: other factors"
+        assert abs(f.mean() - 1) < 5 * math.sqrt(1 / 3 / f.size), f"{place}: {f.mean():.4g} on average"
+    assert np.array_equal(gpt2.mask_factors(0.25, 5, 101, 1, 200, 300, 1, 2)["h.0.mlp"][0], factors["h.0.mlp"][1])
+
+
+def test_documents():
+    """Logits of a row of documents are those of each alone; and other documents matter without the mask."""
+    rng = np.random.default_rng(4)
+    params, separator = random_model(rng), 0
+    alone = [[5, 3, 2], [separator, 7, 1]]
+    row = np.concatenate(alone)
+    logits = lambda tokens, **options: gpt2.logits(params, params[gpt2.WTE], np.asarray(tokens), SHAPE["heads"], **options)
+    packed, want = logits(row, separator=separator), np.concatenate([logits(tokens) for tokens in alone])
+    assert np.abs(packed - want).max() < 1e-13, "a document alone"
+    assert np.abs(packed - logits(row)).max() > 1e-3, "no mask"
 def step_of(update, params, gradient, moments, step, lr, hyper):
     gradient = gpt2.clipped(gradient, hyper["grad_clip"])
     new = {k: update(k, p, gradient[k], moments.get(k), step, lr, hyper) for k, p in params.items()}
@@ -209,8 +232,8 @@ def oracle_dump():
     """The dump of a perfect fp32 engine."""
     rng = np.random.default_rng(3)
     params, rows = random_model(rng), random_rows(rng, SHAPE["steps"])
-    (losses, nlls), gradients, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows[0])
-    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER, gpt2.examples_fn(SHAPE["heads"], SMOOTHING))
+    (losses, nlls), gradients, _ = gpt2.examples_fn(SHAPE["heads"], smoothing=SMOOTHING)(params, rows[0])
+    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER, gpt2.examples_fn(SHAPE["heads"], smoothing=SMOOTHING))
     losses, nlls = np.asarray(losses), np.asarray(nlls)
     dump = {"tokens": rows, "loss": losses, "nll": nlls, "loss_eval": nlls.copy(), "losses": step_losses}
     dump["padding_max"] = np.array(0.0)
@@ -265,6 +288,9 @@ def test_checker():
         for key, value in dict(lr=4e-3, weight_decay=0.0, grad_clip=0.0, warmup_tokens=1, beta1=0.8).items():
             assert failures(good, directory, {key: value}) == ["training"], f"another {key}"
         assert failures(good, directory, {"heads": 4}) != [], "another number of heads"
+        assert failures(good, directory, {"dropout": 0.01, "first_example": 0}) != [], "dropout"
+        separator = int(good["tokens"][0, 0, 3])
+        assert failures(good, directory, {"separator": separator}) != [], "documents"
         assert failures({"loss": good["loss"]}, directory) == ["dump"], "no parameters"
         (Path(directory) / "case.safetensors").write_bytes(b"")
         with contextlib.redirect_stdout(io.StringIO()):
@@ -275,7 +301,8 @@ def test_checker():
 
 def main():
     failed = False
-    for test in (test_forward, test_gradient, test_adamw, test_lamb, test_muon, test_schedule, test_checker):
+    for test in (test_forward, test_gradient, test_masks, test_documents, test_adamw, test_lamb, test_muon, test_schedule,
+                 test_checker):
         start = time.perf_counter()
         try:
             test()

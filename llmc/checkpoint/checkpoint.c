@@ -120,8 +120,10 @@ static void token_text(char *out, size_t bytes, int token) {
     else snprintf(out, bytes, "%d", token);
 }
 
-static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, Manifest *manifest, Error *e) {
-    char bos[16], eos[16], text[1024];
+static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, double dropout,
+                        Manifest *manifest, Error *e) {
+    char bos[16], eos[16], drop[32], text[1024];
+    snprintf(drop, sizeof drop, dropout == 0 ? "%.1f" : "%.15g", dropout);
     token_text(bos, sizeof bos, ends.bos);
     token_text(eos, sizeof eos, ends.eos);
     int bytes = snprintf(
@@ -129,9 +131,10 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
         "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
         "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
         "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n  \"initializer_range\": 0.02,\n"
-        "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n"
+        "  \"resid_pdrop\": %s,\n  \"embd_pdrop\": %s,\n  \"attn_pdrop\": %s,\n  \"tie_word_embeddings\": true,\n"
         "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
-        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, bos, eos);
+        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, drop, drop, drop, bos,
+        eos);
     return manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e);
 }
 
@@ -371,8 +374,8 @@ static int values_end(ValueWriter *s, int code, const char *name, Manifest *mani
     return code;
 }
 
-int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
-                          Manifest *manifest, Error *e) {
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, double dropout, RangeReader store,
+                          void *context, Manifest *manifest, Error *e) {
     ValueWriter s;
     int code = 0;
     TRY(values_begin(&s, manifest, directory, MODEL_FILE, e));
@@ -387,7 +390,7 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
     for (int i = 0; i < model->tensor_count && !code; i++)
         code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
     TRY(values_end(&s, code, MODEL_FILE, manifest, e));
-    return write_config(directory, &model->config, text, manifest, e);
+    return write_config(directory, &model->config, text, dropout, manifest, e);
 }
 
 // ---- optimizer.safetensors ------------------------------------------------------------------------------------------

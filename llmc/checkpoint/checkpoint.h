@@ -47,9 +47,10 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
 // first value is handed over.
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
 
-// Writes both files into an existing directory, durably, and adds them to the manifest, which may be NULL.
-int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, RangeReader store, void *context,
-                          Manifest *manifest, Error *e);
+// Writes both files into an existing directory, durably, and adds them to the manifest, which may be NULL. dropout: the
+// probability of training, for programs that train further.
+int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, double dropout, RangeReader store,
+                          void *context, Manifest *manifest, Error *e);
 
 // The same for the moments.
 int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,

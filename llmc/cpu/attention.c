@@ -1,4 +1,5 @@
 #include "cpu/attention.h"
+#include "cpu/dropout.h"
 #include "cpu/tile.h"
 #include "cpu/value.h"
 #include "math/loss.h"
@@ -12,6 +13,7 @@
 //
 // Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys;
 // the longer a block, the less goes into loading and storing dq, dk and dv, but it must fit in the second-level cache.
+// Tiles of scores that no query of a tile sees, above the diagonal or of other documents, are skipped.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
 enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would fall on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
@@ -29,10 +31,20 @@ typedef struct {
 // One head of one example.
 typedef struct {
     size_t T, D, Tp, Dp;
-    size_t qkv_row, out_row; // 3C and C
-    Dtype type;              // of qkv, out and their gradients; sums, scores and scratch are fp32
-    float scale;             // 1/sqrt(D)
+    size_t qkv_row, out_row;  // 3C and C
+    Dtype type;               // of qkv, out and their gradients; sums, scores and scratch are fp32
+    float scale;              // 1/sqrt(D)
+    size_t index;             // of the head
+    Dropout dropout;          // of the example
+    const uint16_t *position; // (T) or NULL
 } Head;
+
+// The first key that query t sees: its document's. Padding belongs to the last document.
+static size_t first_key(const Head *head, size_t t) {
+    size_t last = head->T - 1;
+    return head->position ? size_min(t, last) - head->position[size_min(t, last)] : 0;
+}
+static size_t round_down(size_t n, size_t multiple) { return n / multiple * multiple; }
 
 static float *take(float *base, size_t *used, size_t n) {
     float *p = base ? base + *used : NULL;
@@ -121,9 +133,10 @@ static void multiply_transposed(float *c, size_t c_row, size_t rows, const float
     });
 }
 
-// Turns the first n of a row of scores into exp(score - max), and the rest, up to `padded`, into 0. Returns the sum.
-static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
-    for (size_t j = n; j < padded; j++) scores[j] = -INFINITY;
+// Turns scores [begin, end) of a row into exp(score - max), and the others, up to `padded`, into 0. Returns the sum.
+static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
+    for (size_t j = 0; j < begin; j++) scores[j] = -INFINITY;
+    for (size_t j = end; j < padded; j++) scores[j] = -INFINITY;
     Vec max_v = vec_load(scores), sum = {0};
     for (size_t j = VEC; j < padded; j += VEC) max_v = vec_max(vec_load(scores + j), max_v);
     *max = vec_largest(max_v);
@@ -135,20 +148,34 @@ static float softmax_row(float *scores, size_t n, size_t padded, float *max) {
     return vec_sum(sum);
 }
 
+// Drops some of the probabilities of query t and keys [j, end), multiples of VEC.
+static void drop_row(const Head *head, float *scores, size_t t, size_t j, size_t end) {
+    float factor[DROPOUT_SPAN];
+    while (j < end) {
+        size_t span = round_down(j, DROPOUT_SPAN);
+        dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, span);
+        for (size_t next = size_min(end, span + DROPOUT_SPAN); j < next; j += VEC)
+            vec_store(scores + j, vec_load(scores + j) * vec_load(factor + (j - span)));
+    }
+}
+
 // Rows [i, i + rows): out = softmax(q k^T) v, lse
 static void forward_panel(const Head *head, const Scratch *s, void *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
-    for (size_t j = 0; j < keys; j += TILE_COLUMNS)
+    size_t first = round_down(first_key(head, i), TILE_COLUMNS);
+    for (size_t j = first; j < keys; j += TILE_COLUMNS)
         multiply(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D, false);
     float sum[TILE_ROWS];
     size_t valid = size_min(rows, head->T - i);
     for (size_t r = 0; r < rows; r++) {
-        float max;
-        sum[r] = softmax_row(s->scores + r * score_row, i + r + 1, keys, &max);
+        float max, *scores = s->scores + r * score_row;
+        sum[r] = softmax_row(scores + first, first_key(head, i + r) - first, i + r + 1 - first, keys - first, &max);
         if (r < valid) lse[i + r] = loss_logsumexp(max, sum[r]);
+        if (r < valid && head->dropout.below) drop_row(head, scores, i + r, first, keys);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-        multiply(s->rows + d, Dp, rows, s->scores, score_row, s->v + d, Dp, i + rows, false);
+        multiply(s->rows + d, Dp, rows, s->scores + first, score_row, s->v + first * Dp + d, Dp, i + rows - first,
+                 false);
     for (size_t r = 0; r < valid; r++) copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
 }
 
@@ -161,7 +188,7 @@ static void forward_head(const Head *head, const Scratch *s, void *out, float *l
         forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
 }
 
-// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4)
+// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4), with dropout as well
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
     Vec sum = {0};
@@ -174,17 +201,50 @@ static void compute_delta(const Head *head, const Scratch *s, const void *out) {
         BY_TYPE(head->type, s->delta[t] = row_delta(s->dout + t * head->Dp, out, t * head->out_row, head->D, TYPE));
 }
 
-// Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 above the
-// diagonal. n is a multiple of VEC.
-static void backward_softmax_row(float *scores, float *dscores, size_t t, size_t j, size_t n, float lse, float delta) {
-    VecInt key = {0};
-    for (int i = 0; i < VEC; i++) key[i] = (int32_t)j + i;
+// Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
+// [first, t]. n is a multiple of VEC. factor: of the mask, or NULL; then P becomes what the forward pass multiplied v by,
+// and dP is that of the dropped probabilities.
+VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
+                                    float lse, float delta, const float *factor) {
+    VecBits key = {0}; // counted from `first`: those before it become the largest numbers
+    for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)first + (uint32_t)i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
-        VecInt seen = key <= (int32_t)t;
-        vec_store(scores + i, vec_select(seen, p, (Vec){0}));
+        VecInt seen = key <= (uint32_t)(t - first);
+        if (factor) dp *= vec_load(factor + i);
         vec_store(dscores + i, vec_select(seen, p * (dp - delta), (Vec){0}));
+        if (factor) p *= vec_load(factor + i);
+        vec_store(scores + i, vec_select(seen, p, (Vec){0}));
     }
+}
+
+// The same of keys [j, end), with dropout. Apart, for the speed without.
+__attribute__((noinline)) static void backward_dropped_row(const Head *head, const Scratch *s, float *scores,
+                                                           float *dscores, size_t t, size_t j, size_t end) {
+    float factor[DROPOUT_SPAN];
+    for (size_t next; j < end; scores += next - j, dscores += next - j, j = next) {
+        size_t span = round_down(j, DROPOUT_SPAN);
+        next = size_min(end, span + DROPOUT_SPAN);
+        dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, span);
+        backward_softmax(scores, dscores, first_key(head, t), t, j, next - j, s->lse[t], s->delta[t],
+                         factor + (j - span));
+    }
+}
+
+// Either, of keys [j, end).
+static void backward_softmax_row(const Head *head, const Scratch *s, float *scores, float *dscores, size_t t, size_t j,
+                                 size_t end) {
+    if (head->dropout.below) backward_dropped_row(head, s, scores, dscores, t, j, end);
+    else backward_softmax(scores, dscores, first_key(head, t), t, j, end - j, s->lse[t], s->delta[t], NULL);
+}
+
+// Keys [begin, end) of the block [j, j + keys), counted from j, that some query of [i, i + rows) sees.
+typedef struct {
+    size_t begin, end;
+} Seen;
+static Seen keys_seen(const Head *head, size_t i, size_t rows, size_t j, size_t keys) {
+    size_t end = i + rows > j ? size_min(keys, i + rows - j) : 0, first = first_key(head, i);
+    return (Seen){size_min(end, first > j ? first - j : 0), end};
 }
 
 // P and dS of queries [i, i + rows) (at most TILE_ROWS), keys [j, j + keys), into row r of the score blocks.
@@ -192,27 +252,29 @@ static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t
                             size_t keys) {
     size_t D = head->D, Dp = head->Dp;
     float *p = s->scores + r * SCORE_ROW, *ds = s->dscores + r * SCORE_ROW;
-    size_t seen = i + rows > j ? size_min(keys, round_up(i + rows - j, TILE_COLUMNS)) : 0;
-    for (size_t c = 0; c < seen; c += TILE_COLUMNS) {
+    Seen seen = keys_seen(head, i, rows, j, keys);
+    size_t begin = round_down(seen.begin, TILE_COLUMNS), end = size_min(keys, round_up(seen.end, TILE_COLUMNS));
+    for (size_t c = begin; c < end; c += TILE_COLUMNS) {
         multiply(p + c, SCORE_ROW, rows, s->q + i * Dp, Dp, s->k_t + (j + c) * D, TILE_COLUMNS, D, false);
         multiply(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
-        backward_softmax_row(p, ds, t, j, seen, s->lse[t], s->delta[t]);
-        memset(p + seen, 0, (keys - seen) * sizeof *p);
-        memset(ds + seen, 0, (keys - seen) * sizeof *ds);
+        backward_softmax_row(head, s, p + begin, ds + begin, t, j + begin, j + end);
+        if (begin > 0) memset(p, 0, begin * sizeof *p), memset(ds, 0, begin * sizeof *ds);
+        if (end < keys) memset(p + end, 0, (keys - end) * sizeof *p), memset(ds + end, 0, (keys - end) * sizeof *ds);
     }
 }
 
-// Queries [i, i_end) with keys [j, j + keys): dv += P^T dout, dk += dS^T q, and dq of the block += dS k.
-static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys) {
+// Queries [i, i_end) with keys [j, j + keys): dv += P^T dout, dk += dS^T q, and dq of the block = dS k, or += (add).
+static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys,
+                           bool add) {
     size_t Dp = head->Dp;
     for (size_t row = i; row < i_end; row += TILE_ROWS)
         backward_scores(head, s, row, size_min(TILE_ROWS, i_end - row), row - i, j, keys);
     for (size_t c = 0; c < keys && j + c < i_end; c += TILE_ROWS) {
-        size_t first = size_max(i, j + c),
-               rows = size_min(TILE_ROWS, keys - c); // queries before `first` see no key of c
-        size_t offset = (first - i) * SCORE_ROW + c, K = i_end - first;
+        size_t rows = size_min(TILE_ROWS, keys - c), first = size_max(i, j + c), last = i_end;
+        while (last > first && first_key(head, last - 1) >= j + c + rows) last--;
+        size_t offset = (first - i) * SCORE_ROW + c, K = last - first; // other queries see no key of c
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
             float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
             multiply_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);
@@ -221,10 +283,10 @@ static void backward_block(const Head *head, const Scratch *s, size_t i, size_t 
     }
     for (size_t row = i; row < i_end; row += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, i_end - row);
-        size_t K = row + rows > j ? size_min(keys, row + rows - j) : 0; // keys that the rows see
+        Seen seen = keys_seen(head, row, rows, j, keys);
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-            multiply(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW, SCORE_ROW,
-                     s->k + j * Dp + d, Dp, K, j > 0);
+            multiply(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW + seen.begin, SCORE_ROW,
+                     s->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
     }
 }
 
@@ -242,9 +304,9 @@ static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk
     memcpy(s->lse, lse, head->T * sizeof(float));
     for (size_t t = head->T; t < Tp; t++) s->lse[t] = INFINITY, s->delta[t] = 0; // padding: P = 0
     for (size_t i = 0; i < head->T; i += ROW_BLOCK) {
-        size_t i_end = size_min(Tp, i + ROW_BLOCK);
-        for (size_t j = 0; j < i_end; j += KEY_BLOCK)
-            backward_block(head, s, i, i_end, j, size_min(KEY_BLOCK, round_up(i_end, TILE_COLUMNS) - j));
+        size_t i_end = size_min(Tp, i + ROW_BLOCK), first = round_down(first_key(head, i), TILE_COLUMNS);
+        for (size_t j = first; j < i_end; j += KEY_BLOCK)
+            backward_block(head, s, i, i_end, j, size_min(KEY_BLOCK, round_up(i_end, TILE_COLUMNS) - j), j > first);
         copy_rows_out(head, dq, i, row, s->rows, size_min(head->T, i_end) - i, head->scale);
     }
     copy_rows_out(head, dk, 0, row, s->dk, head->T, 1);
@@ -253,17 +315,35 @@ static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk
 
 static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
     assert(T <= at->max_T && D <= at->max_D && D > 0);
-    return (Head){T,      D,        round_up(T, TILE_COLUMNS), round_up(D, TILE_COLUMNS), 3 * NH * D,
-                  NH * D, at->type, 1 / sqrtf((float)D)};
+    return (Head){.T = T,
+                  .D = D,
+                  .Tp = round_up(T, TILE_COLUMNS),
+                  .Dp = round_up(D, TILE_COLUMNS),
+                  .qkv_row = 3 * NH * D,
+                  .out_row = NH * D,
+                  .type = at->type,
+                  .scale = 1 / sqrtf((float)D),
+                  .dropout = at->dropout,
+                  .position = at->position};
+}
+
+// Head i % NH of example i / NH.
+static Head head_at(const Head *first, size_t i, size_t NH) {
+    Head head = *first;
+    head.index = i % NH;
+    head.dropout.example += i / NH;
+    if (head.position) head.position += i / NH * head.T;
+    return head;
 }
 
 void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D) {
-    const Head head = head_of(at, T, NH, D);
+    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D, scores = B * NH * (T - first) * T;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (scores * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, column = bh % NH * D;
+        const Head head = head_at(&first_head, bh, NH);
         const Scratch s = scratch_of_thread(at);
         size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart
         forward_head(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, value_at(qkv, q, at->type),
@@ -273,11 +353,12 @@ void attention_forward(const Attention *at, void *out, float *lse, const void *q
 
 void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
-    const Head head = head_of(at, T, NH, D);
+    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
     for (size_t bh = 0; bh < B * NH; bh++) {
         size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
+        const Head head = head_at(&first_head, bh, NH);
         const Scratch s = scratch_of_thread(at);
         const void *q[3]; // then k and v
         void *dq[3];

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/common.h"
+#include "math/dropout.h"
 #include "model/modes.h"
 
 typedef struct {
@@ -15,6 +16,9 @@ typedef struct {
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
     Dtype type;
+    Dropout dropout; // of the layer, and of the first example; the same in both passes
+    // (B, T): of a token in its document, which alone it sees; 0, then one more each, until the next 0. NULL: t.
+    const uint16_t *position;
 } Attention;
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D);

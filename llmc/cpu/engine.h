@@ -30,10 +30,11 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;             // what the kernels read: flat, in the layout of the tensor table
-    float *param;             // master weights, of the owned ranges; where they are fp32 the same as weight
-    float *grad;              // flat, or a few of its buckets (shard_grad_place)
-    float *grad_sum;          // of the step: grad, or the owned ranges (model/shard.h)
+    void *
+        weight; // what the kernels read: flat, in the layout of the tensor table, or a few buckets (shard_weight_place)
+    float *param;    // master weights, of the owned ranges; the same as weight where these are fp32 and not sharded
+    float *grad;     // flat, or a few of its buckets (shard_grad_place)
+    float *grad_sum; // of the step: grad, or the owned ranges (model/shard.h)
     float *moment1, *moment2; // of the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -43,6 +44,7 @@ struct Engine {
     float *nll;               // (B, T)
     float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
     uint16_t *targets;        // (B, T)
+    uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
     uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
@@ -58,6 +60,7 @@ struct Engine {
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    uint64_t example;         // number of the next micro-step's first row
     GradientWatch watch;      // of the next micro-step
     WeightsWatch weights_watch; // await NULL: all weights are there
     Matmul matmul;
@@ -87,6 +90,7 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e)
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);
+int cpu_own_weights(Engine *engine, Range range, Error *e);
 int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);

@@ -36,8 +36,8 @@ static void *take(Layout *a, size_t bytes) {
 static void layout_param(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
-    TAKE_VALUES(engine->weight, c->model->flat_count);
-    if (type == DTYPE_FP32) engine->param = engine->weight;
+    TAKE_VALUES(engine->weight, shard_weight_elements(c));
+    if (type == DTYPE_FP32 && !c->shard_weights) engine->param = engine->weight;
     else if (!c->inference) TAKE(engine->param, shard_elements(c));
 }
 
@@ -91,6 +91,7 @@ static void layout_activations(Engine *engine, Layout *a) {
     TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
     TAKE(engine->nll, N);
     TAKE(engine->targets, N);
+    if (c->document_mask) TAKE(engine->position, N);
     TAKE(engine->seen, c->seq_len);
     if (c->inference) return;
     if (c->label_smoothing > 0) TAKE(engine->loss, N);
@@ -126,7 +127,7 @@ static void layout_workspaces(Engine *engine, Layout *a) {
     int threads = engine_thread_count(&engine->config);
     Dtype type = engine->config.dtype;
     engine->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), take(a, matmul_scratch(type, N))};
-    engine->attention = (Attention){threads, T, D, NULL, type};
+    engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = type};
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 

@@ -19,11 +19,28 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-static bool weights_rounded(const Engine *engine) { return engine->config.dtype != DTYPE_FP32; }
+// Are the master weights apart from those that the kernels read, and of the owned ranges alone?
+static bool masters_apart(const Engine *engine) {
+    return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
+}
+
+static void *weight_at(const Engine *engine, size_t element) {
+    return value_at(engine->weight, shard_weight_place(&engine->config, element), engine->config.dtype);
+}
+
+// Weights of a range that lies in one piece, for the kernels.
+static void set_weights(Engine *engine, Range range, const float *values) {
+    void *weight = weight_at(engine, range.begin);
+    size_t n = range_length(range);
+    if (engine->config.dtype == DTYPE_FP32) memcpy(weight, values, range_float_bytes(range));
+    else
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
+        for (size_t i = 0; i < n; i++) ((uint16_t *)weight)[i] = f32_to_bf16(values[i]);
+}
 
 // Does the array cover all parameters, or the owned ranges alone?
 static bool is_whole(const Engine *engine, StateKind kind) {
-    return (kind == STATE_PARAM && !weights_rounded(engine)) || (kind == STATE_GRAD && !engine->config.shard_grads);
+    return (kind == STATE_PARAM && !masters_apart(engine)) || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
 
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
@@ -32,9 +49,12 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
     float *array = state_array(engine, kind);
     Piece p;
     engine->seen_count = 0;
-    if (kind == STATE_PARAM && weights_rounded(engine))
-        for (size_t i = range.begin; i < range.end; i++)
-            value_set(engine->weight, i, values[i - range.begin], DTYPE_BF16);
+    if (kind == STATE_PARAM && masters_apart(engine)) {
+        const Model *model = engine->config.model;
+        Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};
+        Range kept = range_overlap(range, all);
+        set_weights(engine, kept, values + (kept.begin - range.begin));
+    }
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         memcpy(array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range));
     return 0;
@@ -48,13 +68,20 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
-    if (kind == STATE_PARAM) TRY(watch_await(&engine->weights_watch, range, e));
+    if (kind == STATE_PARAM && !engine->config.shard_weights) TRY(watch_await(&engine->weights_watch, range, e));
     for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
         memcpy(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range));
     return 0;
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
+
+int cpu_own_weights(Engine *engine, Range range, Error *e) {
+    (void)e;
+    assert(engine->config.shard_weights);
+    set_weights(engine, range, engine->param + shard_place(&engine->config, range));
+    return 0;
+}
 
 int cpu_clear(Engine *engine, Range range, Error *e) {
     (void)e;
@@ -100,7 +127,8 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: what becomes of the weights for the kernels; NULL: they read param.
+// A tensor's part of a piece. rounded: what becomes of the weights for the kernels; NULL: they read param,
+// or what own_weights makes of it.
 typedef struct {
     const Tensor *tensor;
     size_t n; // elements
@@ -114,10 +142,10 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
     const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
     Range part = range_overlap(tensor_range(tensor), p.range);
     size_t at = part.begin - p.range.begin;
-    bool rounds = weights_rounded(engine);
+    bool rounds = engine->config.dtype != DTYPE_FP32 && !engine->config.shard_weights;
     return (TensorPart){.tensor = tensor,
                         .n = range_length(part),
-                        .param = engine->param + (rounds ? p.place + at : part.begin),
+                        .param = engine->param + (masters_apart(engine) ? p.place + at : part.begin),
                         .moment1 = engine->moment1 + p.place + at,
                         .moment2 = engine->moment2 + p.place + at,
                         .rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL,
@@ -247,7 +275,7 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
-    case BUFFER_WEIGHT: return value_at(engine->weight, element, engine->config.dtype);
+    case BUFFER_WEIGHT: return weight_at(engine, element);
     case BUFFER_NORMS: return engine->grad_sq + element;
     case BUFFER_TRUST: return engine->trust_sq + element;
     }
@@ -269,17 +297,39 @@ static uint64_t hash_floats(const float *x, Range range, size_t first) {
     return sum;
 }
 
-int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    TRY(watch_await(&engine->weights_watch, range, e));
-    if (!weights_rounded(engine)) {
-        *hash = hash_floats(engine->weight, range, 0);
-        return 0;
-    }
-    const uint16_t *weight = engine->weight;
-    bool masters = engine->param && engine->config.owned_count == 0;
-    uint64_t sum = masters ? hash_floats(engine->param, range, engine->config.model->flat_count) : 0;
+// Those of bf16 values, of 16 bits an element.
+static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
+    uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
-    for (size_t i = range.begin; i < range.end; i++) sum += hash_element(i, weight[i]);
-    *hash = sum;
+    for (size_t i = range.begin; i < range.end; i++) sum += hash_element(first + i, x[i]);
+    return sum;
+}
+
+// Of the weights that the kernels read, in a range that lies in one piece.
+static uint64_t hash_weights(const Engine *engine, Range range) {
+    Range here = {0, range_length(range)};
+    const void *weight = weight_at(engine, range.begin);
+    bool rounded = engine->config.dtype != DTYPE_FP32;
+    return rounded ? hash_rounded(weight, here, range.begin) : hash_floats(weight, here, range.begin);
+}
+
+static int hash_buckets(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    const Model *model = engine->config.model;
+    *hash = 0;
+    for (int i = 0; i < model_bucket_count(model); i++) {
+        Range part = range_overlap(range, model_bucket(model, i));
+        if (!range_length(part)) continue;
+        TRY(watch_await(&engine->weights_watch, part, e));
+        *hash += hash_weights(engine, part);
+    }
+    return 0;
+}
+
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    const EngineConfig *config = &engine->config;
+    if (config->shard_weights) return hash_buckets(engine, range, hash, e);
+    TRY(watch_await(&engine->weights_watch, range, e));
+    bool masters = masters_apart(engine) && engine->param && config->owned_count == 0;
+    *hash = hash_weights(engine, range) + (masters ? hash_floats(engine->param, range, config->model->flat_count) : 0);
     return 0;
 }

@@ -14,29 +14,32 @@ VECTOR_INLINE void embed_row(void *out, const void *te, const void *pe, int C, c
     for (int c = 0; c < C; c++) value_set(out, c, value_get(te, c, type) + value_get(pe, c, type), type);
 }
 
-void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const void *wte, const void *wpe, int B, int T,
-                       int C, Dtype type) {
+void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uint16_t *position, const void *wte,
+                       const void *wpe, int B, int T, int C, Dtype type) {
 #pragma omp parallel for collapse(2) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
-            void *out = value_at(x, ((size_t)b * T + t) * C, type);
+            size_t row = (size_t)b * T + t;
+            void *out = value_at(x, row * C, type);
             const void *te = value_at(wte, (size_t)tokens[b * stride + t] * C, type);
-            const void *pe = value_at(wpe, (size_t)t * C, type);
+            const void *pe = value_at(wpe, (size_t)(position ? position[row] : t) * C, type);
             BY_TYPE(type, embed_row(out, te, pe, C, TYPE));
         }
 }
 
 // Threads share the channels, not the rows: so the rows of a token are added in the same order on any number of threads.
-void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride, int B, int T,
-                        int C, Dtype type) {
+void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride,
+                        const uint16_t *position, int B, int T, int C, Dtype type) {
     const int block = 32; // channels
 #pragma omp parallel for schedule(static) if ((size_t)B * T * C > PARALLEL_FLOATS)
     for (int c0 = 0; c0 < C; c0 += block) {
         int c1 = c0 + block < C ? c0 + block : C;
         for (int b = 0; b < B; b++)
             for (int t = 0; t < T; t++) {
-                const void *d = value_at(dx, ((size_t)b * T + t) * C, type);
-                float *te = dwte + (size_t)tokens[b * stride + t] * C, *pe = dwpe + (size_t)t * C;
+                size_t row = (size_t)b * T + t;
+                const void *d = value_at(dx, row * C, type);
+                float *te = dwte + (size_t)tokens[b * stride + t] * C;
+                float *pe = dwpe + (size_t)(position ? position[row] : t) * C;
                 BY_TYPE(
                     type, for (int c = c0; c < c1; c++) {
                         te[c] += value_get(d, c, TYPE);
@@ -52,9 +55,25 @@ static double dot(const float *a, const float *b, int n) {
     return sum;
 }
 
-EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, const uint16_t *tokens, int T, int C,
-                                       float *scratch, Dtype type) {
-    EmbeddingNorms norms = {0, 0, 0};
+// The sum over the keys k that occur of |S[k]|^2, S[k] the sum of dx[t] over t with key k.
+static double gathered_squares(const void *dx, const uint16_t *key, int T, int C, float *scratch, Dtype type) {
+    double squares = 0;
+    for (int t = 0; t < T; t++) {
+        bool seen = false;
+        for (int s = 0; s < t && !seen; s++) seen = key[s] == key[t];
+        if (seen) continue;
+        memset(scratch, 0, sizeof(float) * (size_t)C);
+        for (int s = t; s < T; s++)
+            if (key[s] == key[t])
+                for (int c = 0; c < C; c++) scratch[c] += value_get(dx, (size_t)s * C + c, type);
+        squares += dot(scratch, scratch, C);
+    }
+    return squares;
+}
+
+EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, const uint16_t *tokens,
+                                       const uint16_t *position, int T, int C, float *scratch, Dtype type) {
+    EmbeddingNorms norms = {gathered_squares(dx, tokens, T, C, scratch, type), 0, 0};
     for (int t = 0; t < T; t++) {
         const float *head = head_rows + (size_t)t * C;
         double square = 0, cross = 0;
@@ -65,16 +84,8 @@ EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, c
         }
         norms.position_sq += square;
         norms.cross += cross;
-        // where a token v first occurs, add |E[v]|^2, E[v] over all its occurrences
-        bool seen = false;
-        for (int s = 0; s < t && !seen; s++) seen = tokens[s] == tokens[t];
-        if (seen) continue;
-        memset(scratch, 0, sizeof(float) * (size_t)C);
-        for (int s = t; s < T; s++)
-            if (tokens[s] == tokens[t])
-                for (int c = 0; c < C; c++) scratch[c] += value_get(dx, (size_t)s * C + c, type);
-        norms.embedding_sq += dot(scratch, scratch, C);
     }
+    if (position) norms.position_sq = gathered_squares(dx, position, T, C, scratch, type);
     return norms;
 }
 

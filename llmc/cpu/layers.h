@@ -9,23 +9,25 @@
 
 enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
-// x[b][t] = wte[token] + wpe[t]. tokens: (B, stride), of which the first T of a row are read.
-void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const void *wte /* (V, C) */,
-                       const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
+// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride), of which the first T of a row are read. position: (B, T), or
+// NULL: t.
+void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const uint16_t *position,
+                       const void *wte /* (V, C) */, const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
 
-// dwte[token] += dx, dwpe[t] += sum over b of dx.
+// dwte[token] += dx, dwpe[position] += dx.
 void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, const void *dx /* (B, T, C) */,
-                        const uint16_t *tokens, size_t stride, int B, int T, int C, Dtype type);
+                        const uint16_t *tokens, size_t stride, const uint16_t *position, int B, int T, int C,
+                        Dtype type);
 
 // Squared norms of example b's embedding gradient. E[v] = sum over t with token t = v of dx[t]: embedding_sq is |E|^2,
-// position_sq is sum over t of |dx[t]|^2, and cross is <E, U> = sum over t of dx[t] . head_rows[t]. U is the example's
+// position_sq is the same of positions, and cross is <E, U> = sum over t of dx[t] . head_rows[t]. U is the example's
 // gradient of the same matrix in its role as the head, head_rows[t] its row `token t`.
 typedef struct {
     double embedding_sq, position_sq, cross;
 } EmbeddingNorms;
 EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float *head_rows /* (T, C) */,
-                                       const uint16_t *tokens /* (T) */, int T, int C, float *scratch /* (C) */,
-                                       Dtype type);
+                                       const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
+                                       int T, int C, float *scratch /* (C) */, Dtype type);
 
 // LayerNorm of N rows of C (math/layernorm.h); mean and rstd (N) are kept for the backward pass.
 // residual (N, C) or NULL: x becomes x + residual first.

@@ -17,6 +17,11 @@ GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
     return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
 }
 
+// The shift of an epoch's windows, in [0, n), from a number that no round of its order uses.
+GNS_HD static inline uint64_t permutation_shift(uint64_t n, uint64_t key) {
+    return hash_finish(key + (PERMUTATION_ROUNDS + 1) * HASH_GOLDEN) % n;
+}
+
 // One pass of the network over [0, 2^(low_bits + high_bits)).
 GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int high_bits, uint64_t key) {
     uint64_t low_mask = ((uint64_t)1 << low_bits) - 1, high_mask = ((uint64_t)1 << high_bits) - 1;

@@ -11,6 +11,7 @@
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 #pragma once
 
+#include "math/dropout.h"
 #include "model/model.h"
 #include "model/modes.h"
 
@@ -30,11 +31,15 @@ typedef struct {
     Recompute recompute;
     Optimizer optimizer;   // MUON: an owned range then has a block's matrices as a whole
     float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
-    const Range *owned;    // what this rank updates, in ascending order: moments, and what else only the update needs,
-    int owned_count;       // exist for these ranges alone. 0: for everything
-    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    size_t leave;          // bytes of the device's memory to leave free, for the exchange between ranks
-    bool plan_fused;       // plan_memory: of a device with exact_is_fused, which need not be here
+    bool document_mask; // a token sees its document alone, and positions restart: `separator` opens a document. In all
+    uint16_t separator; // passes, micro-steps, eval and logits
+    Dropout dropout;    // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
+    const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
+    int owned_count;    // exist for these ranges alone. 0: for everything
+    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    bool shard_weights; // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
+    size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
+    bool plan_fused;    // plan_memory: of a device with exact_is_fused, which need not be here
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is taken (--dry-run).
@@ -68,7 +73,8 @@ typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind
 // The engine's own memory, for the exchange between ranks: on the device where there is one.
 typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
-    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy
+    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights each
+                   // block's bucket somewhere else (shard_weight_place)
     BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read
     BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
@@ -89,6 +95,10 @@ typedef struct {
 // arrival. Before that, where it can, it calls `soon`: the range is needed next, and a transfer that begins now slows
 // the engine's kernels least. The ranges are the model's buckets, from the first to the last; `soon` may cover all at
 // once; `await` also covers what `store` and `hash` are asked for.
+//
+// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse; see `own_weights`. Then `soon`
+// names the next block's bucket alone, and the engine has queued its last read of what is in that slot. `store` awaits
+// nothing.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -114,6 +124,10 @@ typedef struct StepResult {
 
 typedef struct EngineApi EngineApi;
 struct EngineApi {
+    // ---- What EngineConfig may ask for ------------------------------------------------------------------------------
+
+    bool has_dropout, has_document_mask;
+
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
     unsigned features; // of Feature, those that it has
@@ -158,7 +172,8 @@ struct EngineApi {
 
     // -----------------------------------------------------------------------------------------------------------------
     // State. Arrays that exist for the owned ranges alone lack the rest: store leaves its values alone, load skips
-    // them. (The weights that forward and backward read are all there, and a load of STATE_PARAM sets them all.)
+    // them. (The weights that forward and backward read are all there, and a load of STATE_PARAM sets them all; with
+    // shard_weights those of the embeddings.)
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
@@ -174,6 +189,7 @@ struct EngineApi {
 
     // A hash (base/hash.h) of the bits of all weights in the range that every rank keeps alike: what forward and
     // backward read, and the master weights, unless this rank has only its share of them. Waits for the device.
+    // With shard_weights it awaits one block after the other.
     int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -181,6 +197,10 @@ struct EngineApi {
     // of the step before; they are never cleared.
 
     int (*begin_step)(Engine *engine, Error *e);
+
+    // The rows of the micro-steps from here on are examples first, first + 1, ... of the run, one micro-step after the
+    // other. What drops depends on this number. NULL: the engine needs no number.
+    void (*examples)(Engine *engine, uint64_t first);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
     // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients; but the
@@ -226,6 +246,18 @@ struct EngineApi {
     // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies them to the step's
     // sums (first), or adds them: those of a range within a single owned one. Norms and update are about these sums.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
+
+    // With shard_weights forward and backward find the weights of the embeddings, and of one block in each slot of
+    // shard_weight_place:
+    //
+    //     bucket               is in memory from its `await` until
+    //     0 (the embeddings)   the next update
+    //     1 + l (block l)      `soon` or `await` of another block in its slot
+    //
+    // The masters of the owned ranges are apart from them. own_weights writes those of a range within a single owned one
+    // to their place in the bucket's memory, rounded if forward and backward read rounded weights; then the ranks gather
+    // the bucket. NULL: this engine has no shard_weights (--zero 3).
+    int (*own_weights)(Engine *engine, Range range, Error *e);
 
     // Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
@@ -278,11 +310,15 @@ ENGINE_CALL(int, logits, (Engine * g, const uint16_t *tokens, int n, float *logi
 ENGINE_CALL(void, watch, (Engine * g, const GradientWatch *watch), g, watch)
 ENGINE_CALL(void, watch_weights, (Engine * g, const WeightsWatch *watch), g, watch)
 ENGINE_CALL(int, collect, (Engine * g, Range range, bool first, Error *e), g, range, first, e)
+ENGINE_CALL(int, own_weights, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, clear, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
 ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
 #undef ENGINE_CALL
+static inline void engine_examples(Engine *g, uint64_t first) {
+    if (engine_api(g)->examples) engine_api(g)->examples(g, first);
+}
 static inline double engine_progress(const Engine *g) {
     return engine_api(g)->progress ? engine_api(g)->progress(g) : 0;
 }

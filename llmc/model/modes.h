@@ -28,9 +28,9 @@ typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON, OPTIMIZERS } Opt
 static const char *const optimizer_names[] = {"AdamW", "LAMB", "Muon"};
 
 // Which rank keeps what (--zero): see ranks/parallel.h.
-typedef enum { ZERO_0, ZERO_1, ZERO_2 } ZeroStage;
+typedef enum { ZERO_0, ZERO_1, ZERO_2, ZERO_3 } ZeroStage;
 
-// When gradients are summed over the ranks (--reduce): once a step, or after every micro-step (ZERO_2 only).
+// When gradients are summed over the ranks (--reduce): once a step, or after every micro-step (from ZERO_2 on).
 typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
 // The type of gradients in transfer between ranks (--comm-dtype).

@@ -38,22 +38,46 @@ size_t shard_place(const EngineConfig *config, Range range) {
     return piece.place;
 }
 
-// ---- Gradients ------------------------------------------------------------------------------------------------------
+// ---- Buckets that take turns in memory ------------------------------------------------------------------------------
 
 // The last block is the longest: ln_f comes with it.
 static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }
 
-size_t shard_grad_elements(const EngineConfig *config) {
-    if (!config->shard_grads) return config->model->flat_count;
-    return range_length(model_bucket(config->model, 0)) + 2 * block_elements(config->model);
+// Elements of an array with the embeddings and `slots` blocks; 0 slots: with everything.
+static size_t slotted_elements(const Model *model, int slots) {
+    if (!slots) return model->flat_count;
+    return range_length(model_bucket(model, 0)) + (size_t)slots * block_elements(model);
 }
 
-size_t shard_grad_place(const EngineConfig *config, size_t element) {
-    const Model *model = config->model;
+static size_t slotted_place(const Model *model, int slots, size_t element) {
     int bucket = model_bucket_at(model, element);
-    if (!config->shard_grads || bucket == 0) return element;
-    size_t first = range_length(model_bucket(model, 0)) + (size_t)(bucket % 2) * block_elements(model);
+    if (!slots || bucket == 0) return element;
+    size_t first = range_length(model_bucket(model, 0)) + (size_t)(bucket % slots) * block_elements(model);
     return first + (element - model_bucket(model, bucket).begin);
+}
+
+static int grad_slots(const EngineConfig *config) { return config->shard_grads ? 2 : 0; }
+static int weight_slots(const EngineConfig *config) { return config->shard_weights ? SHARD_WEIGHT_SLOTS : 0; }
+
+size_t shard_grad_elements(const EngineConfig *config) { return slotted_elements(config->model, grad_slots(config)); }
+
+size_t shard_grad_place(const EngineConfig *config, size_t element) {
+    return slotted_place(config->model, grad_slots(config), element);
+}
+
+size_t shard_weight_elements(const EngineConfig *config) {
+    return slotted_elements(config->model, weight_slots(config));
+}
+
+size_t shard_weight_place(const EngineConfig *config, size_t element) {
+    return slotted_place(config->model, weight_slots(config), element);
+}
+
+bool shard_keeps_weights(const EngineConfig *config, Range range) {
+    Piece piece;
+    int next = 0;
+    bool whole = !config->shard_weights || model_bucket_at(config->model, range.begin) == 0;
+    return whole || shard_next(config, false, range, &next, &piece);
 }
 
 size_t shard_grad_sum_place(const EngineConfig *config, Range range) {

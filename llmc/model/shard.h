@@ -30,4 +30,14 @@ size_t shard_grad_place(const EngineConfig *config, size_t element);
 // Offset of a range in the step's summed gradients; with shard_grads these are of owned ranges alone.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
+// The weights that forward and backward read: all of them; or, with shard_weights, those of the embeddings, and of a few
+// blocks, one in each slot: bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Two slots suffice for a gathering beside the
+// arithmetic of the block before it.
+enum { SHARD_WEIGHT_SLOTS = 2 };
+size_t shard_weight_elements(const EngineConfig *config);
+size_t shard_weight_place(const EngineConfig *config, size_t element);
+
+// Does a load of the range's weights reach anything that this rank keeps?
+bool shard_keeps_weights(const EngineConfig *config, Range range);
+
 GNS_C_END

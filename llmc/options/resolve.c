@@ -125,9 +125,9 @@ static int resolve_evaluation(const Options *o, Error *e) {
 }
 
 static int resolve_ranks(const Options *o, Error *e) {
-    if (o->reduce == REDUCE_STEP || o->zero == ZERO_2) return 0;
-    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2",
-                "--reduce micro-step is only useful with --zero 2, not with --zero %d", o->zero);
+    if (o->reduce == REDUCE_STEP || o->zero >= ZERO_2) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2 or 3",
+                "--reduce micro-step is only useful with --zero 2 or 3, not with --zero %d", o->zero);
 }
 
 // "runs/a/" becomes "runs/a": the parent directory and the name are cut from the path.

@@ -23,14 +23,15 @@ PlanState plan_state(const EngineConfig *shape, double value) {
     bool rounded = value < fp32;
     if (shape->inference) return (PlanState){.weights = value * all};
     return (PlanState){
-        .weights = rounded ? fp32 * owned + value * all : fp32 * all,
+        .weights =
+            rounded || shape->shard_weights ? fp32 * owned + value * (double)shard_weight_elements(shape) : fp32 * all,
         .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
         .moments = 2 * fp32 * owned,
     };
 }
 
 // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
-// block without recomputing; here attention keeps its row sums only, and there is no dropout.
+// block without recomputing; here attention keeps its row sums only, and dropout keeps nothing.
 static double block_activations(const EngineConfig *shape, double value) {
     const ModelConfig *m = &shape->model->config;
     double C = m->channels, L = shape->inference ? 1 : m->layers; // blocks whose input is kept
@@ -88,9 +89,15 @@ static void add_libraries(const Plan *plan, MemoryPlan *memory) {
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     shape.micro_batch = micro_batch;
-    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    bool other_engine = plan->estimate_memory || (shape.shard_weights && !plan->engine->own_weights);
+    if (other_engine) plan_estimate_memory(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
     add_libraries(plan, memory);
+}
+
+// With --zero 3 of a rank's share; otherwise rank 0's of everything.
+double plan_copy_bytes(const EngineConfig *shape) {
+    return 3.0 * sizeof(float) * (double)(shape->shard_weights ? shard_elements(shape) : shape->model->flat_count);
 }
 
 double plan_besides(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
@@ -120,13 +127,14 @@ int plan_check_fits(const Plan *plan, Error *e) {
     lean.shape.recompute = RECOMPUTE_BLOCK;
     int rows = plan_largest_micro_batch(&lean, besides, MICRO_BATCH_MAX);
     double weights = plan_state(&plan->shape, plan->device.value).weights;
+    bool divides = plan->engine->own_weights && !plan->estimate_memory;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
          ((double)memory.total + besides) / gib, usable / gib, plan->device.name);
     if (plan->shape.inference || weights > usable)
-        return error_hint(e, "use a smaller model, or a device with more memory: the weights alone are %.1f GiB",
-                          weights / gib);
+        return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
+                          divides && !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);
     if (rows) return error_hint(e, "use --recompute block, with --micro-batch %d or less", rows);
     return error_hint(e, "use --recompute block and --zero 2 on more ranks, which divide gradients and moments among "
                          "them; or a smaller model");

@@ -174,10 +174,37 @@ double plan_ring_bytes(const Plan *p, Sharding sharding, int ranks) {
     return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered[sharding]);
 }
 
+// ZeRO-3: the part of the blocks that a pass gathers, as it finds the others in the slots of the pass before.
+static double gathered_again(const Model *model) {
+    double L = model->config.layers;
+    return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
+}
+
 double plan_critical_tokens(const Plan *p, Sharding sharding, int ranks) {
     double bandwidth = plan_link_bandwidth(&p->device, ranks);
     double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
     return plan_ring_bytes(p, sharding, ranks) / bandwidth * p->device.peak / flops;
+}
+
+double plan_step_bytes(const Plan *p) {
+    const Model *model = p->shape.model;
+    double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
+    double micro_steps = ceil((double)parallel_share(p->rows, 0, p->ranks).count / p->shape.micro_batch);
+    double reduced = p->options->reduce == REDUCE_MICRO_STEP ? micro_steps * all : all;
+    if (p->options->zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
+    double value = p->options->zero == ZERO_0 ? sizeof(float) : p->device.value;
+    return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
+}
+
+double plan_tensor_ranks_limit(const Plan *p, int ranks) {
+    double F = 4.0 * p->shape.model->config.channels;
+    return 2 * F * plan_link_bandwidth(&p->device, ranks) / (p->device.value * p->device.peak);
+}
+
+int plan_tensor_ranks(const Plan *p, int ranks) {
+    int machine = p->device.spec.devices_a_machine, most = ranks < machine ? ranks : machine;
+    double limit = plan_tensor_ranks_limit(p, most > 1 ? most : 2);
+    return limit < most ? (int)fmax(1, limit) : most;
 }
 
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket: the blocks', the embeddings'.
@@ -195,18 +222,70 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 
 // The backward pass hides the scattering of its own gradients, except the embeddings', which are final last; the next
 // forward pass of the step hides these (--reduce micro-step). With ZeRO-0 the update hides the gathering of gradients,
-// otherwise the next forward pass hides that of weights, except the embeddings', which it needs first.
+// otherwise the next forward pass hides that of weights, except the embeddings', which it needs first. With ZeRO-3 each
+// pass hides the gathering of the blocks, except the step's first block.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
-    bool zero = p->options->zero != ZERO_0;
+    bool zero = p->options->zero != ZERO_0, by_pass = p->options->zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
-    Transfer scatter = transfer(p, wire_bytes(p)), gather = transfer(p, zero ? p->device.value : sizeof(float));
-    double exposed = fmax(0, scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
-    if (p->options->reduce == REDUCE_MICRO_STEP)
-        exposed += (double)(s->micro_steps - 1) *
-                   (fmax(0, scatter.blocks - first[PASS_BACKWARD]) + fmax(0, scatter.embeddings - first[PASS_FORWARD]));
-    return exposed + gather.embeddings +
-           fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
+    Transfer none = {0}, scatter = transfer(p, wire_bytes(p)),
+             gather = transfer(p, zero ? p->device.value : sizeof(float));
+    Transfer early = p->options->reduce == REDUCE_MICRO_STEP ? scatter : none; // of a micro-step before the last
+    double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
+    double block = by_pass ? gather.blocks / p->shape.model->config.layers : 0;
+    double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
+    exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
+                                               fmax(0, again + early.embeddings - first[PASS_FORWARD]));
+    return exposed + gather.embeddings + block +
+           fmax(0, gather.blocks - block - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
+}
+
+// ---- Other modes ----------------------------------------------------------------------------------------------------
+
+int plan_variant(Plan *out, PlanVariant *of, const Plan *p, ZeroStage zero, int ranks, Error *e) {
+    ParallelConfig sharing = p->sharing;
+    *of = (PlanVariant){.options = *p->options, .comm = {.ranks = ranks, .local_ranks = 1}};
+    *out = *p;
+    of->options.zero = sharing.zero = zero;
+    if (zero < ZERO_2) of->options.reduce = sharing.reduce = REDUCE_STEP;
+    out->options = &of->options;
+    out->ranks = ranks;
+    out->shape.owned = NULL;
+    out->shape.owned_count = 0;
+    out->shape.shard_grads = out->shape.shard_weights = false;
+    TRY(parallel_create(&of->parallel, &of->comm, p->shape.model, &sharing, e));
+    parallel_shard(&of->parallel, &out->shape);
+    if (p->host_bytes > 0) out->host_bytes = plan_copy_bytes(&out->shape);
+    return 0;
+}
+
+void plan_variant_end(PlanVariant *of) { parallel_destroy(&of->parallel); }
+
+static bool variant_fits(const Plan *p, ZeroStage zero, int ranks) {
+    Plan variant;
+    PlanVariant of;
+    Error ignored;
+    MemoryPlan memory;
+    bool fits = false;
+    if (plan_variant(&variant, &of, p, zero, ranks, &ignored) == 0) {
+        plan_memory(&variant, variant.shape.micro_batch, &memory);
+        fits = (double)memory.total + plan_besides(&variant) <= plan_usable_memory(&variant.device);
+    }
+    plan_variant_end(&of);
+    return fits;
+}
+
+// From two ranks on, more ranks never take more memory each; one rank has no NCCL.
+int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
+    int fails = 1, fits = most;
+    if (variant_fits(p, zero, 1)) return 1;
+    if (most < 2 || !variant_fits(p, zero, most)) return 0;
+    while (fits - fails > 1) {
+        int middle = fails + (fits - fails) / 2;
+        if (variant_fits(p, zero, middle)) fits = middle;
+        else fails = middle;
+    }
+    return fits;
 }
 
 // ---- Steps and runs -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@
 
 #include "gns/ramp.h"
 #include "options/options.h"
+#include "ranks/parallel.h"
 #include "plan/devices.h"
 #include "plan/workload.h"
 
@@ -61,6 +62,7 @@ typedef struct {
     PlanDevice device;
     bool estimate_memory; // of a device that this program's engine does not run on
     int ranks;
+    ParallelConfig sharing;                   // what the ranks share by
     const Ramp *ramp;                         // NULL: the length of the run is unknown
     int64_t rows;                             // of a step: the batch that the page is about
     int64_t val_rows;                         // of a validation; 0: none
@@ -100,9 +102,28 @@ typedef enum {
 } Sharding; // data parallel; ZeRO-1, -2; -3 (FSDP)
 extern const char *const sharding_names[SHARDINGS];
 double plan_ring_bytes(const Plan *plan, Sharding sharding, int ranks);
+double plan_step_bytes(const Plan *plan); // of a whole step, in the plan's mode: every micro-step
 double plan_critical_tokens(const Plan *plan, Sharding sharding, int ranks);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
+
+// The same plan with another --zero, on another number of ranks. `of` is its memory: plan_variant_end.
+typedef struct {
+    Options options;
+    Parallel parallel;
+    Comm comm;
+} PlanVariant;
+int plan_variant(Plan *out, PlanVariant *of, const Plan *plan, ZeroStage zero, int ranks, Error *e);
+void plan_variant_end(PlanVariant *of);
+
+// The fewest ranks on which it fits with this --zero and the plan's micro-batch; 0: none up to `most`.
+int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
+
+// Tensor parallelism, which this program does not have (Austin et al. 2025, part 5, with F = 4 C): alone, compute-bound
+// while its ranks are fewer than 2 F W / (v peak), W the link's bandwidth and v the bytes of a value. With FSDP, each
+// needs fewer tokens by the number of ranks that divide the tensors.
+double plan_tensor_ranks_limit(const Plan *plan, int ranks);
+int plan_tensor_ranks(const Plan *plan, int ranks); // within a machine, beside FSDP: at least 1
 
 // The whole run, with the ramp's own code. target: the noise scale's lower bound in rows, at every step (only --ramp gns
 // uses it): 0 never grows, INFINITY grows as soon as the ramp may.
@@ -127,6 +148,7 @@ PlanState plan_state(const EngineConfig *shape, double value);
 // largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options
 // allow (0: not even one row).
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
+double plan_copy_bytes(const EngineConfig *shape); // of checkpoints' copy on a host: weights and moments
 double plan_besides(const Plan *plan); // in the same memory: a CPU's holds the copy that checkpoints are written from
 double plan_usable_memory(const PlanDevice *device);
 int plan_largest_micro_batch(const Plan *plan, double besides, int most);

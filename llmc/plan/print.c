@@ -111,6 +111,23 @@ static void print_bytes(FILE *f, const char *what, double bytes, int unit, const
     fprintf(f, "  %-36s %10.1f %ciB%s", what, ldexp(bytes, -10 * unit), " KMGT"[unit], end);
 }
 
+enum { RANKS_MOST = 8960 };
+
+static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
+    Figure out;
+    int fewest = p->device.spec.memory_bytes > 0 ? plan_fewest_ranks(p, zero, RANKS_MOST) : 0;
+    snprintf(out.s, sizeof out.s, fewest ? "%d" : p->device.spec.memory_bytes > 0 ? "none" : "unknown", fewest);
+    return out;
+}
+
+// Where one rank is not enough: how many are, by mode.
+static void print_fewest(FILE *f, const Plan *p) {
+    if (!(p->device.spec.memory_bytes > 0) || plan_fewest_ranks(p, ZERO_0, 1)) return;
+    fprintf(f, "  ranks from which it fits, at this micro-batch: ");
+    for (int zero = ZERO_1; zero <= ZERO_3; zero++)
+        fprintf(f, "%s with --zero %d%s", fewest_ranks(p, (ZeroStage)zero).s, zero, zero < ZERO_3 ? ", " : "\n");
+}
+
 static void print_memory(FILE *f, const Plan *p) {
     MemoryPlan memory;
     plan_memory(p, p->shape.micro_batch, &memory);
@@ -132,17 +149,21 @@ static void print_memory(FILE *f, const Plan *p) {
         else fprintf(f, "; NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
+    if (p->ranks == 1 && !p->shape.inference) print_fewest(f, p);
     PlanState state = plan_state(&p->shape, p->device.value);
     double parameters = (double)p->shape.model->flat_count;
     fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
             state.gradients / parameters, state.moments / parameters);
     if (p->shape.optimizer == OPTIMIZER_MUON && !p->shape.inference)
         fprintf(f, "  (of two moments: Muon's matrices use one, and their place in the other stays 0)\n");
-    if (p->estimate_memory)
+    if (p->estimate_memory && !p->shape.shard_weights)
         fprintf(f, "  (from the sizes of tensors; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
+    else if (p->ranks > 1)
+        fprintf(f,
+                "  (besides, MPI keeps copies of the gradients in transfer: of a few blocks where they are sharded)\n");
 }
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
@@ -185,8 +206,6 @@ static void print_step(FILE *f, const Plan *p) {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-enum { RANKS_MOST = 8960 };
-
 // Does this count of ranks get a row: one, a machine, two machines, the plan's and around it, thousands?
 static bool has_row(const Plan *p, int ranks) {
     int machine = p->device.spec.devices_a_machine, n = p->ranks;
@@ -201,11 +220,34 @@ static PlanStep step_on(const Plan *plan, int ranks) {
     return plan_step(&p, p.rows);
 }
 
-// By bytes: at the peak and the links' full rate, does the arithmetic take longer than the transfers?
-static bool is_compute_bound(const Plan *p, int ranks) {
-    double tokens = (double)(p->rows * p->shape.seq_len) / ranks;
-    Sharding sharding = p->options->zero == ZERO_0 ? SHARDING_NONE : SHARDING_STATE;
-    return ranks == 1 || tokens >= plan_critical_tokens(p, sharding, ranks);
+// At the peak, and at the links' full rate.
+static double step_math_seconds(const Plan *p) {
+    double tokens = (double)(p->rows * p->shape.seq_len) / p->ranks;
+    return tokens * model_flops_per_token(p->shape.model, p->shape.seq_len) / p->device.peak;
+}
+static double step_link_seconds(const Plan *p) {
+    return plan_step_bytes(p) / plan_link_bandwidth(&p->device, p->ranks);
+}
+
+// By bytes: does the arithmetic take longer than the transfers?
+static bool is_compute_bound(const Plan *plan, int ranks) {
+    Plan p = *plan;
+    p.ranks = ranks;
+    return ranks == 1 || step_math_seconds(&p) >= step_link_seconds(&p);
+}
+
+static bool tensors_compute_bound(const Plan *p, int ranks) {
+    return ranks == 1 || ranks < plan_tensor_ranks_limit(p, ranks);
+}
+
+// FSDP among groups of ranks that divide the tensors: each rank sends so many times less.
+static bool both_compute_bound(const Plan *plan, int ranks) {
+    Plan p = *plan;
+    Options options = *plan->options;
+    options.zero = ZERO_3;
+    p.options = &options;
+    p.ranks = ranks;
+    return ranks == 1 || step_math_seconds(&p) >= step_link_seconds(&p) / plan_tensor_ranks(&p, ranks);
 }
 
 // By time: is at most half of a step exposed communication?
@@ -244,16 +286,60 @@ static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one
     fprintf(f, "\n");
 }
 
-// The most ranks, each with a row, for which `holds` is true; it is true up to some number of ranks.
-static int most_ranks(const Plan *p, bool (*holds)(const Plan *p, int ranks)) {
+// The most ranks, up to `limit`, for which `holds` is true; it is true up to some number of ranks.
+static int most_ranks(const Plan *p, int64_t limit, bool (*holds)(const Plan *p, int ranks)) {
     const int64_t far = 1 << 20;
-    int most = 1, over = (int)(p->rows < far ? p->rows + 1 : far);
+    int most = 1, over = (int)(limit < far ? limit + 1 : far);
     while (over - most > 1) {
         int middle = most + (over - most) / 2;
         if (plan_link_bandwidth(&p->device, middle) > 0 && holds(p, middle)) most = middle;
         else over = middle;
     }
     return most;
+}
+
+// ---- Modes ----------------------------------------------------------------------------------------------------------
+
+// What bounds a step on the plan's ranks, and up to how many ranks that is its arithmetic.
+static void print_bound(FILE *f, const Plan *p, int64_t limit, bool (*compute_bound)(const Plan *p, int ranks)) {
+    if (!(plan_link_bandwidth(&p->device, p->ranks) > 0)) fprintf(f, "  unknown\n");
+    else
+        fprintf(f, "  %-12s %7d\n", compute_bound(p, p->ranks) ? "compute" : "interconnect",
+                most_ranks(p, limit, compute_bound));
+}
+
+static void print_zero(FILE *f, const Plan *plan, ZeroStage zero) {
+    Plan p;
+    PlanVariant of;
+    Error ignored;
+    MemoryPlan memory;
+    if (plan_variant(&p, &of, plan, zero, plan->ranks, &ignored) == 0) {
+        plan_memory(&p, p.shape.micro_batch, &memory);
+        fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", (int)zero == plan->options->zero ? '>' : ' ', zero,
+                ldexp((double)memory.total, -30), fewest_ranks(plan, zero).s, 1e-9 * plan_step_bytes(&p),
+                1e3 * plan_step(&p, p.rows).seconds);
+        print_bound(f, &p, p.rows, is_compute_bound);
+    }
+    plan_variant_end(&of);
+}
+
+static void print_modes(FILE *f, const Plan *p) {
+    const char *head = "\nmodes, on %d ranks%*s %10s %9s %9s %9s  %-12s %7s\n", *row = "  plan: %-20s %10s %9s %9s %9s";
+    char both[40];
+    int tensor = plan_tensor_ranks(p, p->ranks), indent = p->ranks < 10 ? 10 : p->ranks < 100 ? 9 : 8;
+    if (p->ranks == 1) return;
+    fprintf(f, head, p->ranks, indent, "", "GiB a rank", "fits from", "GB sent", "step ms", "bound by", "up to");
+    for (int zero = ZERO_0; zero <= ZERO_3; zero++) print_zero(f, p, (ZeroStage)zero);
+    fprintf(f, row, "tensor parallel", "-", "-", "-", "-");
+    print_bound(f, p, RANKS_MOST, tensors_compute_bound);
+    snprintf(both, sizeof both, "FSDP, tensors by %d", tensor);
+    fprintf(f, row, both, "-", "-", "-", "-");
+    print_bound(f, p, p->rows * tensor, both_compute_bound);
+    fprintf(f,
+            "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
+            "bytes.\n"
+            "  Plans only: this program divides no tensors%s)\n",
+            p->device.measured ? "" : ", and has no --zero 3 on GPUs yet");
 }
 
 static void print_ranks(FILE *f, const Plan *p) {
@@ -278,7 +364,7 @@ static void print_ranks(FILE *f, const Plan *p) {
     for (int n = 1; n <= RANKS_MOST || n <= p->ranks; n++)
         if (has_row(p, n) && (n == 1 || plan_link_bandwidth(d, n) > 0)) print_rank_row(f, p, n, rate);
     fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
-            most_ranks(p, is_compute_bound), most_ranks(p, is_computing));
+            most_ranks(p, p->rows, is_compute_bound), most_ranks(p, p->rows, is_computing));
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
@@ -336,6 +422,7 @@ void plan_print(FILE *f, const Plan *p) {
     if (p->device.peak > 0) {
         print_step(f, p);
         print_ranks(f, p);
+        print_modes(f, p);
     }
     print_run(f, p);
     print_checkpoints(f, p);

@@ -6,8 +6,8 @@
 #include <math.h>
 
 const char *const work_family_names[FAMILIES] = {
-    "matmul, blocks", "matmul, head", "attention", "LayerNorm, residual", "GELU",
-    "bias gradients", "loss",         "embedding", "exact norms",         "update, norms, clearing",
+    "matmul, blocks", "matmul, head", "attention",   "LayerNorm, residual",     "GELU", "bias gradients", "loss",
+    "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
 // Arithmetic of the kernels that only stream, FLOPs a value, counted from their formulas; an exp, tanh or root as one.
@@ -19,7 +19,8 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    MUON_FLOPS = 9, // beside its products: momentum, and the step
+    MUON_FLOPS = 9,     // beside its products: momentum, and the step
+    DROPOUT_FLOPS = 17, // ten rounds of ten operations for eight elements; shift, mask, comparison, choice, product
 };
 
 static const double accumulator = sizeof(float); // bytes of a gradient
@@ -80,12 +81,24 @@ static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
                   .read = w->value * N * 3 * C, .written = w->value * N * C});
 }
 
+// The masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks: arithmetic as in attention's
+// softmax, where the latter are.
+static void add_dropout(Workload *w, WorkPass pass, double branches, double attentions) {
+    double n = w->N * w->C, probabilities = w->N * (w->T + 1) / 2 * w->NH;
+    if (!w->drops) return;
+    add(w, (Work){FAMILY_DROPOUT, WORK_ATTENTION_FORWARD, pass, .flops = DROPOUT_FLOPS * n, .read = w->value * n,
+                  .written = w->value * n, .count = branches});
+    add(w, (Work){FAMILY_DROPOUT, WORK_ATTENTION_FORWARD, pass, .flops = DROPOUT_FLOPS * probabilities,
+                  .count = attentions});
+}
+
 static void add_forward(Workload *w) {
     add_stream(w, FAMILY_EMBEDDING, PASS_FORWARD, w->N * w->C, 1, 2, 1, 1);
     add_block_forward(w, PASS_FORWARD, w->L);
     add_gelu(w, PASS_FORWARD, w->L);
     add_product(w, FAMILY_BLOCK_MATMUL, PASS_FORWARD, w->N, 4 * w->C, w->C, w->L); // fcproj
     add_layernorms(w, PASS_FORWARD, 2 * w->L + 1);
+    add_dropout(w, PASS_FORWARD, 2 * w->L + 1, w->L);
 }
 
 // Logits, loss and their gradient, a chunk of examples at a time: the logits of a whole micro-batch are never kept.
@@ -106,6 +119,7 @@ static void add_recomputing(Workload *w) {
     if (w->recompute == RECOMPUTE_GELU) return;
     add_block_forward(w, PASS_BACKWARD, blocks);
     add_layernorms(w, PASS_BACKWARD, 2 * blocks);
+    add_dropout(w, PASS_BACKWARD, blocks, blocks);
 }
 
 static void add_backward(Workload *w) {
@@ -124,6 +138,7 @@ static void add_backward(Workload *w) {
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 3 * n, 1, 1, 0, L); // qkv
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 4 * n, 1, 1, 0, L); // fc; the LayerNorms include proj's and fcproj's
     add_stream(w, FAMILY_LAYERNORM, PASS_BACKWARD, n, LAYERNORM_BACKWARD_FLOPS, 3, 1, 2 * L + 1);
+    add_dropout(w, PASS_BACKWARD, 2 * L + 1, L);
     add_stream(w, FAMILY_EMBEDDING, PASS_BACKWARD, n, 2, 2, accumulator / w->value, 1); // a repeated token writes less
     if (w->exact == EXACT_FUSED) // rows of the head's gradients, for its product with the embedding's
         add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = accumulator * n,
@@ -137,11 +152,13 @@ Workload workload_micro_step(const EngineConfig *shape, double value, double hea
         .T = shape->seq_len,
         .N = (double)rows * shape->seq_len,
         .C = m->channels,
+        .NH = m->heads,
         .V = shape->model->vocab_padded,
         .L = m->layers,
         .value = value,
         .head_bytes = head_bytes,
         .recompute = shape->recompute,
+        .drops = shape->dropout.below > 0,
         .exact = exact,
     };
     add_forward(&w);

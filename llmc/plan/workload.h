@@ -13,6 +13,7 @@ typedef enum {
     FAMILY_BIAS,
     FAMILY_CROSSENTROPY,
     FAMILY_EMBEDDING,
+    FAMILY_DROPOUT,
     FAMILY_EXACT_NORMS,
     FAMILY_OPTIMIZER,
     FAMILIES
@@ -40,10 +41,11 @@ enum { WORK_MAX = 64 };
 
 // Kernels, and the sizes that they were counted from.
 typedef struct {
-    double B, T, N, C, V, L; // B: rows of the micro-step; N = B T
-    double value;            // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
-    double head_bytes;       // largest chunk of logits
+    double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
+    double value;                // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
+    double head_bytes;           // largest chunk of logits
     Recompute recompute;
+    bool drops;
     ExactNorms exact;
     int count;
     Work work[WORK_MAX];

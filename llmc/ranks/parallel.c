@@ -27,15 +27,17 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
-    p->sent = p->arrived = p->buckets;
     for (int i = 0; i < p->buckets; i++) p->owned[i] = part_of_bucket(p, i, comm->rank);
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
-    p->shard_grads = config->zero == ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
+    p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
+    p->shard_weights = config->zero == ZERO_3;
+    p->sent = p->arrived = p->kept = p->shard_weights ? 1 : p->buckets;
     return 0;
 }
 
 void parallel_destroy(Parallel *p) {
     shared_memory_destroy(&p->copy);
+    rank_memory_destroy(&p->copies);
     if (p->transport) p->api->destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
@@ -47,14 +49,96 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
     config->owned = p->owned;
     config->owned_count = p->buckets;
     config->shard_grads = p->shard_grads;
+    config->shard_weights = p->shard_weights;
+}
+
+static int send_weights(void *context, Range range, Error *e);
+static int await_weights(void *context, Range range, Error *e);
+
+static void watch_weights(Parallel *p) {
+    engine_watch_weights(p->engine, &(WeightsWatch){send_weights, await_weights, p});
 }
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
+    if (p->shard_weights) watch_weights(p);
     const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
     return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
                           e);
+}
+
+// ---- Weights --------------------------------------------------------------------------------------------------------
+
+static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
+    Range bucket = model_bucket(p->model, i);
+    void *values = engine_buffer(p->engine, buffer, bucket.begin);
+    return p->api->all_gather(p->transport, values, element_bytes, bucket, e);
+}
+
+static int gather_weights(Parallel *p, int i, Error *e) {
+    if (p->shard_weights) TRY(engine_own_weights(p->engine, p->owned[i], e));
+    return gather(p, i, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e);
+}
+
+// Starts what has not started of the buckets [0, end) that stay in memory.
+static int send_until(Parallel *p, int end, Error *e) {
+    for (; p->sent < end; p->sent++) {
+        TRY(gather_weights(p, p->sent, e));
+        p->work[p->sent] = p->api->started(p->transport);
+    }
+    return 0;
+}
+
+// Starts the gathering of a block, unless its slot holds it.
+static int send_block(Parallel *p, int i, Error *e) {
+    int s = i % SHARD_WEIGHT_SLOTS;
+    if (p->slot[s].bucket == i) return 0;
+    p->slot[s].bucket = i;
+    TRY(gather_weights(p, i, e));
+    p->slot[s].work = p->api->started(p->transport);
+    return 0;
+}
+
+int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
+
+// The engine's callback: it reads weights of the range soon.
+static int send_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    if (range.begin == range.end) return 0;
+    int last = model_bucket_at(p->model, range.end - 1);
+    return last < p->kept ? send_until(p, last + 1, e) : send_block(p, last, e);
+}
+
+// The engine's callback: it reads them next.
+static int await_weights(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    if (range.begin == range.end) return 0;
+    int last = model_bucket_at(p->model, range.end - 1);
+    if (last < p->arrived) return 0;
+    TRY(send_weights(p, range, e));
+    if (last >= p->kept) {
+        // Counted, as every rank awaits every block: one that computes for ever has started the same transfers as those
+        // that wait for it.
+        watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
+        return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
+    }
+    TRY(p->api->wait_for(p->transport, p->work[last], e));
+    p->arrived = last + 1;
+    return 0;
+}
+
+// What the engine's forward pass does about block i, and its backward pass: see train_gpt2.c.
+static int await_block(Parallel *p, int i, int after, Error *e) {
+    TRY(await_weights(p, model_bucket(p->model, i), e));
+    return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
+}
+
+int parallel_idle_pass(Parallel *p, Error *e) {
+    if (!p->shard_weights) return 0;
+    TRY(await_weights(p, model_bucket(p->model, 0), e));
+    for (int i = 1; i < p->buckets; i++) TRY(await_block(p, i, i + 1, e));
+    return 0;
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -113,20 +197,23 @@ static int bucket_without_rows(Parallel *p, int i, Error *e) {
     return bucket_final(p, bucket, e);
 }
 
-static int micro_step_without_rows(Parallel *p, Error *e) {
-    TRY(bucket_begins(p, model_bucket(p->model, 0), e));
+// Starts the transfers of the other ranks' forward and backward pass (invariant 4).
+static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
+    TRY(parallel_send_weights(p, e));
+    TRY(parallel_idle_pass(p, e));
+    if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
-        TRY(bucket_begins(p, model_bucket(p->model, i), e));
-        TRY(bucket_without_rows(p, i, e));
+        if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));
+        if (p->shard_weights) TRY(await_block(p, i, i - 1, e));
+        if (reduces) TRY(bucket_without_rows(p, i, e));
     }
-    return bucket_without_rows(p, 0, e);
+    return reduces ? bucket_without_rows(p, 0, e) : 0;
 }
 
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
-    if (n == 0) TRY(parallel_send_weights(p, e)); // as the forward pass of other ranks does (invariant 4)
-    if (n == 0) return reduces ? micro_step_without_rows(p, e) : 0;
+    if (n == 0) return micro_step_without_rows(p, reduces, e);
     p->made_any = true;
     if (reduces) engine_watch(p->engine, &watch);
     return engine_micro_step(p->engine, tokens, n, mode, e);
@@ -145,17 +232,12 @@ int parallel_norms(Parallel *p, Error *e) {
 
 // ---- Update. The weights that the next forward pass reads first are gathered first ----------------------------------
 
-static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
-    Range bucket = model_bucket(p->model, i);
-    void *values = engine_buffer(p->engine, buffer, bucket.begin);
-    TRY(p->api->all_gather(p->transport, values, element_bytes, bucket, e));
-    p->work[i] = p->api->started(p->transport);
-    return 0;
-}
-
 // Each bucket is updated while the gradients of later buckets are in transfer.
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
-    for (int i = 0; i < p->buckets; i++) TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
+        p->work[i] = p->api->started(p->transport);
+    }
     for (int i = 0; i < p->buckets; i++) {
         TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
@@ -163,46 +245,21 @@ static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-static int send_until(Parallel *p, int end, Error *e) {
-    for (; p->sent < end; p->sent++) TRY(gather(p, p->sent, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e));
-    return 0;
-}
-
-int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->buckets, e); }
-
 int parallel_drain(Parallel *p, Error *e) {
     if (!p->transport) return 0;
     TRY(p->api->finish(p->transport, e));
     return comm_barrier(p->comm, e);
 }
 
-// The engine's callback: it reads weights of the range soon.
-static int send_weights(void *context, Range range, Error *e) {
-    Parallel *p = context;
-    return range.begin == range.end ? 0 : send_until(p, model_bucket_at(p->model, range.end - 1) + 1, e);
-}
-
-// The engine's callback: it reads them next.
-static int await_weights(void *context, Range range, Error *e) {
-    Parallel *p = context;
-    if (range.begin == range.end) return 0;
-    int last = model_bucket_at(p->model, range.end - 1);
-    if (last < p->arrived) return 0;
-    TRY(send_until(p, last + 1, e));
-    TRY(p->api->wait_for(p->transport, p->work[last], e));
-    p->arrived = last + 1;
-    return 0;
-}
-
 // The first weights of the next forward pass are in transfer while the later ones are updated.
 static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
-    const WeightsWatch watch = {send_weights, await_weights, p};
     p->sent = p->arrived = 0;
+    for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
-        if (i < 2) TRY(send_until(p, i + 1, e));
+        if (i < 2 && i < p->kept) TRY(send_until(p, i + 1, e));
     }
-    engine_watch_weights(p->engine, &watch);
+    watch_weights(p);
     return 0;
 }
 
@@ -307,7 +364,12 @@ int parallel_compare(Parallel *p, Error *e) {
 // ---- The state as a whole -------------------------------------------------------------------------------------------
 
 // Rank 0's requests to the others.
-enum { REQUEST_END = -1, REQUEST_WAIT = -2 }; // the last one; keep waiting
+enum {
+    REQUEST_END = -1, // the last one
+    REQUEST_WAIT = -2,
+    REQUEST_PASS = -3, // a forward pass
+    REQUEST_COPY = -4  // a copy of every share
+};
 typedef struct {
     int64_t kind; // of state, or one of these
     Range range;
@@ -324,6 +386,10 @@ static int request(Parallel *p, const Request *q, Error *e) {
 static bool is_sharded(const Parallel *p, StateKind kind) {
     if (kind == STATE_GRAD) return p->shard_grads;
     return p->config.zero != ZERO_0 && p->buckets;
+}
+
+int parallel_ask_pass(Parallel *p, Error *e) {
+    return p->shard_weights ? request(p, &(Request){.kind = REQUEST_PASS}, e) : 0;
 }
 
 bool parallel_stores_alone(const Parallel *p) { return !is_sharded(p, STATE_PARAM); }
@@ -391,16 +457,20 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
 
 // Stores this rank's parts into the shared copy and reports it, or sends them.
 static int give_parts(Parallel *p, const Request *q, Error *e) {
-    char done = 1;
+    const char done = 1;
     if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
     TRY(store_parts(p, q, (float *)p->copy.memory + q->place, e));
     return comm_send(p->comm, 0, &done, sizeof done, e);
 }
 
-static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
+static int await_done(Parallel *p, int rank, Error *e) {
     char done;
+    return comm_receive(p->comm, rank, &done, sizeof done, e);
+}
+
+static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
     for (int r = 1; r < p->comm->ranks; r++)
-        if (q->place >= 0 && p->copy.shared_by[r]) TRY(comm_receive(p->comm, r, &done, sizeof done, e));
+        if (q->place >= 0 && p->copy.shared_by[r]) TRY(await_done(p, r, e));
         else TRY(take_parts(p, q, r, values, e));
     return 0;
 }
@@ -413,6 +483,68 @@ int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Erro
     TRY(request(p, &q, e));
     int code = store_parts(p, &q, values, e), taken = take_all(p, &q, values, code ? &ignored : e);
     return code ? code : taken;
+}
+
+// ---- Copies of shares: array by array, bucket by bucket -------------------------------------------------------------
+
+static const StateKind copied[] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+enum { COPIED = sizeof copied / sizeof *copied };
+
+static size_t share_elements(const Parallel *p, int rank) {
+    size_t sum = 0;
+    for (int i = 0; i < p->buckets; i++)
+        sum += range_length(part_of_bucket(p, i, rank));
+    return sum;
+}
+
+int parallel_keep_copies(Parallel *p, Error *e) {
+    if (!p->shard_weights) return 0;
+    TRY(rank_memory_create(&p->copies, p->comm, COPIED * share_elements(p, p->comm->rank) * sizeof(float), e));
+    if (p->copies.memory) memset(p->copies.memory, 0, p->copies.bytes); // the first touch takes a while
+    return 0;
+}
+
+bool parallel_has_copies(const Parallel *p) { return p->copies.memory != NULL; }
+
+static int copy_share(Parallel *p, Error *e) {
+    float *to = p->copies.memory;
+    for (int k = 0; k < COPIED; k++)
+        for (int i = 0; i < p->buckets; to += range_length(p->owned[i++]))
+            TRY(engine_store(p->engine, copied[k], p->owned[i], to, e));
+    return 0;
+}
+
+static int serve_copy(Parallel *p, Error *e) {
+    const char done = 1;
+    TRY(copy_share(p, e));
+    return comm_send(p->comm, 0, &done, sizeof done, e);
+}
+
+int parallel_copy(Parallel *p, Error *e) {
+    Error ignored;
+    TRY(request(p, &(Request){.kind = REQUEST_COPY}, e));
+    int code = copy_share(p, e);
+    for (int r = 1; r < p->comm->ranks; r++) {
+        int late = await_done(p, r, code ? &ignored : e);
+        code = code ? code : late;
+    }
+    return code;
+}
+
+int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values, Error *e) {
+    for (int r = 0; r < p->comm->ranks; r++) {
+        size_t place = 0;
+        for (int k = 0; copied[k] != kind; k++) place += share_elements(p, r);
+        for (int i = 0; i < p->buckets; i++) {
+            Range whole = part_of_bucket(p, i, r);
+            Range part = range_overlap(range, whole);
+            if (range_length(part))
+                TRY(rank_memory_read(&p->copies, r, (place + (part.begin - whole.begin)) * sizeof(float),
+                                     values + (part.begin - range.begin), range_float_bytes(part), e));
+            place += range_length(whole);
+        }
+    }
+    return 0;
 }
 
 int parallel_serve_end(Parallel *p, Error *e) {
@@ -431,6 +563,8 @@ int parallel_serve(Parallel *p, Error *e) {
         Request q;
         TRY(comm_broadcast(p->comm, &q, sizeof q, e));
         if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
-        if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
+        if (q.kind == REQUEST_PASS) TRY(parallel_idle_pass(p, e));
+        else if (q.kind == REQUEST_COPY) TRY(serve_copy(p, e));
+        else if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
     }
 }

@@ -19,13 +19,19 @@
 //      else only the update needs, are kept for the owned ranges alone
 //   2  gradients too: those of a micro-step are kept for two blocks and the embeddings; the owned part is collected after
 //      the reduction
-// A rank's sum over several micro-steps is as large as the model. So while steps may have several, stage 2 shards
+//   3  weights too: a rank keeps the embeddings', and the masters of what it owns. Every forward pass gathers the blocks
+//      from the first to the last, every backward pass from the last to the first, each while the block before it is
+//      computed, into SHARD_WEIGHT_SLOTS places in memory. What a slot still holds is not gathered again
+// A rank's sum over several micro-steps is as large as the model. So while steps may have several, stages 2 and 3 shard
 // gradients only with --reduce micro-step, another order of summation: the sums over ranks are added over micro-steps. It
-// transfers M times as much for M micro-steps, beside M backward passes.
+// transfers M times as much for M micro-steps, beside M backward passes; stage 3 gathers at every micro-step anyway.
+//
+// With stage 3 invariant 4 is about every pass: where one rank alone computes, or has fewer passes than others, the other
+// ranks gather with it (parallel_idle_pass, parallel_ask_pass).
 #pragma once
 
 #include "ranks/comm.h"
-#include "model/engine.h"
+#include "model/shard.h"
 #include "ranks/shared_memory.h"
 #include "ranks/transport.h"
 
@@ -47,7 +53,7 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
-    bool shard_grads;
+    bool shard_grads, shard_weights;
     int buckets;    // 0: one rank
     Range *owned;   // (buckets) this rank's parts, in ascending order
     Engine *engine; // from parallel_start on
@@ -60,7 +66,13 @@ typedef struct {
     int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
     SharedMemory copy;    // parallel_share_copy's
-    int sent, arrived;    // of the new weights, buckets whose transfer has started, and has ended for the engine
+    RankMemory copies;    // parallel_keep_copies'
+    int kept;             // buckets [0, kept) have whole weights in memory between passes
+    int sent, arrived;    // of these, buckets whose transfer of new weights has started, and has ended for the engine
+    struct {
+        int bucket;   // 0: none
+        int64_t work; // number of its gathering
+    } slot[SHARD_WEIGHT_SLOTS];
 } Parallel;
 
 // Buckets and parts, for rank comm->rank of comm->ranks. No communication.
@@ -83,6 +95,12 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
+
+// A forward pass without computing: for a rank that has fewer of them than others in the same work.
+int parallel_idle_pass(Parallel *p, Error *e);
+
+// On rank 0, before a forward pass of its own, while the others serve (parallel_serve): they gather with it.
+int parallel_ask_pass(Parallel *p, Error *e);
 
 // New weights are gathered during the next forward pass. Where something else comes before it, which may be one rank's
 // alone, all ranks start the transfers that have not started.
@@ -120,3 +138,11 @@ void parallel_beat(void *parallel);
 // there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
 // *memory: NULL on the others, and where nothing is sharded or the memory cannot be had.
 int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
+
+// With --zero 3 nobody has room for whole arrays: each rank keeps a copy of its share of the weights and moments in memory
+// that rank 0 can read. All ranks together, once; no copies where that cannot be (another machine).
+int parallel_keep_copies(Parallel *p, Error *e);
+bool parallel_has_copies(const Parallel *p);
+int parallel_copy(Parallel *p, Error *e); // on rank 0, while the others serve: every rank copies its share now
+int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values,
+                       Error *e); // on any thread of rank 0

@@ -1,19 +1,21 @@
 #define _GNU_SOURCE // memfd_create
 #include "ranks/shared_memory.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-// An anonymous file in memory that rank 0 has open. (A file in /dev/shm would outlive a run that is killed, and
+// An anonymous file in memory that a rank has open. (A file in /dev/shm would outlive a run that is killed, and
 // containers have little room there.)
 typedef struct {
     int process, fd; // fd < 0: there is none
     dev_t device;
-    ino_t inode;          // tells the file from another: process numbers mean something else in another container
-    char host[COMM_HOST]; // rank 0's
+    ino_t inode; // tells the file from another: process numbers mean something else in another container
+    off_t bytes;
+    char host[COMM_HOST]; // the rank's
 } Address;
 
 static void *map(int fd, size_t bytes) {
@@ -29,37 +31,48 @@ static bool overcommit_is_strict(void) {
     return strict;
 }
 
-static void offer(SharedMemory *s, const Comm *comm, Address *at) {
+// This rank's own memory, as a file; NULL: none, and at->fd < 0.
+static void *offer(const Comm *comm, size_t bytes, Address *at) {
     struct stat st;
+    void *memory = NULL;
     int fd = overcommit_is_strict() ? -1 : memfd_create("gns.c state", MFD_CLOEXEC);
-    if (fd < 0) return;
-    if (ftruncate(fd, (off_t)s->bytes) == 0 && fstat(fd, &st) == 0) s->memory = map(fd, s->bytes);
-    if (!s->memory) {
+    *at = (Address){.fd = -1};
+    if (fd < 0) return NULL;
+    if (ftruncate(fd, (off_t)bytes) == 0 && fstat(fd, &st) == 0) memory = map(fd, bytes);
+    if (!memory) {
         close(fd);
-        return;
+        return NULL;
     }
-    *at = (Address){.process = (int)getpid(), .fd = fd, .device = st.st_dev, .inode = st.st_ino};
+    *at = (Address){.process = (int)getpid(), .fd = fd, .device = st.st_dev, .inode = st.st_ino, .bytes = st.st_size};
     memcpy(at->host, comm->host, sizeof at->host);
+    return memory;
 }
 
-// The path may lead to any file until its inode is checked.
-static void find(SharedMemory *s, const Comm *comm, const Address *at) {
+static bool is_at(const struct stat *st, const Address *at) {
+    return st->st_dev == at->device && st->st_ino == at->inode && st->st_size == at->bytes;
+}
+
+// Opens another rank's file; < 0: it is not here. The path may lead to any file until its inode is checked.
+static int find(const Comm *comm, const Address *at) {
     char path[64];
     struct stat st;
-    if (at->fd < 0 || strcmp(at->host, comm->host) != 0) return;
+    if (at->fd < 0 || strcmp(at->host, comm->host) != 0) return -1;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", at->process, at->fd);
-    if (stat(path, &st) != 0 || st.st_dev != at->device || st.st_ino != at->inode) return;
+    if (stat(path, &st) != 0 || !is_at(&st, at)) return -1;
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) return;
-    if (fstat(fd, &st) == 0 && st.st_dev == at->device && st.st_ino == at->inode && st.st_size == (off_t)s->bytes)
-        s->memory = map(fd, s->bytes);
+    if (fd < 0 || (fstat(fd, &st) == 0 && is_at(&st, at))) return fd;
     close(fd);
+    return -1;
 }
 
 // The last collective comes after every rank's search: then rank 0 may close the file.
 static int meet(SharedMemory *s, Comm *comm, Address *at, Error *e) {
     TRY(comm_broadcast(comm, at, sizeof *at, e));
-    if (comm->rank > 0) find(s, comm, at);
+    int fd = comm->rank > 0 && at->bytes == (off_t)s->bytes ? find(comm, at) : -1;
+    if (fd >= 0) {
+        s->memory = map(fd, s->bytes);
+        close(fd);
+    }
     bool shares = s->memory != NULL;
     return comm_gather(comm, &shares, s->shared_by, sizeof shares, e);
 }
@@ -70,7 +83,7 @@ int shared_memory_create(SharedMemory *s, Comm *comm, size_t bytes, Error *e) {
     size_t ranks = (size_t)comm->ranks;
     int code = memory_alloc_zero((void **)&s->shared_by, sizeof(bool) * ranks, "ranks that share memory", e);
     code = comm_agree(comm, code, e);
-    if (!code && comm->rank == 0) offer(s, comm, &at);
+    if (!code && comm->rank == 0) s->memory = offer(comm, bytes, &at);
     if (!code) code = meet(s, comm, &at, e);
     if (comm->rank == 0 && at.fd >= 0) close(at.fd);
     if (code) shared_memory_destroy(s);
@@ -81,6 +94,54 @@ void shared_memory_destroy(SharedMemory *s) {
     if (s->memory) munmap(s->memory, s->bytes);
     memory_free(s->shared_by);
     *s = (SharedMemory){0};
+}
+
+// ---- Of each rank ---------------------------------------------------------------------------------------------------
+
+// On rank 0: opens all files. Returns whether it could.
+static bool find_all(RankMemory *s, const Comm *comm, const Address *at) {
+    bool all = true;
+    for (s->files = 0; s->files < comm->ranks && all; s->files++) {
+        s->file[s->files] = find(comm, &at[s->files]);
+        all = s->file[s->files] >= 0;
+    }
+    return all;
+}
+
+int rank_memory_create(RankMemory *s, Comm *comm, size_t bytes, Error *e) {
+    size_t ranks = (size_t)comm->ranks;
+    Address mine = {.fd = -1}, *at = NULL;
+    bool all = false;
+    *s = (RankMemory){.bytes = bytes};
+    int code = memory_alloc((void **)&at, sizeof *at * ranks, "ranks' memory", e);
+    if (!code) code = memory_alloc((void **)&s->file, sizeof *s->file * ranks, "ranks' memory", e);
+    code = comm_agree(comm, code, e);
+    if (!code) s->memory = offer(comm, bytes, &mine);
+    if (!code) code = comm_gather(comm, &mine, at, sizeof mine, e);
+    if (!code && comm->rank == 0) all = find_all(s, comm, at);
+    if (!code) code = comm_broadcast(comm, &all, sizeof all, e); // then the files may be closed
+    if (mine.fd >= 0) close(mine.fd);
+    if (!all) rank_memory_destroy(s);
+    memory_free(at);
+    return code;
+}
+
+int rank_memory_read(const RankMemory *s, int rank, size_t at, void *values, size_t bytes, Error *e) {
+    for (char *to = values; bytes > 0;) {
+        ssize_t n = pread(s->file[rank], to, bytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return FAIL(e, ERR_INTERNAL, NULL, "the copy of rank %d: cannot read: %s", rank, strerror(errno));
+        to += n, at += (size_t)n, bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+void rank_memory_destroy(RankMemory *s) {
+    for (int i = 0; i < s->files; i++)
+        if (s->file[i] >= 0) close(s->file[i]);
+    if (s->memory) munmap(s->memory, s->bytes);
+    memory_free(s->file);
+    *s = (RankMemory){0};
 }
 
 void shared_memory_touch(const SharedMemory *s, size_t at, size_t bytes) {

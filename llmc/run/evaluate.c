@@ -33,17 +33,21 @@ int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_to
     return rows < windows ? rows : windows;
 }
 
-int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
                   Error *e) {
     int64_t T = setup->shape.seq_len, rows = evaluation_rows(setup, data, most_tokens);
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
+    Error ignored;
     progress_begin(progress, STAGE_VALIDATE, "validation", share.count, share.count);
-    for (int64_t done = 0; done < share.count;) {
+    for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {
         int n = (int)(share.count - done < setup->shape.micro_batch ? share.count - done : setup->shape.micro_batch);
-        unread = read_val_rows(setup, data, share.first + done, n, rows, e);
-        if (unread) break;
+        if (n > 0 && !unread) unread = read_val_rows(setup, data, share.first + done, n, rows, e);
+        if (n == 0 || unread) {
+            TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
+            continue;
+        }
         progress_next(progress, done, n);
         TRY(engine_eval(setup->engine, data->rows, n, (int)T, data->losses, e));
         for (int64_t i = 0; i < n * T; i++) sums[0] += data->losses[i];
@@ -62,12 +66,15 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
 // ---- HellaSwag ------------------------------------------------------------------------------------------------------
 
 // The sums of losses of this rank's rows, at their places in sum (rows).
-static int sum_endings(const Setup *setup, const RunData *data, Share share, Progress *progress, double *sum,
-                       Error *e) {
-    int width = hellaswag_describe(data->hellaswag).width;
-    int first = (int)share.first, end = (int)(share.first + share.count);
-    for (int n; first < end; first += n) {
+static int sum_endings(Setup *setup, const RunData *data, Share share, Progress *progress, double *sum, Error *e) {
+    int width = hellaswag_describe(data->hellaswag).width, rows = hellaswag_describe(data->hellaswag).rows;
+    int first = (int)share.first, end = (int)(share.first + share.count), n;
+    for (int64_t passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--, first += n) {
         n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
+        if (n == 0) {
+            TRY(parallel_idle_pass(&setup->parallel, e));
+            continue;
+        }
         hellaswag_rows(data->hellaswag, first, n, data->rows);
         progress_next(progress, first - share.first, n);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
@@ -77,7 +84,7 @@ static int sum_endings(const Setup *setup, const RunData *data, Share share, Pro
     return 0;
 }
 
-int evaluate_hellaswag(const Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e) {
+int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e) {
     Comm *comm = setup->comm;
     int rows = hellaswag_describe(data->hellaswag).rows, code = 0;
     double *sum;
@@ -101,7 +108,7 @@ done:
 
 // ---- --eval-only ----------------------------------------------------------------------------------------------------
 
-static int print_loss(const Setup *setup, const RunData *data, Progress *progress, Error *e) {
+static int print_loss(Setup *setup, const RunData *data, Progress *progress, Error *e) {
     const Options *o = &setup->options;
     Evaluation v;
     int64_t windows = (int64_t)dataset_describe(data->val).windows;
@@ -130,7 +137,7 @@ static void print_share(const char *name, int yes, int n, const char *note) {
     printf("%s\n", note);
 }
 
-static int print_hellaswag(const Setup *setup, const RunData *data, Progress *progress, Error *e) {
+static int print_hellaswag(Setup *setup, const RunData *data, Progress *progress, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(setup, data, progress, &score, e));
     if (!is_first(setup)) return 0;

@@ -100,18 +100,19 @@ static int show_run(Run *r, Error *e) {
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool in_background = saves_in_background(&r->setup, &r->position);
+    const bool in_background = saves_in_background(&r->setup, &r->position), shares = r->setup.shape.shard_weights;
     float *copy = NULL;
-    if (in_background)
+    if (in_background && shares) TRY(parallel_keep_copies(&r->setup.parallel, e));
+    if (in_background && !shares)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
-    SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
-                         text,   o->keep,         r->output.metrics};
+    SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,   r->setup.tokenizer,
+                         text,   o->keep,         r->output.metrics, o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
+    if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
     return show_run(r, e);
 }

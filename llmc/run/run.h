@@ -147,7 +147,7 @@ int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last l
 int print_setup(const Run *r, Error *e);    // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c
 
-// True if the run is long enough for a checkpoint before its end, which needs the saver's copy.
+// True if the run is long enough for a checkpoint before its end, which is made from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): prints what the run would take.
@@ -166,9 +166,9 @@ typedef struct {
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
 // the whole set, because its beginning may be a single document.
 int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens);
-int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
                   Error *e);
-int evaluate_hellaswag(const Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);
+int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);
 
 int evaluate_model(Run *r, Error *e); // --eval-only
 

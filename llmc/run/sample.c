@@ -116,6 +116,7 @@ static void show_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
 static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, const SampleConfig *config, double u,
                         Error *e) {
     size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
+    if (config->parallel) TRY(parallel_ask_pass(config->parallel, e));
     TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
     int V = shape->model->config.vocab;
     for (int v = 0; v < V; v++)
@@ -167,6 +168,7 @@ static int draw_sample(Run *r, const char *prompt, int64_t number, FILE *copy, E
         .shown = r->output.metrics ? 200 : 0, // in a run's log the prompt precedes every sample
         .copy_prompt = !setup->prompt_file,   // the user has the file, which may be long
         .pulse = &pulse,
+        .parallel = &r->setup.parallel,
     };
     uint64_t stream = (uint64_t)r->position.at.step + (uint64_t)number * beyond_any_step;
     return sample_text(setup->engine, &setup->shape, setup->tokenizer, &config, stream, stdout, copy, e);

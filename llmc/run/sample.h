@@ -1,7 +1,7 @@
 // sample: draws text from a model, token by token.
 #pragma once
 
-#include "model/engine.h"
+#include "ranks/parallel.h"
 #include "text/tokenizer.h"
 
 typedef struct {
@@ -14,6 +14,7 @@ typedef struct {
     size_t shown;       // bytes of the prompt's end to show, at most; 0: all of it
     bool copy_prompt;   // the copy has the prompt too
     const Pulse *pulse; // beats for each token; may be NULL
+    Parallel *parallel; // of the engine; may be NULL
 } SampleConfig;
 
 // The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest, and these to their

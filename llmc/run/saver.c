@@ -23,6 +23,7 @@ struct Saver {
     size_t state_bytes;
     uint64_t log_bytes; // lines of the log that wait for room
     Parallel *direct;   // saver_run: read the state from the engines; NULL: from the copy
+    Parallel *copies;   // the snapshot is the ranks' copies; NULL: `copy`
     Parallel *source;   // the thread takes the snapshot from here (3); NULL: it is taken
     Parallel *served;   // the main thread itself does the save: each piece is a heartbeat (5); NULL: the thread does it
     pthread_t thread;   // runs save_all or touch_copy
@@ -76,6 +77,7 @@ void saver_destroy(Saver *s) {
 static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
     count_piece(s); // the range before this one is written
     if (s->direct) return parallel_store(s->direct, kinds[k], range, values, e);
+    if (s->copies) return parallel_read_copy(s->copies, kinds[k], range, values, e);
     memcpy(values, s->copy[k] + range.begin, range_length(range) * sizeof *values);
     return 0;
 }
@@ -92,7 +94,7 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) 
 
 static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
     const Model *model = s->config.model;
-    TRY(checkpoint_save_model(directory, model, s->config.text, read_param, s, manifest, e));
+    TRY(checkpoint_save_model(directory, model, s->config.text, s->config.dropout, read_param, s, manifest, e));
     TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
     TRY(manifest_save(manifest, directory, STATE_NAME, s->state, s->state_bytes, e));
     return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
@@ -127,7 +129,8 @@ static int read_back(const char *directory, const Pulse *pulse, Error *e) {
 
 static int take_snapshot(Saver *s, Parallel *source, Error *e) {
     Range all = {0, s->config.model->flat_count};
-    for (int k = 0; k < SAVER_ARRAYS; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
+    if (s->copies) TRY(parallel_copy(source, e));
+    for (int k = 0; k < SAVER_ARRAYS && !s->copies; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
     s->report.snapshot_seconds = clock_seconds() - s->started;
     return 0;
 }
@@ -186,7 +189,7 @@ static void begin_save(Saver *s, int64_t step, char *state, size_t state_bytes) 
     s->state = state;
     s->state_bytes = state_bytes;
     s->log_bytes = metrics_waiting(s->config.metrics);
-    s->direct = s->source = s->served = NULL;
+    s->direct = s->source = s->served = s->copies = NULL;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();
     atomic_store(&s->ended, false);
@@ -202,7 +205,8 @@ void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t s
 
 int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
     begin_save(s, step, state, state_bytes);
-    if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
+    if (parallel_has_copies(parallel)) s->copies = parallel;
+    else if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
     join_thread(s); // touch_copy
     if (parallel_stores_alone(parallel)) s->source = parallel;
     else TRY(take_snapshot(s, parallel, e));

@@ -10,7 +10,8 @@
 //   2. A checkpoint is the state after one step. The text of state.json is fixed when the save starts. Weights and
 //      moments do not change until the snapshot is taken: every update waits for it (saver_await_snapshot).
 //   3. Where rank 0's engine holds the whole state, the thread takes the snapshot. Otherwise the main thread takes it in
-//      saver_start, while the other ranks send their parts (parallel_serve).
+//      saver_start, while the other ranks send their parts (parallel_serve); with --zero 3 every rank copies its own, and
+//      the thread reads those copies.
 //   4. Between saver_start and saver_collect the thread owns the copy, the text of state.json and the report. The main
 //      thread reads only the atomics `ended` and `pieces`.
 //   5. Only the main thread talks to other ranks. The thread counts the pieces of its work; while other ranks wait, the
@@ -36,6 +37,7 @@ typedef struct {
     TextTokens text;            // for config.json
     int64_t keep;               // complete checkpoints to keep; 0: all
     const Metrics *metrics;     // synced before the checkpoint gets its name
+    double dropout;             // for config.json
 } SaverConfig;
 
 // The outcome of a save.

@@ -82,6 +82,19 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
+// For --document-mask: the token that opens a document.
+static int setup_documents(Setup *setup, Error *e) {
+    int vocab = setup->model.config.vocab, separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
+    if (!setup->options.document_mask) return 0;
+    if (!setup->tokenizer) separator = checkpoint_text_tokens(setup->options.model, vocab, -1).eos;
+    if (separator < 0)
+        return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
+                    "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents", vocab);
+    setup->shape.document_mask = true;
+    setup->shape.separator = (uint16_t)separator;
+    return 0;
+}
+
 // ERR_USAGE where the options ask for a shape that the engine, or the GPU of --device, cannot compute; ERR_INPUT where
 // the shape comes from files.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
@@ -109,6 +122,13 @@ static int check_omp_threads(Error *e) {
 
 static GnsMode most_measured(const Options *o) { return o->run.gns_exact_interval > 0 ? GNS_EXACT : (GnsMode)o->gns; }
 
+// A plan needs no engine.
+static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
+    if (o->zero < ZERO_3 || engine->own_weights || o->dry_run || !options_train(o)) return 0;
+    return FAIL(e, ERR_USAGE, "use --zero 2, or the CPU trainer, train_gpt2",
+                "--zero %d: this trainer keeps all weights on every rank", o->zero);
+}
+
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
@@ -131,12 +151,20 @@ static int check_features(const Setup *setup, Error *e) {
     return 0;
 }
 
+// ERR_USAGE where the options ask for what the engine, or a GPU of --device, lacks.
+static int check_has(const Setup *setup, const char *flag, bool asked, bool has, Error *e) {
+    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
+    if (!asked || (has && !plan_gpu)) return 0;
+    return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s is not there for GPUs yet", flag);
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
     TRY(check_features(setup, e));
+    TRY(check_zero(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -151,12 +179,16 @@ static int setup_shape(Setup *setup, Error *e) {
         .optimizer = o->optimizer,
         .label_smoothing = (float)o->label_smoothing,
         .inference = o->sample_only || o->eval_only,
+        .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
+    TRY(check_has(setup, "--dropout", o->dropout > 0, setup->engine_api->has_dropout, e));
+    TRY(check_has(setup, "--document-mask", o->document_mask, setup->engine_api->has_document_mask, e));
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
-    return setup_tokenizer(setup, from_file, e);
+    TRY(setup_tokenizer(setup, from_file, e));
+    return setup_documents(setup, e);
 }
 
 int setup_model(Run *r, Error *e) {
@@ -227,8 +259,9 @@ static int init_parameters(Run *r, Error *e) {
         const Tensor *t = &setup->model.tensors[i];
         for (size_t first = 0; first < t->count; first += CHUNK) {
             size_t n = size_min(CHUNK, t->count - first);
-            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             Range range = {t->offset + first, t->offset + first + n};
+            if (!shard_keeps_weights(&setup->shape, range)) continue;
+            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             TRY_GOTO(load_weights(r, range, buffer, e));
         }
     }
@@ -247,6 +280,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
         .transport = setup->transport_api,
     };
+    if (setup->shape.inference) config.zero = ZERO_0; // which computes with all weights
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
@@ -359,6 +393,7 @@ int setup_data(Run *r, Error *e) {
     progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        if (o->shift_windows) dataset_shift_windows(data->train);
         DatasetInfo info = dataset_describe(data->train);
         TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)
@@ -398,6 +433,7 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
     // the vocabulary may come from the tokenizer
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
+    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.shape.separator, sizeof r->setup.shape.separator);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
     for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {

@@ -30,6 +30,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
     unread->code = 0;
     progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
+    engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = share.count - done < most ? share.count - done : most;

@@ -107,7 +107,7 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
         fprintf(f, ", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
                 c->here / setup->comm->local_ranks);
     }
-    if (p->config.zero == ZERO_2 && p->buckets && !p->shard_grads)
+    if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
         fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
                    "micro-step shards them, in sums of another order\n");
     if (data->train && setup->shape.label_smoothing > 0)

@@ -11,6 +11,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e);
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e);
 static int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RANK unless all ranks have the same weights
 static int sample(Run *r, Error *e);
+static int save_here(Run *r, Error *e);
 static void collect_save(Run *r, double seconds, Parallel *served); // reports a save that ends within `seconds`
 static int save_in_background(Run *r, Error *e);                    // reports its own failure: training continues
 static int save_for_log(Run *r, Error *e);                          // lines of the log wait for room on the disk
@@ -202,6 +203,10 @@ static int start_save(Run *r, Error *e) {
     Error why;
     char *text;
     size_t bytes;
+    if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) { // nobody has room for a copy
+        if (save_here(r, &why)) report_failure(r, r->position.at.step, &why, false);
+        return 0;
+    }
     await_save(r, e);
     int code = restore_directory(r, &why);
     if (!code && r->saving.saved_step == r->position.at.step) return 0; // for the log

@@ -48,6 +48,7 @@ struct Dataset {
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
+    bool shifts; // windows, by epoch
     DatasetInfo info;
 };
 
@@ -220,6 +221,8 @@ void dataset_close(Dataset *data) {
     memory_free(data);
 }
 
+void dataset_shift_windows(Dataset *data) { data->shifts = true; }
+
 DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
 
 DatasetSource dataset_source(const Dataset *data, int source) {
@@ -254,12 +257,19 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
     return number;
 }
 
-uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
+typedef struct {
+    uint64_t window, shift;
+} Place;
+
+static Place place_of(const Dataset *data, uint64_t example) {
     int s = data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = data->sources[s].windows;
     uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
-    return data->sources[s].first_window + permutation_at(N, key, n % N);
+    return (Place){data->sources[s].first_window + permutation_at(N, key, n % N),
+                   data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0};
 }
+
+uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return place_of(data, example).window; }
 
 // The last shard with first_window <= window. A shard without windows is never the answer: its first_window is the next
 // shard's, or N.
@@ -273,17 +283,18 @@ static const Shard *shard_of_window(const Dataset *data, uint64_t window) {
     return &data->shards[low];
 }
 
-static int window_read(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e) {
-    const Shard *shard = shard_of_window(data, window);
-    uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len;
+static int window_read(const Dataset *data, Place place, uint16_t *out /* (T+1) */, Error *e) {
+    const Shard *shard = shard_of_window(data, place.window);
     size_t count = (size_t)data->seq_len + 1;
+    uint64_t at = (place.window - shard->first_window) * (uint64_t)data->seq_len + place.shift;
+    at = size_min(at, shard->tokens - count);
     TRY(shard_read(shard, at, count, out, e));
     return tokens_check(shard, at, count, out, data->vocab_size, e);
 }
 
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
     for (int i = 0; i < count; i++)
-        TRY(window_read(data, dataset_window_at(data, first_example + (uint64_t)i),
+        TRY(window_read(data, place_of(data, first_example + (uint64_t)i),
                         out + (size_t)i * ((size_t)data->seq_len + 1), e));
     return 0;
 }
@@ -291,7 +302,8 @@ int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_
 int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
     assert(count >= 0 && first_window + (uint64_t)count <= data->info.windows);
     for (int i = 0; i < count; i++)
-        TRY(window_read(data, first_window + (uint64_t)i, out + (size_t)i * ((size_t)data->seq_len + 1), e));
+        TRY(window_read(data, (Place){first_window + (uint64_t)i, 0}, out + (size_t)i * ((size_t)data->seq_len + 1),
+                        e));
     return 0;
 }
 

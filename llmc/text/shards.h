@@ -13,7 +13,8 @@
 // Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
 // permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e chooses one of them
 // first (math/mixture.h). A run's place in its data is therefore one counter, and any batch size, micro-batch, number of
-// ranks or restart sees the same sequence.
+// ranks or restart sees the same sequence. With dataset_shift_windows the windows of an epoch begin
+// permutation_shift(T, key) tokens later, the last of a shard where it still fits.
 #pragma once
 
 #include "base/common.h"
@@ -52,6 +53,8 @@ typedef struct {
 // every file below 64 MB against vocab_size.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
+
+void dataset_shift_windows(Dataset *data); // of dataset_rows; before the first of them
 
 DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source);

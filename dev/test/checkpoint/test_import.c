@@ -90,7 +90,7 @@ static void test_beyond_a_chunk(void) {
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
     CHECK_OK(directory_create("large", &e), &e);
-    CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
     CHECK_OK(checkpoint_save_optimizer("large", &model, give, give_again, NULL, NULL, &e), &e);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
@@ -147,7 +147,7 @@ static void test_one_file(void) {
     Error e = {0};
     CHECK_OK(directory_create("one", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e); // config.json too
+    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e); // config.json too
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
@@ -181,7 +181,7 @@ static void test_text_tokens(void) {
             CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), NULL, &e), &e);
         TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
         CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
-        CHECK_OK(checkpoint_save_model("ends", &model, got, give, NULL, NULL, &e), &e);
+        CHECK_OK(checkpoint_save_model("ends", &model, got, 0, give, NULL, NULL, &e), &e);
         TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
         CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
     }
@@ -210,7 +210,7 @@ static void test_other_models(void) {
     Error e = {0};
     CHECK_OK(directory_create("other", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("other", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("other", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
     CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -292,7 +292,7 @@ static void test_moments_of_another_kind(void) {
 static void test_several_files(void) {
     Error e = {0};
     CHECK_OK(directory_create("many", &e), &e);
-    CHECK_OK(checkpoint_save_model("many", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("many", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
@@ -347,7 +347,7 @@ static void test_head(void) {
     Error e = {0};
     CHECK_OK(directory_create("head", &e), &e);
     make_values(12);
-    CHECK_OK(checkpoint_save_model("head", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_model("head", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
     snprintf(where, sizeof where, "lm_head.weight is not wte.weight: row %zu, column %zu has", wte->rows - 1,
              wte->columns - 1);
     for (int sharded = 0; sharded < 2; sharded++) {

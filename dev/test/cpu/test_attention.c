@@ -7,27 +7,41 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
+// Of the attentions made from here on, and of the references: dropout; positions in documents, or NULL.
+static Dropout dropout;
+static uint16_t *position; // (B, T)
+
 static Attention attention_create(int threads, size_t T, size_t D) {
-    return (Attention){threads, T, D, malloc(attention_scratch(threads, T, D) * sizeof(float)), DTYPE_FP32};
+    return (Attention){threads,    T,       D,       malloc(attention_scratch(threads, T, D) * sizeof(float)),
+                       DTYPE_FP32, dropout, position};
+}
+
+static double factor_of(size_t b, size_t h, size_t t, size_t j) {
+    if (!dropout.below) return 1;
+    Dropout d = dropout_at(dropout, dropout.example + b, dropout.layer);
+    return (double)dropout_factor(d, DROPOUT_PROBABILITY, (uint32_t)h, (uint32_t)t, (uint32_t)j);
 }
 
 static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, size_t which, size_t h) {
     return qkv + ((b * s.T + t) * 3 + which) * s.NH * s.D + h * s.D;
 }
 
+static size_t first_key(Shape s, size_t b, size_t t) { return position ? t - position[b * s.T + t] : 0; }
+
 // Row t of head (b, h): p (t + 1) = softmax of the scaled scores. Returns their log-sum-exp.
 static double reference_row(double *p, const float *qkv, Shape s, size_t b, size_t h, size_t t) {
     const float *q = vector_of(qkv, s, b, t, 0, h);
     double max = -INFINITY, sum = 0;
-    for (size_t j = 0; j <= t; j++) {
+    for (size_t j = 0; j < first_key(s, b, t); j++) p[j] = 0;
+    for (size_t j = first_key(s, b, t); j <= t; j++) {
         const float *k = vector_of(qkv, s, b, j, 1, h);
         p[j] = 0;
         for (size_t d = 0; d < s.D; d++) p[j] += (double)q[d] * k[d] / sqrt((double)s.D);
         max = fmax(max, p[j]);
     }
-    for (size_t j = 0; j <= t; j++) sum += exp(p[j] - max);
+    for (size_t j = first_key(s, b, t); j <= t; j++) sum += exp(p[j] - max);
     double lse = max + log(sum);
-    for (size_t j = 0; j <= t; j++) p[j] = exp(p[j] - lse);
+    for (size_t j = first_key(s, b, t); j <= t; j++) p[j] = exp(p[j] - lse);
     return lse;
 }
 
@@ -39,7 +53,7 @@ static void reference_forward(double *out, double *lse, const float *qkv, Shape 
         lse[row] = reference_row(p, qkv, s, b, h, t);
         for (size_t d = 0; d < s.D; d++) {
             o[d] = 0;
-            for (size_t j = 0; j <= t; j++) o[d] += p[j] * vector_of(qkv, s, b, j, 2, h)[d];
+            for (size_t j = 0; j <= t; j++) o[d] += factor_of(b, h, t, j) * p[j] * vector_of(qkv, s, b, j, 2, h)[d];
         }
     }
     free(p);
@@ -56,13 +70,14 @@ static void reference_backward(double *dqkv, const float *dout, const float *qkv
         for (size_t j = 0; j <= t; j++) {
             const float *v = vector_of(qkv, s, b, j, 2, h);
             dp[j] = 0;
-            for (size_t d = 0; d < s.D; d++) dp[j] += (double)go[d] * v[d];
+            for (size_t d = 0; d < s.D; d++) dp[j] += factor_of(b, h, t, j) * (double)go[d] * v[d];
             mean += p[j] * dp[j];
         }
         for (size_t j = 0; j <= t; j++) {
             const float *k = vector_of(qkv, s, b, j, 1, h);
             double *dk = dqkv + (k - qkv), *dv = dk + s.NH * s.D, ds = p[j] * (dp[j] - mean) / sqrt((double)s.D);
-            for (size_t d = 0; d < s.D; d++) dq[d] += ds * k[d], dk[d] += ds * q[d], dv[d] += p[j] * go[d];
+            double dropped = factor_of(b, h, t, j) * p[j];
+            for (size_t d = 0; d < s.D; d++) dq[d] += ds * k[d], dk[d] += ds * q[d], dv[d] += dropped * go[d];
         }
     }
     free(p), free(dp);
@@ -169,6 +184,37 @@ static void test_causality(void) { // changing token t changes no output before 
     free(at.scratch);
 }
 
+// Documents of 1 to `longest` tokens; the first may go on from the row before.
+static void check_documents(Shape s, int longest) {
+    position = malloc(s.B * s.T * sizeof *position);
+    for (size_t i = 0, left = 0; i < s.B * s.T; i++) {
+        position[i] = (uint16_t)(i % s.T == 0 || left == 0 ? 0 : position[i - 1] + 1);
+        left = left == 0 ? (size_t)(rand() % longest) : left - 1;
+    }
+    check_shape(s, 1);
+    free(position);
+    position = NULL;
+}
+
+static void test_documents(void) {
+    for (size_t T = 1; T <= 80; T += 3) check_documents((Shape){1 + T % 2, T, 1 + T % 3, 1 + T * 7 % 40}, 1 + (int)T);
+    check_documents((Shape){2, 257, 1, 16}, 20);
+    check_documents((Shape){1, 601, 2, 20}, 300);
+    check_documents((Shape){1, 601, 2, 20}, 1);
+    dropout = dropout_at(dropout_of(0.3, 5), 100, 3);
+    check_documents((Shape){2, 601, 1, 20}, 200);
+    dropout = dropout_of(0, 0);
+}
+
+static void test_dropout(void) {
+    dropout = dropout_at(dropout_of(0.3, 5), 100, 3);
+    test_finite_differences();
+    check_shape((Shape){3, 40, 3, 16}, 1);
+    check_shape((Shape){2, 150, 2, 20}, 1);
+    check_shape((Shape){1, 601, 1, 12}, 1);
+    dropout = dropout_of(0, 0);
+}
+
 int main(void) {
     RUN(test_every_length);
     RUN(test_model_shapes);
@@ -176,5 +222,7 @@ int main(void) {
     RUN(test_large_scores);
     RUN(test_finite_differences);
     RUN(test_causality);
+    RUN(test_dropout);
+    RUN(test_documents);
     return test_summary();
 }

@@ -9,6 +9,8 @@
 enum { ROWS = 6, T = 24, STEPS = 40 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
+static double dropout; // of the engines made from here on; above 0 they have the mask of documents as well
+
 typedef struct {
     Model model;
     float *param, smoothing;
@@ -45,6 +47,9 @@ static Engine *engine_of(World *w, Dtype dtype, int threads, Recompute recompute
                            .threads = threads,
                            .gns = GNS_EXACT,
                            .dtype = dtype,
+                           .document_mask = dropout > 0,
+                           .separator = 3,
+                           .dropout = dropout_of(dropout, 11),
                            .recompute = recompute,
                            .label_smoothing = w->smoothing};
     CHECK(engine_create(&cpu_engine, &engine, &config, &e) == 0, "%s", e.what);
@@ -62,6 +67,7 @@ static Outcome measure(World *w, Engine *engine, const uint16_t *tokens, int mic
     Outcome o = {.grad = malloc(w->model.flat_count * sizeof(float))};
     StepResult r = {.grad_sq = o.grad_sq, .example_sq = o.example_sq};
     for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] = NAN;
+    engine_examples(engine, 100);
     CHECK(small_batch(engine, tokens, ROWS, T, micro_batch, GNS_EXACT, &e) == 0, "%s", e.what);
     CHECK(engine_norms(engine, all_of(w), &e) == 0 && engine_result(engine, &r, &e) == 0, "%s", e.what);
     CHECK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e) == 0, "%s", e.what);
@@ -196,6 +202,10 @@ int main(void) {
     RUN(test_step_of_smoothed_loss);
     RUN(test_same_bits);
     RUN(test_training);
+    dropout = 0.2;
+    RUN(test_step);
+    RUN(test_same_bits);
+    dropout = 0;
     RUN(test_weights);
     RUN(test_logits);
     return test_summary();

@@ -2,6 +2,7 @@
 #include "../test.h"
 
 #include "math/adamw.h"
+#include "math/dropout.h"
 #include "math/rng.h"
 #include "math/schedule.h"
 
@@ -53,6 +54,30 @@ static void test_known_draws(void) {
         CHECK(rng_uniform(seed, stream, index) == known[i].uniform, "draw %zu: %a", i,
               rng_uniform(seed, stream, index));
         CHECK_CLOSE(rng_normal(seed, stream, index), known[i].normal, 1e-14, 1);
+    }
+}
+
+// Drawn by the oracle's own Philox (dev/oracle/gpt2.py): bit c says that column `first` + c drops.
+static void test_known_masks(void) {
+    static const struct {
+        double p;
+        uint64_t seed, example;
+        int place, layer;
+        uint32_t head, row, first;
+        uint64_t drops[2];
+    } known[] = {
+        {0.5, 0, 0, 0, 0, 0, 0, 0, {0xb9ec7d54b1ee86e2, 0xe66ddd239b6c59e3}},
+        {0.5, 1337, 1125899906842623, 1, 999, 999, 65535, 65408, {0xdfc3e127bdf62418, 0x289cb3c85b35e64a}},
+        {0.5, 9223372036854775807, 123456789012, 2, 11, 0, 777, 640, {0x42b274036e353755, 0x1ff1f111c73686be}},
+        {0.25, 42, 7, 3, 47, 0, 1023, 1536, {0x4204320a3808584e, 0x4c8030201a2830f0}},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        Dropout d = dropout_at(dropout_of(known[i].p, known[i].seed), known[i].example, known[i].layer);
+        for (uint32_t c = 0; c < 128; c++) {
+            float f = dropout_factor(d, (DropoutPlace)known[i].place, known[i].head, known[i].row, known[i].first + c);
+            float want = known[i].drops[c / 64] >> c % 64 & 1 ? 0 : (float)(1 / (1 - known[i].p));
+            CHECK(f == want, "mask %zu, column %u: %g", i, c, (double)f);
+        }
     }
 }
 
@@ -237,6 +262,7 @@ static void test_schedule_landmarks(void) {
 int main(void) {
     RUN(test_philox_known_answers);
     RUN(test_known_draws);
+    RUN(test_known_masks);
     RUN(test_uniform);
     RUN(test_normal);
     RUN(test_adamw);

@@ -21,16 +21,21 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static uint64_t seed;
 static const float POISON = -7.25f;
 
+// What a rank keeps a share of, besides the moments.
+typedef enum { SHARED_MOMENTS, SHARED_GRADS, SHARED_WEIGHTS } Shared;
+
 typedef struct {
     Engine *engine;
     EngineConfig config;
+    struct World *world;
     Range owned[8];
     int pending;               // buckets [0, pending) are in memory
     int micro_steps;           // begun in this step
     int begun[8], finished[8]; // calls a bucket, of this micro-step
+    int soon, awaited;         // the block's bucket that the engine named, and awaited, last
 } Rank;
 
-typedef struct {
+typedef struct World {
     Model model;
     int T;
     float *param;     // (flat_count)
@@ -59,22 +64,59 @@ static EngineConfig config_of(const World *w) {
     return (EngineConfig){.model = &w->model, .micro_batch = ROWS, .seq_len = w->T, .threads = 1, .gns = GNS_EXACT};
 }
 
-static void rank_open(World *w, int r, bool shard_grads, Recompute recompute) {
+// ---- Weights that are gathered for each pass ------------------------------------------------------------------------
+
+static size_t bucket_bytes(const Rank *rank, Range range) {
+    return range_length(range) * engine_weight_bytes(rank->engine);
+}
+
+// The engine is done with what is in the block's slot, and reads nothing there before it awaits the block.
+static int soon_weights(void *context, Range range, Error *e) {
+    Rank *rank = context;
+    int i = model_bucket_at(rank->config.model, range.begin);
+    (void)e;
+    CHECK(i > 0 && range_length(range) == range_length(model_bucket(rank->config.model, i)), "soon bucket %d", i);
+    if (i == rank->soon || i == rank->awaited) return 0; // it is there
+    rank->soon = i;
+    memset(engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin), 0xff, bucket_bytes(rank, range)); // NaN
+    return 0;
+}
+
+// Every rank writes its part to its own memory, from where the others take it.
+static int await_weights(void *context, Range range, Error *e) {
+    Rank *rank = context;
+    int i = model_bucket_at(rank->config.model, range.begin);
+    CHECK(i == 0 || i == rank->soon || i == rank->awaited, "block %d is needed, and was not named before", i);
+    for (Rank *from = rank->world->rank; from < rank->world->rank + RANKS; from++) {
+        Range part = from->owned[i];
+        TRY(engine_own_weights(from->engine, part, e));
+        if (from != rank)
+            memcpy(engine_buffer(rank->engine, BUFFER_WEIGHT, part.begin),
+                   engine_buffer(from->engine, BUFFER_WEIGHT, part.begin), bucket_bytes(rank, part));
+    }
+    if (i > 0) rank->awaited = i;
+    return 0;
+}
+
+static void rank_open(World *w, int r, Shared shared, Recompute recompute) {
     Rank *rank = &w->rank[r];
+    const WeightsWatch watch = {soon_weights, await_weights, rank};
     Error e = {0};
-    *rank = (Rank){.config = config_of(w)};
+    *rank = (Rank){.config = config_of(w), .world = w};
     rank->config.recompute = recompute;
     int buckets = model_bucket_count(&w->model);
     for (int i = 0; i < buckets; i++) rank->owned[i] = transport_part(model_bucket(&w->model, i), r, RANKS);
     rank->config.owned = rank->owned;
     rank->config.owned_count = buckets;
-    rank->config.shard_grads = shard_grads;
+    rank->config.shard_grads = shared >= SHARED_GRADS;
+    rank->config.shard_weights = shared == SHARED_WEIGHTS;
     CHECK_OK(engine_create(&GNS_ENGINE, &rank->engine, &rank->config, &e), &e);
+    if (rank->config.shard_weights) engine_watch_weights(rank->engine, &watch);
     CHECK_OK(engine_load(rank->engine, STATE_PARAM, all_of(w), w->param, &e), &e);
 }
 
 // The whole engine recomputes nothing.
-static void world_open(World *w, const ModelConfig *shape, bool shard_grads, Recompute recompute) {
+static void world_open(World *w, const ModelConfig *shape, Shared shared, Recompute recompute) {
     Error e = {0};
     size_t tokens = (size_t)STEPS * ROWS * ((size_t)shape->context + 1);
     CHECK_OK(model_create(&w->model, shape, &e), &e);
@@ -89,7 +131,7 @@ static void world_open(World *w, const ModelConfig *shape, bool shard_grads, Rec
     EngineConfig config = config_of(w);
     CHECK_OK(engine_create(&GNS_ENGINE, &w->whole, &config, &e), &e);
     CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->param, &e), &e);
-    for (int r = 0; r < RANKS; r++) rank_open(w, r, shard_grads, recompute);
+    for (int r = 0; r < RANKS; r++) rank_open(w, r, shared, recompute);
 }
 
 static void world_close(World *w) {
@@ -252,10 +294,10 @@ static void exchange(World *w) {
         }
 }
 
-static void train(const ModelConfig *shape, bool shard_grads, Recompute recompute) {
+static void train(const ModelConfig *shape, Shared shared, Recompute recompute) {
     World w;
     Error e = {0};
-    world_open(&w, shape, shard_grads, recompute);
+    world_open(&w, shape, shared, recompute);
     for (int step = 0; step < STEPS; step++) {
         UpdateConfig update = update_config(step + 1);
         CHECK_OK(whole_gradients(&w, step, &e), &e);
@@ -264,30 +306,36 @@ static void train(const ModelConfig *shape, bool shard_grads, Recompute recomput
         CHECK_OK(engine_update(w.whole, all_of(&w), &update, &e), &e);
         for (int r = 0; r < RANKS; r++) CHECK_OK(engine_update(w.rank[r].engine, all_of(&w), &update, &e), &e);
         for (int r = 0; r < RANKS; r++) {
-            check_state(&w, &w.rank[r], STATE_GRAD, !shard_grads);
+            check_state(&w, &w.rank[r], STATE_GRAD, shared < SHARED_GRADS);
             check_state(&w, &w.rank[r], STATE_MOMENT1, false);
             check_state(&w, &w.rank[r], STATE_MOMENT2, false);
         }
         exchange(&w);
-        for (int r = 0; r < RANKS; r++) check_state(&w, &w.rank[r], STATE_PARAM, true);
+        for (int r = 0; r < RANKS; r++) check_state(&w, &w.rank[r], STATE_PARAM, shared < SHARED_WEIGHTS);
         check_losses(&w, step);
     }
     world_close(&w);
 }
 
 static void test_owned_ranges(void) {
-    for (int i = 0; i < SHAPES; i++) train(&shapes[i], false, RECOMPUTE_NONE);
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], SHARED_MOMENTS, RECOMPUTE_NONE);
 }
 
 static void test_sharded_gradients(void) {
-    for (int i = 0; i < SHAPES; i++) train(&shapes[i], true, RECOMPUTE_NONE);
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], SHARED_GRADS, RECOMPUTE_NONE);
+}
+
+static void test_sharded_weights(void) {
+    if (!GNS_ENGINE.own_weights) SKIP("this engine keeps all weights");
+    for (int i = 0; i < SHAPES; i++) train(&shapes[i], SHARED_WEIGHTS, RECOMPUTE_NONE);
+    train(&shapes[2], SHARED_WEIGHTS, RECOMPUTE_BLOCK);
 }
 
 static void test_shares_that_recompute(void) {
     static const Recompute ways[] = {RECOMPUTE_GELU, RECOMPUTE_BLOCK};
     for (int i = 0; i < 2; i++) {
-        train(&shapes[1], false, ways[i]);
-        train(&shapes[2], true, ways[i]);
+        train(&shapes[1], SHARED_MOMENTS, ways[i]);
+        train(&shapes[2], SHARED_GRADS, ways[i]);
     }
 }
 
@@ -297,7 +345,7 @@ static void test_collected_micro_steps(void) {
     Error e = {0};
     Rank *rank = &w.rank[1];
     static const int rows[] = {2, 1};
-    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
+    world_open(&w, &shapes[2], SHARED_GRADS, RECOMPUTE_NONE);
     float *sum = take(w.model.flat_count * sizeof(float));
     double squares[200] = {0};
     CHECK_OK(rank_begin_step(rank, &e), &e);
@@ -382,7 +430,7 @@ static void test_awaited_weights(void) {
     static const char *const readers[READERS] = {"eval", "logits", "store", "hash", "micro-step"};
     World w;
     float *want[READERS], *got[READERS];
-    world_open(&w, &shapes[1], false, RECOMPUTE_NONE);
+    world_open(&w, &shapes[1], SHARED_MOMENTS, RECOMPUTE_NONE);
     Arrivals arrivals = {&w, 0};
     size_t bytes = sizeof(float) * size_max(w.model.flat_count, ROWS * (size_t)w.T);
     for (int i = 0; i < READERS; i++) want[i] = take(bytes), got[i] = take(bytes);
@@ -400,12 +448,14 @@ static void test_awaited_weights(void) {
 // The plan is smaller by what others keep: 12 bytes an element on the GPU in bf16, 8 otherwise, and gradients.
 static void test_memory_plan(void) {
     World w;
-    MemoryPlan whole, owned, sharded;
-    world_open(&w, &shapes[2], true, RECOMPUTE_NONE);
+    MemoryPlan whole, owned, sharded, least;
+    world_open(&w, &shapes[2], SHARED_GRADS, RECOMPUTE_NONE);
     EngineConfig c = config_of(&w), share = w.rank[0].config;
     GNS_ENGINE.plan_memory(&c, &whole);
     GNS_ENGINE.plan_memory(&share, &sharded);
-    share.shard_grads = false;
+    share.shard_weights = true;
+    GNS_ENGINE.plan_memory(&share, &least);
+    share.shard_grads = share.shard_weights = false;
     GNS_ENGINE.plan_memory(&share, &owned);
     Range embeddings = model_bucket(&w.model, 0), block = model_bucket(&w.model, w.model.config.layers);
     double elements = 0, kept = (double)(embeddings.end + 2 * range_length(block));
@@ -413,6 +463,8 @@ static void test_memory_plan(void) {
     double all = (double)w.model.flat_count, bytes = engine_weight_bytes(w.whole) < sizeof(float) ? 12 : 8;
     CHECK_CLOSE((double)(whole.total - owned.total), bytes * (all - elements), 0.01, 0);
     CHECK_CLOSE((double)owned.total - (double)sharded.total, 4 * (all - kept - elements), 0.01, 0);
+    if (GNS_ENGINE.own_weights)
+        CHECK_CLOSE((double)sharded.total - (double)least.total, 4 * (all - kept - elements), 0.01, 0);
     world_close(&w);
 }
 
@@ -432,6 +484,7 @@ int main(int argc, char **argv) {
     model_destroy(&w.model);
     RUN(test_owned_ranges);
     RUN(test_sharded_gradients);
+    RUN(test_sharded_weights);
     RUN(test_shares_that_recompute);
     RUN(test_collected_micro_steps);
     RUN(test_awaited_weights);

@@ -71,6 +71,7 @@ static const struct {
     {OPTION_zero, "0", ZERO_0},
     {OPTION_zero, "1", ZERO_1},
     {OPTION_zero, "2", ZERO_2},
+    {OPTION_zero, "3", ZERO_3},
     {OPTION_reduce, "step", REDUCE_STEP},
     {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP},
     {OPTION_dtype, "fp32", DTYPE_FP32},

@@ -127,6 +127,17 @@ static void test_recomputing_and_exact_norms_cost(void) {
     p.shape.recompute = RECOMPUTE_NONE;
     Workload fused = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_FUSED);
     CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
+    // 25 tensors (N, C) in each pass, and the probabilities below the diagonal; eleven blocks' attention once more
+    CHECK(sum_work(&block, FAMILY_DROPOUT, true) == 0, "masks without dropout");
+    p.shape.dropout.below = 1;
+    Workload drops = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
+    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 17 * N * (2 * 25 * C + 2 * 12 * 12 * 1025 / 2), 1e-9, 0);
+    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, false), 2 * 25 * N * C * 4, 1e-9, 0);
+    p.shape.recompute = RECOMPUTE_BLOCK;
+    drops = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
+    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 17 * N * (61 * C + 35 * 12 * 1025 / 2), 1e-9, 0);
+    p.shape.recompute = RECOMPUTE_NONE;
+    p.shape.dropout.below = 0;
     for (WorkFamily f = FAMILY_BLOCK_MATMUL; f <= FAMILY_HEAD_MATMUL; f++)
         CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
     model_destroy(&model);
@@ -521,6 +532,84 @@ static void test_exposed(void) {
     model_destroy(&model);
 }
 
+// The same link and rows with ZeRO-3, of which two blocks stay in memory from pass to pass: with two layers the blocks are
+// gathered once, with five 3/5 of them again in every other pass.
+static void test_exposed_weights(void) {
+    for (int layers = 2; layers <= 5; layers += 3) {
+        Error e;
+        Model model;
+        ModelConfig config = {.layers = layers, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
+        CHECK_OK(model_create(&model, &config, &e), &e);
+        Plan p = make_plan(&model, "H200", 2, 64);
+        p.ranks = 2, p.rows = 10; // 5 rows a rank: three micro-steps
+        p.device.spec.link = 1e9, p.device.efficiency.link = 0.5, p.device.efficiency.hop = 1e-3;
+        options.zero = ZERO_3, options.comm_dtype = WIRE_BF16;
+        double blocks = (double)(model.flat_count - model_bucket(&model, 0).end), again = layers == 2 ? 0 : 0.6;
+        double embeddings = (double)model_bucket(&model, 0).end;
+        double all = layers * 1e-3 + 0.5 * 2 * blocks / 0.5e9, rest = 1e-3 + 0.5 * 2 * embeddings / 0.5e9;
+        for (int micro = 0; micro < 2; micro++) {
+            options.reduce = micro ? REDUCE_MICRO_STEP : REDUCE_STEP;
+            PlanStep s = plan_step(&p, 10);
+            const double *first = s.first.pass, *last = s.last.pass, F = first[PASS_FORWARD], B = first[PASS_BACKWARD];
+            double want = rest + all / layers + all * (layers - 1) / layers - F // the first forward pass
+                          + all + again * all - last[PASS_BACKWARD] + rest +
+                          2 * (fmax(0, again * all + micro * all - B) + fmax(0, again * all + micro * rest - F));
+            CHECK(s.micro_steps == 3 && F < all * (layers - 1) / layers, "%lld micro-steps, %g s hide too much",
+                  (long long)s.micro_steps, F);
+            CHECK_CLOSE(s.exposed, want, 1e-9, 0);
+            CHECK_CLOSE(plan_step_bytes(&p),
+                        0.5 * 2 * ((micro ? 3 : 1) * (blocks + embeddings) + embeddings + blocks * (1 + 5 * again)),
+                        1e-9, 0);
+        }
+        model_destroy(&model);
+    }
+}
+
+// Austin et al. 2025: tensors are divided among fewer than F / (C / W) ranks. Of an H200, 989e12 / 450e9 = 2198; F = 4 C.
+static void test_tensor_parallel(void) {
+    Model model;
+    make_model(&model, "d48", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 8, 1024);
+    CHECK_CLOSE(plan_tensor_ranks_limit(&p, 8), 6400 / 2197.8, 1e-4, 0);
+    CHECK(plan_tensor_ranks(&p, 8) == 2 && plan_tensor_ranks(&p, 1) == 1, "%d ranks", plan_tensor_ranks(&p, 8));
+    p.device.spec.link = 1; // too slow for any
+    CHECK(plan_tensor_ranks(&p, 8) == 1, "%d ranks", plan_tensor_ranks(&p, 8));
+    p.device.spec.link = 1e15; // fast enough for the machine
+    CHECK(plan_tensor_ranks(&p, 64) == 8 && plan_tensor_ranks(&p, 4) == 4, "%d ranks", plan_tensor_ranks(&p, 64));
+    model_destroy(&model);
+}
+
+// The number is the smallest that fits, found by trying all; stages never need more ranks than those before them.
+static void test_fewest_ranks(void) {
+    Model model;
+    make_model(&model, "d60", 50257, 1024);
+    for (double gib = 20; gib <= 60; gib += 20) {
+        int before = 0;
+        for (int zero = ZERO_0; zero <= ZERO_3; zero++) {
+            Plan p = make_plan(&model, "H200", 1, 1024);
+            p.device.spec.memory_bytes = gib * (1 << 30);
+            p.sharing = (ParallelConfig){.micro_batch = 1, .batch_max = 64, .reduce = REDUCE_MICRO_STEP};
+            options.reduce = REDUCE_MICRO_STEP;
+            int got = plan_fewest_ranks(&p, (ZeroStage)zero, 64), want = 0;
+            for (int ranks = 64; ranks >= 1; ranks--) {
+                Plan v;
+                PlanVariant of;
+                Error e;
+                MemoryPlan memory;
+                CHECK_OK(plan_variant(&v, &of, &p, (ZeroStage)zero, ranks, &e), &e);
+                plan_memory(&v, 1, &memory);
+                if ((double)memory.total <= 0.97 * gib * (1 << 30)) want = ranks;
+                plan_variant_end(&of);
+            }
+            CHECK(got == want, "ZeRO-%d in %g GiB: from %d ranks, want %d", zero, gib, got, want);
+            CHECK(!before || (got > 0 && got <= before), "ZeRO-%d: %d ranks, the stage before %d", zero, got, before);
+            before = got;
+        }
+        CHECK(before > 0, "%g GiB: ZeRO-3 fits nowhere", gib);
+    }
+    model_destroy(&model);
+}
+
 // 10 rows on 4 ranks in micro-batches of 2: the first has 3 rows, so 2 + 1.
 static void test_steps_are_cut(void) {
     Model model;
@@ -713,6 +802,9 @@ int main(void) {
     RUN(test_critical_tokens);
     RUN(test_more_ranks);
     RUN(test_exposed);
+    RUN(test_exposed_weights);
+    RUN(test_tensor_parallel);
+    RUN(test_fewest_ranks);
     RUN(test_steps_are_cut);
     RUN(test_runs);
     RUN(test_seconds_of_a_run);

@@ -27,7 +27,7 @@ plans_a_run_without_length() { # with any compiler: some move a division before 
 }
 fits_a_screen() { # shellcheck disable=SC2086
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 || return 1
-    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 50) { print NR " lines"; bad = 1 } exit bad }' plan.txt
+    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 60) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
 hours_are_tokens_over_speed() { # of the same page; without --val nothing is added
     # shellcheck disable=SC2086
@@ -48,6 +48,15 @@ reports_latency_bound() {
     most=$(sed -nE 's/^  compute-bound .* up to ([0-9]+) by step time.*/\1/p' plan.txt)
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
+}
+compares_the_modes() { # of a model that fits on one card with no mode, on so many with each; and what is a plan only
+    plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> --zero 3 +[0-9.]+ +2 +[0-9]' &&
+        said '^  --zero 0 +[0-9.]+ +none ' && said '^  plan: tensor parallel +- +- +- +-  compute +6$' &&
+        said '^  plan: FSDP, tensors by 4 .*  compute +[0-9]+$' && said 'has no --zero 3 on GPUs yet' || return 1
+    awk '$1 == "--zero" || $2 == "--zero" { memory = $(NF - 5); if (before && memory >= before) { print "not less: " $0; exit 1 } before = memory; n++ }
+        END { if (n != 4) { print n " modes"; exit 1 } }' plan.txt || { cat plan.txt; return 1; }
+    plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: 5 with --zero 1, 3 with --zero 2, 2 with --zero 3' &&
+        plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> --zero 1 .* unknown$' && ! grep 'on GPUs yet' plan.txt
 }
 limits_count_ranks_with_rows() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'
@@ -202,7 +211,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length fits_a_screen hours_are_tokens_over_speed \
-    reports_latency_bound limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
+    reports_latency_bound compares_the_modes limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
     plans_the_largest_micro_batch planning_needs_dry_run plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do

@@ -99,7 +99,7 @@ class Stop:
         self.command = [f"{ROOT}/scripts/mpirun.sh", "-np", "2", "--oversubscribe", "--allow-run-as-root"]
         self.command += ["-x", f"LD_PRELOAD={work}/delays.so", os.path.abspath(f"{build}/train_gpt2")]
         self.command += ["--train", f"{work}/text_train_*.bin", *MODEL.split(), "--val-every", "0", "--steps", "100000000"]
-        self.command += ["--zero", random.choice("012"), "--checkpoint-every", random.choice(["0", "5", "50"])]
+        self.command += ["--zero", random.choice("0123"), "--checkpoint-every", random.choice(["0", "5", "50"])]
         self.command += ["--out", "run"]
         self.environment = dict(os.environ, GNS_STOP=mark, OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_btl="self,vader",
                                 DELAYS_MOST=random.choice(["0", "3000", "30000"]), DELAYS_CRASH=f"{self.directory}/crash")

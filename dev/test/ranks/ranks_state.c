@@ -1,9 +1,11 @@
-// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 has spread over the ranks, in ranges
+// ranks_state: under mpirun, rank 0 collects the gradients and moments that ZeRO-2 or 3 has spread over the ranks, in ranges
 // of every kind, and compares it with what was loaded; then the gradients of a step of micro-steps, some of them without
 // rows, with those of one engine. Prints "ok" or what is wrong. For test_ranks.sh.
 //
-//     ranks_state WIRE together|apart|blind   all ranks write into memory of rank 0's; all but the last, which does not
-//                                             find it, as on another machine; none does
+//     ranks_state WIRE together|apart|blind ZERO
+//
+// together: all ranks write into memory of rank 0's; apart: all but the last, which does not find it, as on another
+// machine; blind: none does.
 #include "ranks/parallel.h"
 #include "../small_model.h"
 
@@ -11,6 +13,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -23,6 +26,7 @@ typedef struct {
     uint16_t *tokens;  // (rows, SEQ_LEN + 1)
     WireType wire;
     int finders; // ranks that find it
+    ZeroStage zero;
 } State;
 
 enum { LAYERS = 3, SEQ_LEN = 8, VOCAB = 50 };
@@ -88,7 +92,7 @@ static int setup(State *s, Error *e) {
     TRY(comm_create(&s->comm, &deadlines, e));
     if (s->finders < 0) s->finders = s->comm.ranks - 1;
     TRY(model_create(&s->model, &shape, e));
-    ParallelConfig sharing = {ZERO_2, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),
+    ParallelConfig sharing = {s->zero, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),
                               .transport = TRANSPORT_OR_NULL(mpi_transport)};
     collects.model = &s->model;
     TRY(parallel_create(&s->parallel, &s->comm, &s->model, &sharing, e));
@@ -217,6 +221,37 @@ static int check_sent(State *s, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "%zu bytes of state were sent", rank.sent);
 }
 
+// The ranks' own copies: none where rank 0 does not find another's; else they are of the moment of the copy, and rank 0
+// reads any range of them.
+static int check_copies(State *s, Error *e) {
+    size_t count = s->model.flat_count;
+    rank.blind = s->comm.rank == 0;
+    TRY(parallel_keep_copies(&s->parallel, e));
+    if (parallel_has_copies(&s->parallel)) return FAIL(e, ERR_INTERNAL, NULL, "copies that rank 0 cannot read");
+    rank.blind = false;
+    TRY(parallel_keep_copies(&s->parallel, e));
+    if (parallel_has_copies(&s->parallel) != s->parallel.shard_weights)
+        return FAIL(e, ERR_INTERNAL, NULL, "there are copies, or none");
+    if (!s->parallel.shard_weights) return 0;
+    for (StateKind kind = STATE_PARAM; kind <= STATE_MOMENT2; kind = (StateKind)(kind + 1)) {
+        for (size_t i = 0; i < count; i++) s->want[i] = (float)rng_u32(9, kind, i);
+        TRY(engine_load(s->engine, kind, (Range){0, count}, s->want, e));
+    }
+    if (s->comm.rank > 0) return parallel_serve(&s->parallel, e);
+    TRY(parallel_copy(&s->parallel, e));
+    for (uint64_t i = 0; i < 30; i++) {
+        size_t a = rng_u32(9, 10, 2 * i) % count, b = rng_u32(9, 10, 2 * i + 1) % count;
+        Range range = {size_min(a, b), size_max(a, b)};
+        for (size_t k = 0; k < count; k++) s->got[k] = NAN;
+        StateKind kind = i % 3 == 0 ? STATE_PARAM : i % 3 == 1 ? STATE_MOMENT1 : STATE_MOMENT2;
+        TRY(parallel_read_copy(&s->parallel, kind, range, s->got, e));
+        for (size_t k = 0; k < count; k++)
+            if (k < range_length(range) ? s->got[k] != (float)rng_u32(9, kind, range.begin + k) : !isnan(s->got[k]))
+                return FAIL(e, ERR_INTERNAL, NULL, "copy of kind %d, element %zu is %g", kind, k, s->got[k]);
+    }
+    return parallel_serve_end(&s->parallel, e);
+}
+
 int main(int argc, char **argv) {
     static State s;
     watched = cpu_engine;
@@ -224,6 +259,7 @@ int main(int argc, char **argv) {
     watched.store = fail_or_store;
     s.wire = argc > 1 && strcmp(argv[1], "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
     const char *who = argc > 2 ? argv[2] : "together";
+    s.zero = argc > 3 ? (ZeroStage)atoi(argv[3]) : ZERO_2;
     Error e = {0};
     const uint64_t seed = 20240520;
     s.finders = strcmp(who, "together") == 0 ? INT_MAX : strcmp(who, "apart") == 0 ? -1 : 0;
@@ -234,6 +270,7 @@ int main(int argc, char **argv) {
     if (!code) code = collect(&s, STATE_GRAD, seed, &e);
     if (!code) code = check_sent(&s, &e);
     if (!code) code = check_step(&s, &e);
+    if (!code) code = check_copies(&s, &e);
     if (!code && s.comm.rank == 0) printf("ok\n");
     memory_free(s.tokens);
     memory_free(s.want);

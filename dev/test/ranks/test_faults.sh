@@ -44,8 +44,9 @@ machine=() # all ranks are on this one
 options() {
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 \
-        --deadline-setup $setup --deadline-step $step --deadline-checkpoint $checkpoint
+        --deadline-setup $setup --deadline-step $step --deadline-checkpoint $checkpoint ${mode-}
 }
+zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
 
 launch() { # RANKS COMMAND...: into `log`; the exit code
     local ranks=$1
@@ -284,7 +285,7 @@ finish() {
 
 between() { awk -v a="$1" -v b="$2" -v r=$RANDOM 'BEGIN { printf "%.2f", a + (b - a) * r / 32768 }'; }
 for ((round = 0; round < rounds; round++)); do
-    ranks=$((2 + RANDOM % 3))
+    ranks=$((2 + RANDOM % 3)) mode=$([ $((RANDOM % 2)) = 0 ] || echo "$zero3")
     fault killed $ranks $((RANDOM % ranks)) "$(between 0 3)"
     fault exits $ranks $((RANDOM % ranks)) "$(between 0 3)" 3
     fault exits_with_0 $ranks $((RANDOM % ranks)) "$(between 1 3)"
@@ -297,14 +298,14 @@ done
 fault killed 2 0 1
 fault killed 2 1 0.05
 fault killed 3 2 1.2
-fault killed 4 1 0.8
+mode=$zero3 fault killed 4 1 0.8
 fault exits 2 1 +0.7 3
 fault exits 3 0 1.1 1
 fault exits 3 2 0.1 9
 fault exits_with_0 3 1 +0.7
 fault stopped 2 0 +0.7
 fault stopped 2 1 +0.9
-fault stopped 3 2 +0.4
+mode=$zero3 fault stopped 3 2 +0.4
 fault stopped 4 3 +0.6
 fault stopped_elsewhere +0.4
 fault stopped_elsewhere +0.9
@@ -320,16 +321,18 @@ for test in broken_shard elsewhere missing_shard token_out_of_range other_data s
 done
 fault hangs 2 0 +0.6
 fault hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
-fault hangs 3 0 +0.9 --zero 1 --checkpoint-every 20
+mode=$zero3 fault hangs 3 0 +0.9 --checkpoint-every 20
 fault not_finite_while_saving
 fault not_finite_while_saving --zero 0
 fault shard_that_shrinks_while_saving 8 30
 fault shard_that_shrinks_while_saving 10 4
 fault asked_to_stop_while_saving
+# shellcheck disable=SC2086
+fault asked_to_stop_while_saving $zero3
 fault asked_to_stop_while_saving --zero 0
 fault saves_slowly 0
 fault saves_slowly 1
-fault samples_slowly
+mode=$zero3 fault samples_slowly
 fault hangs_while_saving --steps 3
 fault hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
 fault resumes_slowly
@@ -338,7 +341,7 @@ fault alone
 fault asked_while_joining 3 1
 fault ends_before_open_mpi
 fault asked_to_stop USR1 2
-fault asked_to_stop TERM 1.2
+mode=$zero3 fault asked_to_stop TERM 1.2
 fault asked_to_stop USR1 0.5
 fault asked_to_stop HUP HUP HUP 1.5
 finish

@@ -75,15 +75,18 @@ runs_repeat() { run 3 again $ramp_run && same_weights r3 again; }
 same_numbers() { cmp <(numbers "$1") <(numbers "$2"); }
 # One micro-step a step, and a model in which blocks that take turns in memory do so.
 wide() { micro=20 layers=4 run "$@"; }
-# ZeRO 0 and 2 are ZeRO 1, the default, bit for bit: 5 to 40 rows a step, that is 2 to 7 micro-steps of 3 rows on a rank, and some
-# that have one less; and one micro-step of up to 20 rows, where ZeRO-2 has no whole gradient.
-zero_agrees() { # RANKS
-    for zero in 0 2; do
+# ZeRO 0, 2 and 3 are ZeRO 1, the default, bit for bit: 5 to 40 rows a step, that is 2 to 7 micro-steps of 3 rows on a rank, and
+# some that have one less; and one micro-step of up to 20 rows, where ZeRO-2 and 3 have no whole gradient.
+zero_agrees() { # RANKS STAGES
+    for zero in 0 $2; do
         run "$1" "z$1_$zero" $ramp_run --zero $zero && same_weights "r$1" "z$1_$zero" && same_numbers "r$1" "z$1_$zero" || return 1
     done
-    grep -q '^note: gradients are whole on every rank' "z$1_2.log" || { echo "whole gradients without a word"; return 1; }
-    wide "$1" "w$1_0" $ramp_run --zero 0 && wide "$1" "w$1_2" $ramp_run --zero 2 || return 1
-    same_weights "w$1_0" "w$1_2" && same_numbers "w$1_0" "w$1_2" && ! grep '^note: gradients are whole' "w$1_2.log"
+    grep -q '^note: gradients are whole on every rank' "z$1_3.log" || { echo "whole gradients without a word"; return 1; }
+    wide "$1" "w$1_0" $ramp_run --zero 0 || return 1
+    for zero in $2; do
+        wide "$1" "w$1_$zero" $ramp_run --zero $zero && same_weights "w$1_0" "w$1_$zero" && same_numbers "w$1_0" "w$1_$zero" &&
+            ! grep '^note: gradients are whole' "w$1_$zero.log" || return 1
+    done
 }
 two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may have two
     micro=7 layers=4 run 3 two0 $ramp_run --zero 0 && micro=7 layers=4 run 3 two2 $ramp_run --zero 2 && same_weights two0 two2 &&
@@ -92,8 +95,10 @@ two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may
 zero_in_bf16() { # the weights that travel are rounded, the masters are not
     "$train" --dry-run --dtype bf16 --model d1 > bf16.log 2>&1
     [ $? != 69 ] || skip "no instructions for bf16" || return
-    for zero in 0 1 2; do run 2 h$zero $ramp_run --dtype bf16 --zero $zero || return 1; done
-    same_weights h0 h1 && same_numbers h0 h1 && same_weights h0 h2 && same_numbers h0 h2 && ! same_weights h0 r2 > /dev/null
+    run 2 h0 $ramp_run --dtype bf16 --zero 0 && ! same_weights h0 r2 > /dev/null || return 1
+    for zero in 1 2 3; do
+        run 2 h$zero $ramp_run --dtype bf16 --zero $zero && same_weights h0 h$zero && same_numbers h0 h$zero || return 1
+    done
 }
 a_smoothed_loss() { # with the other numbers of a step, over all ranks
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
@@ -107,10 +112,11 @@ same_run() { same_weights "$1" "$2" && same_moments "$1" "$2" && same_numbers "$
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
-    for zero in 0 1 2; do
+    for zero in 0 1 2 3; do
         layers=4 run "$2" "${all}_$zero" $short --optimizer "$1" --zero $zero --checkpoint-every 12 --keep 0 || return 1
     done
-    agree "o_$1" "${all}_1" && close "o_$1" "${all}_1" gns_total_s 1e-4 && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2"
+    agree "o_$1" "${all}_1" && close "o_$1" "${all}_1" gns_total_s 1e-4 && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
+        same_run "${all}_2" "${all}_3"
 }
 lamb_with_three_ranks() { optimizer_agrees lamb 3; }
 muon_with_five_ranks() { optimizer_agrees muon 5; }
@@ -122,14 +128,15 @@ another_optimizer_resumes() { # at another stage; and gradients that are sharded
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
-zero_with_two_ranks() { zero_agrees 2; }
-zero_with_three_ranks() { zero_agrees 3; } # the last part of a bucket is the longest
-zero_with_four_ranks() { zero_agrees 4; }
+zero_with_two_ranks() { zero_agrees 2 3; }
+zero_with_three_ranks() { zero_agrees 3 "2 3"; } # the last part of a bucket is the longest
+zero_with_four_ranks() { zero_agrees 4 3; }
 reduced_at_every_micro_step() { # the sum's order is another: the same up to rounding, and the same again
     for ranks in 2 3; do
         run $ranks m$ranks $ramp_run --zero 2 --reduce micro-step && agree r1 m$ranks || return 1
     done
     run 3 m_again $ramp_run --zero 2 --reduce micro-step && same_weights m3 m_again || return 1
+    run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same_weights w3_0 m_one && same_numbers w3_0 m_one
 }
@@ -138,7 +145,7 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that shared the s
     cp -r z2 z3
     rm -r "$(newest_checkpoint z3)"
     run 3 z3 $ramp_run --zero 0 && grep -q '^resuming from z3/step_' z3.log && same_weights r3 z3 && same_numbers r3 z3 || return 1
-    for modes in "2 0" "0 2" "1 2"; do # FROM TO, with sharded gradients
+    for modes in "2 0" "3 2" "1 3"; do # FROM TO, with sharded gradients
         local from=${modes% *} to=${modes#* } out=z_${modes// /_}
         wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && rm -r "$(newest_checkpoint "$out")" &&
             wide 3 "$out" $ramp_run --zero "$to" && grep -q "^resuming from $out/step_" "$out.log" &&
@@ -150,25 +157,45 @@ resumes_with_other_ranks() {
     rm -r "$(newest_checkpoint z4)"
     run 2 z4 $ramp_run --zero 1 && grep -q '^resuming from z4/step_' z4.log && agree r3 z4
 }
-dry_run_knows_the_shares() { # of gradients and moments, in floats a parameter
+dry_run_knows_the_shares() { # of weights, gradients and moments, in floats a parameter
     # C 384, rows of wte and wpe in memory 1024 + 64: 417792 elements; six blocks of 1774464, ln_f 768; parameters
-    # 11056128. With ZeRO-2 gradients are the share, the embeddings and two blocks, the last with ln_f.
-    local ranks zero grad moments got
-    while read -r ranks zero grad moments; do
+    # 11056128. With ZeRO-2 gradients are the share, the embeddings and two blocks, the last with ln_f; with ZeRO-3 weights too.
+    local ranks zero weights grad moments got
+    while read -r ranks zero weights grad moments; do
         got=$("$train" --dry-run --ranks "$ranks" --zero "$zero" --model d6 --vocab-size 1000 --micro-batch 1 --seq-len 64 \
-            --batch-tokens $((ranks * 64)) | awk '/^  (gradients|AdamW moments) / { mib[$1] = $(NF - 1) }
-                END { printf "%.3f %.3f", mib["gradients"] * 2^18 / 11056128, mib["AdamW"] * 2^18 / 11056128 }') || return 1
-        [ "$got" = "$grad $moments" ] || { echo "$ranks ranks, ZeRO $zero: $got, not $grad $moments"; return 1; }
+            --batch-tokens $((ranks * 64)) | awk '/^  (parameters|gradients|AdamW moments) / { mib[$1] = $(NF - 1) * 2^18 / 11056128 }
+                END { printf "%.3f %.3f %.3f", mib["parameters"], mib["gradients"], mib["AdamW"] }') || return 1
+        [ "$got" = "$weights $grad $moments" ] || { echo "$ranks ranks, ZeRO $zero: $got, not $weights $grad $moments"; return 1; }
     done <<'EOF'
-1 2 1.001 2.001
-4 0 1.001 2.001
-4 1 1.001 0.500
-4 2 0.609 0.500
+1 3 1.001 1.001 2.001
+4 0 1.001 1.001 2.001
+4 1 1.001 1.001 0.500
+4 2 1.001 0.609 0.500
+4 3 0.609 0.609 0.500
 EOF
+}
+# The plan, and what the program itself takes, which a small model tells. MPI's own copies of a few blocks come on top, on
+# some ranks. Not under AddressSanitizer, whose shadow memory counts.
+peak_memory() { # OPTIONS...: of each rank, MiB
+    mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
+        --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
+}
+sharded_weights_take_the_planned_memory() {
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
+    local plan deep="--layers 120 --channels 128"
+    # shellcheck disable=SC2086
+    plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
+        --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
+    # shellcheck disable=SC2086
+    paste <(peak_memory --layers 1 --channels 16 | sort -n) <(peak_memory $deep | sort -n) | awk -v plan="$plan" '
+        { n++; base += $1; peak += $2; most = $2; all = all " " $2 }
+        END { base /= n; peak /= n; want = plan + base
+            if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
+                print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
 state_is_collected() {
     for ranks in 1 2 3 4; do
-        for how in "fp32 together" "bf16 apart" "fp32 blind"; do
+        for how in "fp32 together 2" "bf16 apart 3" "fp32 blind 2"; do
             # shellcheck disable=SC2086
             [ "$(mpi $ranks "$state" $how 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
         done
@@ -179,6 +206,16 @@ bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the 
         close e3_192 bf16 loss 0.02 || return 1
     for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16 grad_norm 1e-3
+}
+masks_agree() { # masks follow the examples' numbers, whoever computes them and in which micro-step; a line is a document
+    local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
+    from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
+    sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
+    run 1 d_none $few && run 1 d_drop $few --dropout 0.2 && ! close d_none d_drop loss 1e-3 > /dev/null || return 1
+    few="$few --dropout 0.2 --document-mask"
+    run 1 d1 $few && ! close d_drop d1 loss 3e-5 > /dev/null && micro=2 run 1 d_two $few && agree d1 d_two || return 1
+    for zero in 0 1 2; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
+    same_weights d3_0 d3_1 && same_weights d3_0 d3_2 && close d1 d3_2 gns_total_s 1e-4 && close d1 d3_2 gns_total_g2 1e-4
 }
 many_blocks() { # more buckets under way at once than the list of them begins with
     local few="--gns ln --steps 6 --batch-tokens 192"
@@ -205,10 +242,14 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step
-    layers=4 run 3 sampled $exact_run --batch-tokens 192 --zero 1 --sample-every 15 --sample-tokens 3 \
-        --deadline-checkpoint 15 --deadline-step 15 && layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 &&
-        same_weights sampled silent
+samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step, or do so
+    # for each token (ZeRO-3)
+    layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 || return 1
+    for zero in 1 3; do
+        layers=4 run 3 sampled$zero $exact_run --batch-tokens 192 --zero $zero --sample-every 15 --sample-tokens 3 \
+            --deadline-checkpoint 15 --deadline-step 15 && same_weights sampled$zero silent || return 1
+    done
+    cmp sampled1/samples.jsonl sampled3/samples.jsonl
 }
 one_rank_samples() { # and checks: the others would wait for it at the end of the program, under a deadline
     local command=("$train" --sample-only --model "$(newest_checkpoint r2)" --sample-tokens 3) code
@@ -247,9 +288,9 @@ replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that s
     [ $got = "$code" ] || { echo "$*: exit code $got, not $code"; cat replay.out replay.log; return 1; }
     [ "$code" != 0 ] || [ "$(grep -c '"batch"' replay/metrics.jsonl)" = $# ]
 }
-a_last_step_of_fewer_rows_than_ranks() { # those without send their part of the weights all the same, and in the same order
+a_last_step_of_fewer_rows_than_ranks() { # those without send their parts of the weights all the same, and in the same order
     lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
-        lr=1e-3 replay_more="--zero 1 --deadline-step 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
+        lr=1e-3 replay_more="--zero 3 --deadline-step 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
 }
 too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
     replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1
@@ -262,10 +303,10 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks another_optimizer_resumes \
-    zero_with_two_ranks zero_with_three_ranks \
-    zero_with_four_ranks two_micro_steps_at_most many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
-    dry_run_knows_the_shares state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks \
+    another_optimizer_resumes zero_with_two_ranks zero_with_three_ranks \
+    zero_with_four_ranks two_micro_steps_at_most masks_agree many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
+    dry_run_knows_the_shares sharded_weights_take_the_planned_memory state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \
     not_finite_while_weights_travel too_small_a_batch a_last_step_of_fewer_rows_than_ranks too_small_a_batch_to_replay \
     alone_without_mpirun; do

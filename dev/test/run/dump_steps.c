@@ -26,6 +26,8 @@ typedef struct {
     ModelConfig config;
     int seq_len, batch, micro_batch;
     double grad_clip, weight_decay, eps;
+    double dropout;
+    int separator; // of documents; -1: none
     float smoothing;
     Optimizer optimizer;
 } Case;
@@ -35,16 +37,21 @@ typedef struct {
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW},
-    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB},
-    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, -1, 0, OPTIMIZER_ADAMW},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, -1, 0, OPTIMIZER_ADAMW},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0, -1, 0.25f, OPTIMIZER_ADAMW},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0, -1, 0.5f, OPTIMIZER_ADAMW},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, -1, 0, OPTIMIZER_ADAMW},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0, -1, 0.1f, OPTIMIZER_ADAMW},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, -1, 0, OPTIMIZER_ADAMW},
+    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0.2, -1, 0, OPTIMIZER_ADAMW},
+    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, 3, 0, OPTIMIZER_ADAMW},
+    {"documents_drop_l2_c32_v7_t33_b3", {2, 2, 32, 7, 33}, 33, 3, 2, 1.0, 0.1, 1e-8, 0.25, 6, 0.2f, OPTIMIZER_ADAMW},
+    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0, -1, 0.1f, OPTIMIZER_LAMB},
+    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0, -1, 0.1f, OPTIMIZER_MUON},
 };
+
+enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
 
 // One case under way: the engine, host copies of its arrays, and what goes into the file.
 typedef struct {
@@ -92,7 +99,10 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .seq_len = c->seq_len,
                            .gns = GNS_EXACT,
                            .optimizer = c->optimizer,
-                           .label_smoothing = c->smoothing};
+                           .label_smoothing = c->smoothing,
+                           .document_mask = c->separator >= 0,
+                           .separator = (uint16_t)c->separator,
+                           .dropout = dropout_of(c->dropout, seed)};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
 }
@@ -111,6 +121,7 @@ static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, doub
                    double *grad_sq, double *example_sq, Error *e) {
     StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq};
     for (int k = 0; k < d->model.tensor_count; k++) grad_sq[k] = example_sq[k] = NAN;
+    engine_examples(d->engine, FIRST_EXAMPLE + (uint64_t)(tokens - d->tokens) / (uint64_t)(d->c->seq_len + 1));
     TRY(small_batch(d->engine, tokens, rows, d->c->seq_len, d->c->micro_batch, mode, e));
     TRY(engine_norms(d->engine, all_of(&d->model), e));
     TRY(engine_result(d->engine, &result, e));
@@ -263,6 +274,9 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"train_tokens", d->schedule.train_tokens},
         {"final_frac", d->schedule.final_frac},
         {"seed", (double)d->seed},
+        {"dropout", c->dropout},
+        {"separator", c->separator},
+        {"first_example", FIRST_EXAMPLE},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char value[32];

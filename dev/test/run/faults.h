@@ -66,6 +66,7 @@ typedef struct {
     int stray_rank; // -1: none does
     long stray_step;
     size_t stray_element;
+    bool stray_late; // not before the step: when its new weights have arrived
 
     bool apart; // each rank is on a machine of its own
 } Faults;

@@ -194,7 +194,7 @@ bad beta1_rounds_to_one   $usage --beta1            "${run[@]}" --beta1 0.999999
 bad beta2_rounds_to_one   $usage --beta2            "${run[@]}" --beta2 0.99999999
 bad eps_zero              $usage --eps              "${run[@]}" --eps 0
 bad eps_rounds_to_zero    $usage --eps              "${run[@]}" --eps 1e-50
-bad reduce_for_zero_1     $usage "--reduce micro-step is only useful with --zero 2" "${run[@]}" --zero 1 --reduce micro-step
+bad reduce_for_zero_1     $usage "--reduce micro-step is only useful with --zero 2 or 3" "${run[@]}" --zero 1 --reduce micro-step
 bad micro_batch_zero      $usage --micro-batch      "${run[@]}" --micro-batch 0
 bad micro_batch_too_many  $usage "--micro-batch 65536 x --seq-len 65536" "${run[@]}" --micro-batch 65536 --seq-len 65536 --dry-run
 bad micro_batch_one_more  $usage "--micro-batch 512" "${run[@]}" --micro-batch 513 --seq-len 65536 --dry-run

@@ -13,10 +13,21 @@ enum { RANKS = FAULT_RANKS };
 static int disturbed_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->slow_step_us) sleep_us(faults->slow_step_us);
-    if (faults->stray_rank == faults_rank && faults->stray_step == step)
+    if (faults->stray_rank == faults_rank && faults->stray_step == step && !faults->stray_late)
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
             1 << 12; // larger than an update's rounding
     return cpu_engine.begin_step(engine, e);
+}
+
+// The same of weights that every step gathers anew: when they have arrived.
+static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
+    static bool done;
+    bool strays = faults->stray_late && faults->stray_rank == faults_rank && !done;
+    TRY(cpu_engine.hash(engine, range, hash, e));
+    if (!strays || faults->of[faults_rank].steps < faults->stray_step) return 0;
+    done = true;
+    *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1;
+    return cpu_engine.hash(engine, range, hash, e);
 }
 
 int __real_gethostname(char *name, size_t bytes);
@@ -33,6 +44,11 @@ int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Veri
 int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
     if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, directory);
     return __real_manifest_verify(manifest, directory, what, e);
+}
+
+static int draw_zero(void) {
+    static const int stages[] = {0, 1, 3};
+    return stages[draw(3)];
 }
 
 static void test_undisturbed(void) {
@@ -155,7 +171,7 @@ static void test_saves_before_unreadable_data(void) {
         faults->rank = rank;
         strcpy(faults->unreadable, data[i]);
         faults->readable = i ? 5 : 20;
-        int code = trainer_run("--train-tokens 640 --checkpoint-every 0 --zero %d --out part", (int)draw(2));
+        int code = trainer_run("--train-tokens 640 --checkpoint-every 0 --zero %d --out part", draw_zero());
         long step = newest_step("part");
         CHECK(code == ERR_INPUT && log_mentions(path_of("error (rank %d): %s: read failed", rank, data[i] + 1)),
               "%d: %s", code, log_tail());
@@ -268,7 +284,7 @@ static void check_other_ranks(const char *first, int from, int to, int zero) {
     if (to == from) check_same_end(first, second, second);
 }
 
-// Every pair, with --zero 0 or 1; the long form has both, and pairs of the same number.
+// Every pair, in some mode; the long form has two, and pairs of the same number.
 static void test_other_ranks(void) {
     static const int ranks[] = {1, 2, 4};
     for (int from = 0; from < 3; from++) {
@@ -276,13 +292,13 @@ static void test_other_ranks(void) {
         snprintf(first, sizeof first, "from%d", ranks[from]);
         trainer.ranks = ranks[from];
         faults_plan(FAULT_NONE, -1, 0, 0);
-        CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, (int)draw(2)) == 0, "%s", log_tail());
+        CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, draw_zero()) == 0, "%s", log_tail());
         check_same_values(first, "\"loss\": ", 1e-5);
         for (int to = 0; to < 3; to++) {
-            int zero = (int)draw(2);
+            int zero = draw_zero();
             if (to == from && !trainer.thorough) continue;
             check_other_ranks(first, ranks[from], ranks[to], zero);
-            if (trainer.thorough) check_other_ranks(first, ranks[from], ranks[to], 1 - zero);
+            if (trainer.thorough) check_other_ranks(first, ranks[from], ranks[to], zero == 3 ? 0 : 3);
         }
     }
     trainer.ranks = RANKS;
@@ -327,7 +343,7 @@ static void test_rank_0_finds_the_checkpoint(void) {
 
 // One bit of one rank flips before step 5: the run ends at the next comparison, names the ranks that differ and the
 // tensor, saves nothing after it, and resumes from the checkpoint before.
-static void check_stray(const Model *model, int ranks, bool apart, const char *who, int compare_every) {
+static void check_stray(const Model *model, int ranks, bool apart, const char *who, int compare_every, int zero) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     long found = compare_every == 1 ? 5 : 6; // or before the checkpoint of step 6
     trainer.ranks = ranks;
@@ -337,7 +353,8 @@ static void check_stray(const Model *model, int ranks, bool apart, const char *w
     faults->stray_rank = 1;
     faults->stray_step = 5;
     faults->stray_element = t->offset + draw((uint32_t)t->count);
-    int code = trainer_run(COMMAND "--out part --compare-every %d --zero 0", compare_every);
+    faults->stray_late = zero > 0;
+    int code = trainer_run(COMMAND "--out part --compare-every %d --zero %d", compare_every, zero);
     CHECK(code == ERR_RANK, "exit code %d: %s", code, log_tail());
     const char *line = path_of("step %ld: ranks %s: weights that must be the same everywhere differ, first in %s",
                                found, who, t->name);
@@ -353,10 +370,10 @@ static void test_stray_weights(void) {
     Model model;
     Error e;
     CHECK_OK(model_create(&model, &config, &e), &e);
-    check_stray(&model, 4, false, "1", 1);
-    check_stray(&model, 4, true, "1 on node1", 0);
-    check_stray(&model, 2, false, "0, 1", 1); // of two ranks neither can be blamed
-    check_stray(&model, 2, true, "0 on node0, 1 on node1", 1);
+    check_stray(&model, 4, false, "1", 1, 3);
+    check_stray(&model, 4, true, "1 on node1", 0, 0);
+    check_stray(&model, 2, false, "0, 1", 1, 0); // of two ranks neither can be blamed
+    check_stray(&model, 2, true, "0 on node0, 1 on node1", 1, 3);
     model_destroy(&model);
 }
 
@@ -366,6 +383,7 @@ int main(int argc, char **argv) {
         if (faults->apart) setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1", 1);
         EngineApi engine = cpu_engine;
         engine.begin_step = disturbed_step;
+        engine.hash = disturbed_hash;
         return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();

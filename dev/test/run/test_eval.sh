@@ -115,7 +115,7 @@ ranks_share_the_work() { # and give the same
         same "$(figures e5)" "$(figures e6)" "the score of $ranks ranks" || return 1
     done
     # shellcheck disable=SC2086
-    GLOBIGNORE='*' mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none "$train" ${small/--lr 3e-3/--lr 0} --out r3 --steps 10 \
+    GLOBIGNORE='*' mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none "$train" --zero 3 ${small/--lr 3e-3/--lr 0} --out r3 --steps 10 \
         --micro-batch 4 --batch-tokens 576 $asked > r3.log 2>&1 &&
         small=${small/--lr 3e-3/--lr 0} run r1 --steps 10 --micro-batch 7 --batch-tokens 576 $asked &&
         same "$(scores r1)" "$(scores r3)" "the score in training" || { tail -n 3 r3.log; return 1; }

@@ -65,6 +65,44 @@ recomputing_changes_no_bit() {
     run r0 --steps 5 --micro-batch 6 --threads 2 && run r1 --steps 5 --micro-batch 6 --threads 2 --recompute gelu &&
         run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
 }
+same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
+documents_are_kept_apart() { # each line is one: a newline is the token that opens it
+    local from lines="--tokenizer lines --threads 1 --lr 3e-3 --steps 20 --micro-batch 12 --checkpoint-every 10" mask
+    from=$(newest_checkpoint f) && mkdir lines && cp "$from/merges.txt" lines || return 1
+    sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
+    run m0 $lines && run m1 $lines --document-mask && run m2 $lines --document-mask --recompute block && same_weights m1 m2 || return 1
+    ! same_weights m0 m1 > /dev/null || { echo "no mask"; return 1; }
+    cp -r m1 m3 && rm -r "$(newest_checkpoint m3)" && run m3 $lines --document-mask && grep -q '^resuming from m3/step_00000010' m3.log &&
+        same_weights m1 m3 || return 1
+    "$train" --eval-only --model m1 --val 'code_val_*.bin' --val-tokens 1024 --tokenizer lines --document-mask > eval.log || return 1
+    grep -q "\"val_loss\": $(awk '$1 == "loss" { print substr($2, 1, 6) }' eval.log)" m1/metrics.jsonl || { cat eval.log; tail -n 1 m1/metrics.jsonl; return 1; }
+    for mask in "" --document-mask; do # a prompt is a single document
+        "$train" --sample-only --model m1 --tokenizer lines --prompt 'static int ' --temperature 0 --sample-tokens 9 $mask > "prompt$mask.txt" || return 1
+    done
+    cmp prompt.txt prompt--document-mask.txt
+}
+refused() { # MESSAGE OUT OPTIONS...: exit code 64
+    local message=$1 code
+    shift
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out "$@" > refused.log 2>&1
+    code=$?
+    [ $code = 64 ] && grep -q "^error: $message" refused.log || { echo "exit code $code"; cat refused.log; return 1; }
+}
+a_document_mask_is_refused() {
+    refused 'm0/step_00000020/state.json: this run has no --document-mask, the command has' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
+        refused 'm1/step_00000020/state.json: this run has --document-mask, the command has not' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
+        refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1 &&
+        refused '--document-mask is not there for GPUs yet' none --tokenizer lines --document-mask --steps 1 --dry-run --device H200
+}
+windows_shift() { # by epoch: another run, and the same on resuming
+    local text="--epochs 3 --micro-batch 50 --lr 3e-3 --threads 1 --checkpoint-every 5 --keep 0"
+    head -c 6000 text.txt > few.txt && "$tokenize" --tokenizer bytes --out few few.txt > few.log || return 1
+    local small="--train few_train_*.bin ${small#* * }"
+    run s0 $text && run s1 $text --shift-windows && ! same_weights s0 s1 > /dev/null && grep -q '"shift_windows": true' s1/run.json || return 1
+    cp -r s1 s2 && rm -r "$(newest_checkpoint s2)" && run s2 $text --shift-windows && grep -q '^resuming' s2.log && same_weights s1 s2 &&
+        refused 's1/step_[0-9]*/state.json: this run has --shift-windows, the command has not' s1 $text
+}
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
     small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
@@ -371,7 +409,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 }
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
-    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
+    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
     greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams a_small_stack threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do

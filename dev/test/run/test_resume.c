@@ -242,6 +242,29 @@ static void test_label_smoothing(void) {
     CHECK(trainer_run("train_gpt2 --dry-run --model d1 --device H200") == 0, "%s", log_tail());
 }
 
+// Masks follow the examples' numbers: a resumed run drops what it would have dropped. Another probability is refused.
+static void test_dropout(void) {
+    static const char *const others[] = {"", "--dropout 0", "--dropout 0.1"};
+    CHECK(trainer_run("--train-tokens 900 --out drop --checkpoint-every 10 --keep 0 --dropout 0.2") == 0, "%s",
+          log_tail());
+    CHECK(file_mentions("drop/step_00000010/config.json", "\"resid_pdrop\": 0.2,\n  \"embd_pdrop\": 0.2,\n  "
+                                                          "\"attn_pdrop\": 0.2,"),
+          "another config.json");
+    copy_tree("drop/step_00000010", "dropped/step_00000010");
+    copy_file("drop/metrics.jsonl", "dropped/metrics.jsonl");
+    for (int i = 0; i < 3; i++) {
+        int code = trainer_run("--train-tokens 900 --out dropped %s", others[i]);
+        CHECK(code == ERR_USAGE && log_mentions("--dropout was 0.2 and is 0") && log_mentions("give --dropout 0.2"),
+              "'%s': exit code %d: %s", others[i], code, log_tail());
+    }
+    int code = trainer_run("--train-tokens 900 --out dropped --checkpoint-every 0 --dropout 0.2");
+    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    check_same_end("drop", "dropped", "dropout");
+    code = trainer_run("--train-tokens 9000 --out whole --dropout 0.2");
+    CHECK(code == ERR_USAGE && log_mentions("--dropout was 0 and is 0.2"), "exit code %d: %s", code, log_tail());
+    CHECK(!same_file("drop/step_00000010/model.safetensors", "whole/step_00000010/model.safetensors"), "nothing drops");
+}
+
 // Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
 static void hide_fields(const char *checkpoint, const char *const *fields) {
     size_t bytes;
@@ -303,7 +326,8 @@ static void test_options_of_a_run(void) {
 
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
 static void test_missing_fields(void) {
-    static const char *const optional[] = {"build", "options.tune", "options.compare_every", NULL};
+    static const char *const optional[] = {"build",           "options.tune",          "options.compare_every",
+                                           "options.dropout", "options.document_mask", NULL};
     static const char *const needed[] = {"tokens", "best_step", "ramp",  "noise.ln",   "noise.ranks",
                                          "tuning", "seed",      "model", "train_data", NULL};
     int code = run_without(optional);
@@ -527,6 +551,7 @@ int main(void) {
     RUN(test_what_may_not_change);
     RUN(test_label_smoothing);
     RUN(test_options_of_a_run);
+    RUN(test_dropout);
     RUN(test_missing_fields);
     RUN(test_ramp_of_the_whole_model);
     RUN(test_manifest_of_another_format);

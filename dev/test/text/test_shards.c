@@ -168,6 +168,40 @@ static void test_epochs(void) {
 }
 
 // The sequence of examples does not depend on batch sizes, micro-batches, ranks or a restart.
+// With shifts: of each epoch the same number of tokens for all windows, the last of a shard at its end; over epochs every
+// shift; otherwise the same order, and validation as before.
+static void test_shifted_windows(void) {
+    enum { T = 8, EPOCHS = 200 };
+    const int lengths[] = {T * 5 + 1, T * 3 + 6};
+    uint16_t row[T + 1], plain[T + 1], text[2 * T * 8];
+    int seen[T] = {0}, first = T; // shift of the epoch; T: not seen yet
+    for (int i = 0; i < 2 * T * 8; i++) text[i] = (uint16_t)i;
+    CHECK_OK(shard_write(path_of("shift_0.bin"), text, (size_t)lengths[0], &e), &e);
+    CHECK_OK(shard_write(path_of("shift_1.bin"), text + lengths[0], (size_t)lengths[1], &e), &e);
+    Dataset *data, *fixed;
+    CHECK_OK(dataset_open(&data, path_of("shift_*.bin"), T, 1000, 5, &e), &e);
+    CHECK_OK(dataset_open(&fixed, path_of("shift_*.bin"), T, 1000, 5, &e), &e);
+    dataset_shift_windows(data);
+    int N = (int)dataset_describe(data).windows;
+    CHECK(N == 8, "%d windows", N);
+    for (int k = 0; k < EPOCHS * N; k++) {
+        CHECK_OK(dataset_rows(data, (uint64_t)k, 1, row, &e), &e);
+        CHECK_OK(dataset_rows(fixed, (uint64_t)k, 1, plain, &e), &e);
+        int last = lengths[0] + (plain[0] >= lengths[0] ? lengths[1] : 0) - T - 1, shift = row[0] - plain[0];
+        if (k % N == 0) first = T;
+        if (row[0] < last && first == T) first = shift;
+        CHECK(shift >= 0 && shift < T && row[0] <= last, "example %d: from %d to %d", k, plain[0], row[0]);
+        CHECK(row[0] == last || shift == first, "example %d: shift %d, and %d before", k, shift, first);
+        for (int t = 0; t <= T; t++) CHECK(row[t] == row[0] + t, "example %d, token %d: %d", k, t, row[t]);
+        if (k % N == N - 1 && first < T) seen[first]++;
+    }
+    for (int shift = 0; shift < T; shift++) // a binomial's 25 +- 4.7
+        CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
+    CHECK_OK(dataset_rows_sequential(data, 1, 1, row, &e), &e);
+    CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
+    dataset_close(data), dataset_close(fixed);
+}
+
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1 };
     const int lengths[2] = {1003, 411}; // 156 windows: several epochs, which batches straddle
@@ -504,6 +538,7 @@ int main(void) {
     RUN(test_layout);
     RUN(test_sequential);
     RUN(test_epochs);
+    RUN(test_shifted_windows);
     RUN(test_any_split);
     RUN(test_words);
     RUN(test_mixture);

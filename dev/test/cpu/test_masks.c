@@ -1,0 +1,232 @@
+// Masks of dropout and of documents. Dropout's against math/dropout.h, and their statistics; an engine with both masks has
+// the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row is its documents
+// alone. dev/oracle has the gradients.
+#include "../small_model.h"
+#include "../test.h"
+
+#include "cpu/dropout.h"
+
+// ---- Masks ----------------------------------------------------------------------------------------------------------
+
+static void test_spans(void) {
+    float factor[DROPOUT_SPAN];
+    for (uint64_t i = 0; i < 300; i++) {
+        RngBlock r = rng_block(5, SMALL_DIRECTIONS, i);
+        Dropout d = dropout_of((double)(i + 1) / 301, (uint64_t)r.word[0] << 32 | r.word[1]);
+        d = dropout_at(d, (uint64_t)r.word[2] << 18 | i, (int)(r.word[3] % 1000));
+        uint32_t head = r.word[1] % 1000, row = r.word[2] % 65536, first = r.word[0] % 512 * DROPOUT_SPAN;
+        dropout_factors(factor, d, (DropoutPlace)(i % 4), head, row, first);
+        for (uint32_t c = 0; c < DROPOUT_SPAN; c++) {
+            float want = dropout_factor(d, (DropoutPlace)(i % 4), head, row, first + c);
+            CHECK(factor[c] == want, "draw %d, column %u: %g, want %g", (int)i, c, (double)factor[c], (double)want);
+        }
+    }
+}
+
+typedef struct {
+    Dropout d;
+    int place;
+    uint32_t head, row, column;
+} Element;
+
+static bool drops(Element x) { return dropout_factor(x.d, (DropoutPlace)x.place, x.head, x.row, x.column) == 0; }
+
+// Element i of a walk through all coordinates, and its neighbour in one of them.
+static Element element_of(double p, int i) {
+    return (Element){dropout_at(dropout_of(p, 77), (uint64_t)(i / 4096 % 16), i / 65536 % 2 * 2), i / 131072 % 2 * 2,
+                     (uint32_t)(i / 2048 % 2 * 2), (uint32_t)(i / 256 % 8 * 2), (uint32_t)(i % 256)};
+}
+static Element neighbour_of(Element x, int which) {
+    static const uint32_t columns[] = {1, 16, 128, 256};
+    x.d.seed += which == 0;
+    x.d.example += which == 1 ? 16 : 0;
+    x.d.layer += which == 2;
+    x.place += which == 3;
+    x.head += which == 4;
+    x.row += which == 5;
+    if (which >= 6) x.column += columns[which - 6];
+    return x;
+}
+
+// How many of n are hit, in standard deviations of a binomial distribution from n p.
+static double deviations(int hits, int n, double p) { return (hits - n * p) / sqrt(n * p * (1 - p)); }
+
+static void test_statistics(void) {
+    enum { N = 1 << 18, NEIGHBOURS = 10 };
+    static const double rates[] = {0.1, 0.5, 0.9, 0.01};
+    for (int k = 0; k < 4; k++) {
+        double p = rates[k], sum = 0;
+        int hits = 0, both[NEIGHBOURS] = {0};
+        for (int i = 0; i < N; i++) {
+            Element x = element_of(p, i);
+            bool hit = drops(x);
+            hits += hit;
+            sum += (double)dropout_factor(x.d, (DropoutPlace)x.place, x.head, x.row, x.column);
+            for (int which = 0; which < NEIGHBOURS && hit; which++) both[which] += drops(neighbour_of(x, which));
+        }
+        CHECK(fabs(deviations(hits, N, p)) < 5, "p %g: %d of %d drop", p, hits, N);
+        CHECK(fabs(sum / N - 1) < 5 * sqrt(p / (1 - p) / N), "p %g: mean factor %g", p, sum / N);
+        for (int which = 0; which < NEIGHBOURS; which++)
+            CHECK(fabs(deviations(both[which], hits, p)) < 5, "p %g: of %d that drop, neighbour %d drops %d times", p,
+                  hits, which, both[which]);
+    }
+}
+
+// ---- The engine -----------------------------------------------------------------------------------------------------
+
+enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
+static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
+
+typedef struct {
+    Model model;
+    float *param;
+    uint16_t tokens[ROWS * (T + 1)];
+} World;
+
+typedef struct {
+    double loss, example_sq[64];
+    float *grad;
+} Outcome;
+
+static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
+
+static void world_open(World *w) {
+    Error e;
+    CHECK_OK(model_create(&w->model, &shape, &e), &e);
+    w->param = malloc(w->model.flat_count * sizeof(float));
+    small_params(&w->model, 3, w->param);
+    small_tokens(shape.vocab, 4, ROWS * (T + 1), w->tokens);
+}
+static void world_close(World *w) {
+    model_destroy(&w->model);
+    free(w->param);
+}
+
+static Engine *engine_of(const World *w, double p, bool documents, int threads, Recompute recompute) {
+    Error e;
+    Engine *engine = NULL;
+    EngineConfig config = {.model = &w->model,
+                           .micro_batch = ROWS,
+                           .seq_len = T,
+                           .threads = threads,
+                           .gns = GNS_EXACT,
+                           .recompute = recompute,
+                           .document_mask = documents,
+                           .separator = SEPARATOR,
+                           .dropout = dropout_of(p, 9)};
+    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
+    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
+    return engine;
+}
+
+// Rows [row, row + rows), which are examples FIRST + row, ...; micro_batch at a time.
+static Outcome measure(const World *w, Engine *engine, int row, int rows, int micro_batch) {
+    Error e;
+    double grad_sq[64];
+    Outcome o = {.grad = malloc(w->model.flat_count * sizeof(float))};
+    StepResult r = {.grad_sq = grad_sq, .example_sq = o.example_sq};
+    engine_examples(engine, (uint64_t)(FIRST + row));
+    CHECK_OK(small_batch(engine, w->tokens + row * (T + 1), rows, T, micro_batch, GNS_EXACT, &e), &e);
+    CHECK_OK(engine_result(engine, &r, &e), &e);
+    CHECK_OK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e), &e);
+    o.loss = r.loss_sum;
+    return o;
+}
+
+static void test_same_bits(void) {
+    static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
+    World w;
+    Outcome first = {0};
+    world_open(&w);
+    for (int i = 0; i < 4; i++) {
+        Engine *engine = engine_of(&w, 0.25, true, 1 + i % 2, recompute[i]);
+        Outcome o = measure(&w, engine, 0, ROWS, 2);
+        if (i == 0) first = o;
+        CHECK(o.loss == first.loss && !memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)), "engine %d", i);
+        if (i > 0) free(o.grad);
+        engine_destroy(engine);
+    }
+    free(first.grad);
+    world_close(&w);
+}
+
+// An example's masks do not depend on the rows beside it: the losses' sum, and the examples' norms.
+static void test_micro_batches(void) {
+    World w;
+    world_open(&w);
+    Engine *engine = engine_of(&w, 0.25, true, 1, RECOMPUTE_NONE);
+    double loss = 0, example_sq[64] = {0};
+    for (int b = 0; b < ROWS; b++) {
+        Outcome one = measure(&w, engine, b, 1, 1);
+        loss += one.loss;
+        for (int k = 0; k < w.model.tensor_count; k++) example_sq[k] += one.example_sq[k];
+        free(one.grad);
+    }
+    for (int micro_batch = 1; micro_batch <= ROWS; micro_batch++) {
+        Outcome o = measure(&w, engine, 0, ROWS, micro_batch);
+        CHECK(o.loss == loss, "micro-batch %d: loss %.17g, row by row %.17g", micro_batch, o.loss, loss);
+        for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(o.example_sq[k], example_sq[k], 1e-6, example_sq[k]);
+        free(o.grad);
+    }
+    engine_destroy(engine);
+    world_close(&w);
+}
+
+static void test_only_training_drops(void) {
+    World w;
+    Error e;
+    float loss[2][ROWS * T], logits[2][50];
+    double trained[2];
+    world_open(&w);
+    for (int i = 0; i < 2; i++) {
+        Engine *engine = engine_of(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE);
+        Outcome o = measure(&w, engine, 0, ROWS, ROWS);
+        trained[i] = o.loss;
+        free(o.grad);
+        CHECK_OK(engine_eval(engine, w.tokens, ROWS, T, loss[i], &e), &e);
+        CHECK_OK(engine_logits(engine, w.tokens, T, logits[i], &e), &e);
+        engine_destroy(engine);
+    }
+    CHECK(!memcmp(loss[0], loss[1], sizeof loss[0]) && !memcmp(logits[0], logits[1], sizeof logits[0]), "it drops");
+    CHECK(trained[0] != trained[1], "training does not");
+    world_close(&w);
+}
+
+// Losses and logits of a row of documents, the first the rest of one, against an engine without the mask on each alone.
+static void check_packed(World *w, const int *lengths) {
+    Error e;
+    float packed[T], alone[T], logits[2][50];
+    Engine *mask = engine_of(w, 0, true, 2, RECOMPUTE_NONE), *plain = engine_of(w, 0, false, 1, RECOMPUTE_NONE);
+    for (int t = 0; t <= T; t++) w->tokens[t] = (uint16_t)(w->tokens[t] == SEPARATOR ? 0 : w->tokens[t]);
+    for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w->tokens[t] = SEPARATOR;
+    CHECK_OK(engine_eval(mask, w->tokens, 1, T, packed, &e), &e);
+    for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
+        CHECK_OK(engine_eval(plain, w->tokens + begin, 1, lengths[i], alone, &e), &e);
+        for (int t = 0; t < lengths[i]; t++) CHECK_CLOSE(packed[begin + t], alone[t], 1e-5, 1);
+        for (int n = 1; n <= lengths[i]; n++) { // the packed row's keys and values stay in memory
+            CHECK_OK(engine_logits(mask, w->tokens, begin + n, logits[0], &e), &e);
+            CHECK_OK(engine_logits(plain, w->tokens + begin, n, logits[1], &e), &e);
+            for (int v = 0; v < 50; v++) CHECK_CLOSE(logits[0][v], logits[1][v], 1e-5, 1);
+        }
+    }
+    engine_destroy(mask), engine_destroy(plain);
+}
+
+static void test_packed(void) {
+    World w;
+    world_open(&w);
+    check_packed(&w, (const int[]){T});
+    check_packed(&w, (const int[]){20, 1, 1, 33, T - 55});
+    check_packed(&w, (const int[]){1, 12, 47, T - 60});
+    world_close(&w);
+}
+
+int main(void) {
+    RUN(test_spans);
+    RUN(test_statistics);
+    RUN(test_same_bits);
+    RUN(test_micro_batches);
+    RUN(test_only_training_drops);
+    RUN(test_packed);
+    return test_summary();
+}
