@@ -585,9 +585,9 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .features = CUDA_FEATURES,
     .has_dropout = false,
     .has_document_mask = false,
+    .features = CUDA_FEATURES,
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,

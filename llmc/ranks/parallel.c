@@ -492,8 +492,7 @@ enum { COPIED = sizeof copied / sizeof *copied };
 
 static size_t share_elements(const Parallel *p, int rank) {
     size_t sum = 0;
-    for (int i = 0; i < p->buckets; i++)
-        sum += range_length(part_of_bucket(p, i, rank));
+    for (int i = 0; i < p->buckets; i++) sum += range_length(part_of_bucket(p, i, rank));
     return sum;
 }
 
