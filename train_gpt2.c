@@ -229,8 +229,9 @@ static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, b
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
     float seed = dwte ? 1.0f / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
     head_logits(engine, first, rows);
-    cross_entropy(engine->loss + first, engine->logits, engine->targets + first, rows, model->config.vocab, Vp, seed,
-                  engine->config.dtype);
+    float *loss = dwte && engine->loss ? engine->loss + first : NULL;
+    cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
+                  loss ? engine->config.label_smoothing : 0, seed, engine->config.dtype);
     if (!dwte) return;
     matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows, C,
               Vp);
@@ -381,7 +382,8 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     memset(engine->grad_sq, 0, bytes);
     memset(engine->rank_sq, 0, bytes);
     memset(engine->example_sq, 0, bytes);
-    engine->loss_sum = 0;
+    if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
+    engine->loss_sum = engine->nll_sum = 0;
     engine->first = true;
     return 0;
 }
@@ -389,6 +391,15 @@ static int cpu_begin_step(Engine *engine, Error *e) {
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
+
+// Adds the rows' means of loss (B, T).
+static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
+    for (size_t b = 0; b < B; b++) {
+        double row = 0;
+        for (size_t t = 0; t < T; t++) row += loss[b * T + t];
+        *sum += row / (double)T;
+    }
+}
 
 static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
@@ -401,11 +412,8 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     TRY(watch_begins(&engine->watch, model, 0, e));
     head_train(engine, &batch);
     TRY(backward(engine, &batch, e));
-    for (size_t b = 0; b < batch.B; b++) {
-        double sum = 0;
-        for (size_t t = 0; t < T; t++) sum += engine->loss[b * T + t];
-        engine->loss_sum += sum / (double)T;
-    }
+    add_losses(&engine->nll_sum, engine->nll, batch.B, T);
+    add_losses(&engine->loss_sum, engine->loss ? engine->loss : engine->nll, batch.B, T);
     for (int i = 0; i < model->tensor_count; i++)
         if (!gns_measures(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
     engine->first = engine->config.shard_grads;
@@ -418,6 +426,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     size_t bytes = (size_t)engine->config.model->tensor_count * sizeof(double);
     (void)e;
     result->loss_sum = engine->loss_sum;
+    result->nll_sum = engine->nll_sum;
     memcpy(result->grad_sq, engine->grad_sq, bytes);
     memcpy(result->example_sq, engine->example_sq, bytes);
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
@@ -433,7 +442,7 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     head_rows(engine, 0, batch.B * batch.T, NULL, false);
-    memcpy(loss, engine->loss, batch.B * batch.T * sizeof(float));
+    memcpy(loss, engine->nll, batch.B * batch.T * sizeof(float));
     return 0;
 }
 
@@ -539,8 +548,7 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 // The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
 // call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
-    .has_dropout = true,
-    .has_document_mask = true,
+    .features = FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK | FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS,
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,
@@ -560,6 +568,7 @@ const EngineApi cpu_engine = {
     .examples = cpu_examples,
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,
+    .trust = cpu_trust,
     .update = cpu_update,
     .result = cpu_result,
     .eval = cpu_eval,

@@ -547,7 +547,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     double *stats = engine->stats_host;
     TRY(engine_send_stats(engine, e));
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
-    result->loss_sum = stats[STAT_LOSS] / engine->config.seq_len;
+    result->loss_sum = result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
     memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
     if (result->rank_sq)
         memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
@@ -585,8 +585,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .has_dropout = false,
-    .has_document_mask = false,
+    .features = CUDA_FEATURES,
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
@@ -609,6 +608,7 @@ const EngineApi cuda_engine = {
     .examples = NULL,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
+    .trust = NULL, // no LAMB
     .update = cuda_update,
     .result = cuda_result,
     .eval = cuda_eval,

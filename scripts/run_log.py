@@ -359,6 +359,9 @@ class Run:
         self.samples = list(checked_samples(parse_lines(samples, read_bytes(samples)))) if has_log(samples) else []
 
     def column(self, name):
+        """loss: without label smoothing, as validation is."""
+        if name == "loss" and self.rows and "loss_nll" in self.rows[0]:
+            name = "loss_nll"
         return column(self.rows, name)
 
     def val_column(self, name):

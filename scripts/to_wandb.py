@@ -53,7 +53,7 @@ class Upload:
                                       mode="offline" if args.offline else "online", dir=args.dir or self.live.path)
         self.last = self.target.step
         self.target.define_metric("tokens")
-        for name in ("loss", "val_loss"):
+        for name in ("loss", "loss_nll", "val_loss"):
             self.target.define_metric(name, step_metric="tokens", summary="min")
 
     def add_new(self):

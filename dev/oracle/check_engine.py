@@ -37,12 +37,12 @@ class Dump:
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
         separator = int(self.meta["separator"]) if self.meta["separator"] >= 0 else None
-        self.examples = gpt2.examples_fn(self.heads, separator)
-        losses, self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
-        self.losses = np.asarray(losses)
-        self.eval_losses = self.losses  # nothing drops in an evaluation
+        self.examples = gpt2.examples_fn(self.heads, self.meta["label_smoothing"], separator)
+        (losses, nlls), self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
+        self.losses, self.nlls = np.asarray(losses), np.asarray(nlls)
+        self.eval_losses = self.nlls  # nothing drops in an evaluation
         if self.meta["dropout"]:
-            loss = lambda params, row: gpt2.tied_loss(params, row, self.heads, None, separator)
+            loss = lambda params, row: gpt2.tied_loss(params, row, self.heads, separator=separator)[1]
             self.eval_losses = np.asarray(gpt2.jax.jit(gpt2.jax.vmap(loss, (None, 0)))(self.params, self.rows[0]))
         self.gradients = {name: np.asarray(g) for name, g in self.gradients.items()}
         self.head_share = np.asarray(self.head_share)
@@ -118,8 +118,8 @@ def check_cross_term(dump):
 
 
 def check_loss(dump):
-    wanted = {"loss": dump.losses, "loss_eval": dump.eval_losses}
-    return worst_of([(name, numbers_error(dump.get(name), losses)) for name, losses in wanted.items()])
+    wanted = {"loss": dump.losses, "nll": dump.nlls, "loss_eval": dump.eval_losses}
+    return worst_of([(name, numbers_error(dump.get(name), want)) for name, want in wanted.items()])
 
 
 def check_grad(dump):
@@ -171,7 +171,7 @@ def check_grad_sq(dump):
 
 
 def check_training(dump):
-    """Ten steps of AdamW: the losses on the way and the parameters at the end."""
+    """Ten steps of the optimizer: the losses on the way and the parameters at the end."""
     losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples, dump.factors_at)
     errors = [("losses", numbers_error(dump.get("losses"), losses))]
     for name, want in params.items():

@@ -2,7 +2,9 @@
 
 Nothing here is shared with the engines, and nothing is fast. Sources: Radford et al. 2019 (GPT-2), Ba et al. 2016
 (layer normalisation), Vaswani et al. 2017 (attention), Hendrycks and Gimpel 2016 (GELU), Loshchilov and Hutter 2019
-(AdamW), Loshchilov and Hutter 2017 (cosine), Srivastava et al. 2014 (dropout), Salmon et al. 2011 (Philox). Parameters are a dict from Hugging Face's names to arrays; weights lie as
+(AdamW), Loshchilov and Hutter 2017 (cosine), Srivastava et al. 2014 (dropout), Salmon et al. 2011 (Philox), Szegedy et
+al. 2016 (label smoothing), You et al. 2020 (LAMB), Jordan et al. 2024 and Liu et al. 2025 (Muon). Parameters are a dict
+from Hugging Face's names to arrays; weights lie as
 (in, out). Shapes: T sequence, V vocabulary, C channels, H heads, D = C / H, B batch.
 """
 
@@ -111,28 +113,33 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
     return factors
 
 
-def example_loss(params, head, row, heads, factors=None, separator=None):
-    """L_b: mean over T of the cross-entropy; row (T + 1)."""
+def example_loss(params, head, row, heads, smoothing=0.0, factors=None, separator=None):
+    """L_b: mean over T of the cross-entropy with the words' distribution; and with the words themselves. row (T + 1)."""
     z = logits(params, head, row[:-1], heads, factors, separator)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
-    return -log_p[jnp.arange(len(row) - 1), row[1:]].mean()
+    V = z.shape[-1]
+    words = jnp.eye(V)[row[1:]]
+    wanted = (1 - smoothing) * words + smoothing * jnp.full(V, 1 / V)
+    return -(wanted * log_p).sum(axis=-1).mean(), -(words * log_p).sum(axis=-1).mean()
 
 
-def tied_loss(params, row, heads, factors=None, separator=None):
+def tied_loss(params, row, heads, smoothing=0.0, factors=None, separator=None):
     """L_b as a function of the parameters as they are: the head is the embedding."""
-    return example_loss(params, params[WTE], row, heads, factors, separator)
+    return example_loss(params, params[WTE], row, heads, smoothing, factors, separator)
 
 
 @functools.cache
-def examples_fn(heads, separator=None):
-    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses (B), the gradient of every L_b by name, each
-    (B, ...), and of the tied tensor the head's share U alone (the embedding's share is E = g - U)."""
+def examples_fn(heads, smoothing=0.0, separator=None):
+    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses (B), with label smoothing and
+    without, the gradient of every L_b by name, each (B, ...), and of the tied tensor the head's share U alone (the
+    embedding's share is E = g - U)."""
 
     def one(params, row, factors):
-        loss, gradient = jax.value_and_grad(tied_loss)(params, row, heads, factors, separator)
-        head_share = jax.grad(example_loss, argnums=1)(params, params[WTE], row, heads, factors, separator)
-        return loss, gradient, head_share
+        options = (row, heads, smoothing, factors, separator)
+        losses, gradient = jax.value_and_grad(tied_loss, has_aux=True)(params, *options)
+        head_share, _ = jax.grad(example_loss, argnums=1, has_aux=True)(params, params[WTE], *options)
+        return losses, gradient, head_share
 
     compiled = jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
     return lambda params, rows, factors=None: compiled(params, rows, factors)
@@ -151,34 +158,80 @@ def schedule(tokens, lr, warmup_tokens, train_tokens, final_frac):
     return lr * (final_frac + (1 - final_frac) * (1 + np.cos(np.pi * progress)) / 2)
 
 
-def adamw(params, gradient, moments, step, lr, beta1, beta2, eps, weight_decay, grad_clip):
-    """One step, t = 1, 2, ... Clips the batch's mean gradient by its global norm; decays tensors of two dimensions."""
+def clipped(gradient, grad_clip):
+    """The batch's mean gradient, clipped by its global norm."""
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradient.values()))
     scale = min(1.0, grad_clip / norm) if grad_clip > 0 else 1.0
-    new_params, new_moments = {}, {}
-    for name, p in params.items():
-        g = scale * np.asarray(gradient[name])
-        m, v = moments[name] if moments else (0.0, 0.0)
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        step_size = (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps)
-        decay = weight_decay if p.ndim >= 2 else 0.0
-        new_params[name] = p - lr * (step_size + decay * p)
-        new_moments[name] = (m, v)
-    return new_params, new_moments
+    return {name: scale * np.asarray(g) for name, g in gradient.items()}
+
+
+def adam_direction(g, moments, step, beta1, beta2, eps):
+    """(direction, moments) of one tensor, t = 1, 2, ..."""
+    m, v = moments or (0.0, 0.0)
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g**2
+    return (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps), (m, v)
+
+
+# An optimizer's step on one tensor: (name, p, g, moments, step, lr, hyper) -> (p, moments). Tensors of two dimensions decay.
+
+
+def adamw(name, p, g, moments, step, lr, h):
+    direction, moments = adam_direction(g, moments, step, h["beta1"], h["beta2"], h["eps"])
+    decay = h["weight_decay"] if p.ndim >= 2 else 0.0
+    return p - lr * (direction + decay * p), moments
+
+
+def lamb(name, p, g, moments, step, lr, h):
+    """You et al. 2020, algorithm 2."""
+    r, moments = adam_direction(g, moments, step, h["beta1"], h["beta2"], h["eps"])
+    r = r + (h["weight_decay"] if p.ndim >= 2 else 0.0) * p
+    weights, update = np.sqrt(np.sum(p**2)), np.sqrt(np.sum(r**2))
+    ratio = weights / update if weights > 0 and update > 0 else 1.0
+    return p - lr * ratio * r, moments
+
+
+def newton_schulz(G):
+    """Jordan et al. 2024: five steps of the quintic iteration, on a matrix that is wider than high."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = G.T if G.shape[0] > G.shape[1] else G
+    X = X / (np.linalg.norm(X) + 1e-7)
+    for _ in range(5):
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    return X.T if G.shape[0] > G.shape[1] else X
+
+
+def muon(name, p, g, moments, step, lr, h):
+    """Jordan et al. 2024 with Nesterov's momentum, the size of a step as in Liu et al. 2025, for matrices of blocks."""
+    if not (name.startswith("h.") and p.ndim == 2):
+        return adamw(name, p, g, moments, step, lr, h)
+    buffer = np.zeros_like(p) if moments is None else moments
+    buffer = h["momentum"] * buffer + (1 - h["momentum"]) * g
+    nesterov = (1 - h["momentum"]) * g + h["momentum"] * buffer
+    maps = 3 if name.endswith("attn.c_attn.weight") else 1
+    step_of = lambda G: 0.2 * np.sqrt(max(G.shape)) * newton_schulz(G.T).T  # G.T: (out, in), as Jordan has it
+    update = np.concatenate([step_of(G) for G in np.split(nesterov, maps, axis=1)], axis=1)
+    return p - lr * (update + h["weight_decay"] * p), buffer
+
+
+OPTIMIZERS = (adamw, lamb, muon)
 
 
 def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: None):
-    """AdamW over batches (steps, B, T + 1). Returns the batch-mean losses before each update and the
-    parameters at the end. hyper: lr, warmup_tokens, train_tokens, final_frac, and adamw's own. factors_at: dropout's factors of step 1, 2, ..."""
+    """An optimizer's steps over batches (steps, B, T + 1). Returns the batch-mean losses before each update and the
+    parameters at the end. hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the
+    optimizer's own. factors_at: dropout's factors of step 1, 2, ..."""
     examples = examples or examples_fn(heads)
-    adam = {key: hyper[key] for key in ("beta1", "beta2", "eps", "weight_decay", "grad_clip")}
-    moments, losses, tokens = None, [], 0
+    update = OPTIMIZERS[int(hyper["optimizer"])]
+    moments, losses, tokens = dict.fromkeys(params), [], 0
     for step, rows in enumerate(batches, start=1):
-        loss, per_example, _ = examples(params, rows, factors_at(step))
-        gradient = {name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}
+        (loss, _), per_example, _ = examples(params, rows, factors_at(step))
+        gradient = clipped({name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}, hyper["grad_clip"])
         losses.append(float(loss.mean()))
         tokens += rows.shape[0] * (rows.shape[1] - 1)  # done after this step
         lr = schedule(tokens, hyper["lr"], hyper["warmup_tokens"], hyper["train_tokens"], hyper["final_frac"])
-        params, moments = adamw(params, gradient, moments, step, lr, **adam)
+        params = dict(params)
+        for name, g in gradient.items():
+            params[name], moments[name] = update(name, params[name], g, moments[name], step, lr, hyper)
     return np.array(losses), params

@@ -18,7 +18,11 @@ import check_engine
 import gpt2
 
 SHAPE = dict(layers=2, heads=2, channels=8, vocab=11, context=9, seq_len=7, batch=3, micro_batch=2, steps=4)
-HYPER = dict(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=1.0, seed=1, dropout=0.0, separator=-1)
+SMOOTHING = 0.2
+HYPER = dict(
+    optimizer=0, momentum=0.9, label_smoothing=SMOOTHING, lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1,
+    grad_clip=1.0, seed=1, dropout=0.0, separator=-1
+)
 STEP_TOKENS = SHAPE["batch"] * SHAPE["seq_len"]
 HYPER |= dict(warmup_tokens=1.5 * STEP_TOKENS, train_tokens=3 * STEP_TOKENS, final_frac=0.1)
 
@@ -87,11 +91,13 @@ def plain_loss(params, row, layers, heads):
     x = [[a + b for a, b in zip(p["wte.weight"][token], p["wpe.weight"][t])] for t, token in enumerate(row[:-1])]
     for i in range(layers):
         x = plain_block(p, f"h.{i}", x, heads)
-    total = 0.0
+    loss = nll = 0.0
     for t, v in enumerate(x):
         v = plain_norm(v, p["ln_f.weight"], p["ln_f.bias"])
-        total -= math.log(plain_softmax([math.fsum(a * b for a, b in zip(v, w)) for w in p["wte.weight"]])[row[t + 1]])
-    return total / len(x)
+        logs = [math.log(q) for q in plain_softmax([math.fsum(a * b for a, b in zip(v, w)) for w in p["wte.weight"]])]
+        nll -= logs[row[t + 1]]
+        loss -= (1 - SMOOTHING) * logs[row[t + 1]] + SMOOTHING * math.fsum(logs) / len(logs)
+    return loss / len(x), nll / len(x)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -106,8 +112,10 @@ def close(a, b, tolerance, what):
 def test_forward():
     rng = np.random.default_rng(1)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    losses, _, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows)
-    close(losses, [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()], 1e-13, "loss")
+    losses, _, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows)
+    plain = [plain_loss(params, row, SHAPE["layers"], SHAPE["heads"]) for row in rows.tolist()]
+    for k, kind in enumerate(("loss", "nll")):
+        close(losses[k], [pair[k] for pair in plain], 1e-13, kind)
 
 
 def test_gradient():
@@ -115,9 +123,9 @@ def test_gradient():
     against the gradient of the mean."""
     rng = np.random.default_rng(2)
     params, rows = random_model(rng), random_rows(rng, 1)[0]
-    examples = gpt2.examples_fn(SHAPE["heads"])
+    examples = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)
     _, gradients, head_share = examples(params, rows)
-    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"]))(rows).mean()
+    mean_loss = lambda p: gpt2.jax.vmap(lambda row: gpt2.tied_loss(p, row, SHAPE["heads"], SMOOTHING)[0])(rows).mean()
     whole = gpt2.jax.jit(gpt2.jax.grad(mean_loss))(params)
     for name, p in params.items():
         mean = np.asarray(gradients[name]).mean(axis=0)
@@ -125,7 +133,7 @@ def test_gradient():
         assert np.linalg.norm(whole[name] - mean) <= 1e-13 * scale, f"{name}: mean of gradients"
         direction = rng.normal(size=p.shape) / np.sqrt(p.size) + mean / scale
         h = 1e-4
-        plus, minus = (examples(params | {name: p + s * h * direction}, rows)[0].mean() for s in (1, -1))
+        plus, minus = (examples(params | {name: p + s * h * direction}, rows)[0][0].mean() for s in (1, -1))
         error = abs((plus - minus) / (2 * h) - np.sum(mean * direction)) / scale
         assert error <= 1e-6, f"{name}: slope off by {error:.3g}"
     assert np.abs(np.asarray(gradients["h.0.attn.c_attn.bias"])[:, 8:16]).max() < 1e-15, "key bias"
@@ -161,19 +169,60 @@ def test_documents():
     assert np.abs(packed - logits(row)).max() > 1e-3, "no mask"
 
 
+def step_of(update, params, gradient, moments, step, lr, hyper):
+    gradient = gpt2.clipped(gradient, hyper["grad_clip"])
+    new = {k: update(k, p, gradient[k], moments.get(k), step, lr, hyper) for k, p in params.items()}
+    return {k: p for k, (p, _) in new.items()}, {k: m for k, (_, m) in new.items()}
+
+
 def test_adamw():
     """Two steps on scalars, written out."""
     hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, grad_clip=1.0)
     params = {"matrix": np.array([[2.0]]), "vector": np.array([3.0])}
     first = {"matrix": np.array([[3.0]]), "vector": np.array([-4.0])}  # norm 5: clipped to 0.6 and -0.8
     second = {"matrix": np.array([[0.3]]), "vector": np.array([0.4])}  # norm 0.5: as it is
-    p1, moments = gpt2.adamw(params, first, None, 1, 0.01, **hyper)
+    p1, moments = step_of(gpt2.adamw, params, first, {}, 1, 0.01, hyper)
     close(p1["matrix"], 2 - 0.01 * (1 + 0.1 * 2), 1e-7, "matrix, step 1")  # the first step is the sign, and decay
     close(p1["vector"], 3 + 0.01, 1e-7, "vector, step 1")  # no decay
-    p2, _ = gpt2.adamw(p1, second, moments, 2, 0.02, **hyper)
+    p2, _ = step_of(gpt2.adamw, p1, second, moments, 2, 0.02, hyper)
     m = (0.9 * 0.1 * 0.6 + 0.1 * 0.3) / 0.19
     v = (0.99 * 0.01 * 0.36 + 0.01 * 0.09) / 0.0199
     close(p2["matrix"], 1.988 - 0.02 * (m / math.sqrt(v) + 0.1 * 1.988), 1e-7, "matrix, step 2")
+
+
+def test_lamb():
+    """AdamW's first step is the sign. Its length becomes that of the weights; weights of length 0 take it as it is."""
+    hyper = dict(beta1=0.9, beta2=0.99, eps=1e-12, weight_decay=0.0)
+    p, g = np.array([[3.0, 4.0], [0.0, 12.0]]), np.array([[0.1, -0.2], [0.3, -0.4]])
+    after, _ = gpt2.lamb("h.0.mlp.c_fc.weight", p, g, None, 1, 0.01, hyper)
+    close(after, p - 0.01 * 13 / 2 * np.sign(g), 1e-9, "the length of p is 13, of the sign 2")
+    after, _ = gpt2.lamb("h.0.mlp.c_fc.bias", 0 * p, g, None, 1, 0.01, hyper)
+    close(after, -0.01 * np.sign(g), 1e-9, "from 0")
+    after, _ = gpt2.lamb("wte.weight", p, 0 * g, None, 1, 0.01, hyper | dict(weight_decay=0.1))
+    close(after + 1e-9, p * (1 - 0.01) + 1e-9, 1e-9, "decay alone: the ratio takes its size away")
+
+
+def test_muon():
+    """Singular vectors stay, singular values go to about 1; queries, keys and values each; what does not decay is AdamW's."""
+    rng = np.random.default_rng(4)
+    hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, momentum=0.9)
+    for shape in ((6, 6), (6, 15), (15, 6)):
+        U, S, V = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+        rest = U.T @ gpt2.newton_schulz(U * S @ V) @ V.T
+        assert np.abs(rest - np.diag(np.diag(rest))).max() < 1e-12, "other singular vectors"
+        assert 0.6 < np.diag(rest)[S > 0.02 * S.max()].min() and np.diag(rest).max() < 1.3, np.diag(rest)
+    p, g = rng.normal(size=(2, 4, 12))
+    after, buffer = gpt2.muon("h.0.attn.c_attn.weight", p, g, None, 1, 0.01, hyper)
+    for k in (slice(0, 4), slice(4, 8), slice(8, 12)):
+        want = p[:, k] - 0.01 * (0.2 * 2 * gpt2.newton_schulz(0.19 * g[:, k]) + 0.1 * p[:, k])
+        close(after[:, k], want, 1e-12, "a map of attention")
+    close(buffer, 0.1 * g, 1e-12, "momentum")
+    g2 = rng.normal(size=(4, 12))
+    after, _ = gpt2.muon("h.0.mlp.c_fc.weight", p, g2, buffer, 2, 0.01, hyper)
+    want = gpt2.newton_schulz(0.1 * g2 + 0.9 * (0.9 * 0.1 * g + 0.1 * g2))
+    close(after, p - 0.01 * (0.2 * np.sqrt(12) * want + 0.1 * p), 1e-12, "Nesterov")
+    same = gpt2.adamw("wte.weight", p, g, None, 1, 0.01, hyper)[0]
+    close(gpt2.muon("wte.weight", p, g, None, 1, 0.01, hyper)[0], same, 0, "the embedding")
 
 
 def test_schedule():
@@ -187,10 +236,10 @@ def oracle_dump():
     """The dump of a perfect fp32 engine."""
     rng = np.random.default_rng(3)
     params, rows = random_model(rng), random_rows(rng, SHAPE["steps"])
-    losses, gradients, _ = gpt2.examples_fn(SHAPE["heads"])(params, rows[0])
-    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER)
-    losses = np.asarray(losses)
-    dump = {"tokens": rows, "loss": losses, "loss_eval": losses.copy(), "losses": step_losses}
+    (losses, nlls), gradients, _ = gpt2.examples_fn(SHAPE["heads"], SMOOTHING)(params, rows[0])
+    step_losses, after = gpt2.train(params, rows, SHAPE["heads"], HYPER, gpt2.examples_fn(SHAPE["heads"], SMOOTHING))
+    losses, nlls = np.asarray(losses), np.asarray(nlls)
+    dump = {"tokens": rows, "loss": losses, "nll": nlls, "loss_eval": nlls.copy(), "losses": step_losses}
     dump["padding_max"] = np.array(0.0)
     for name, g in gradients.items():
         g = np.asarray(g)
@@ -223,7 +272,7 @@ def test_checker():
     with tempfile.TemporaryDirectory() as directory:
         assert failures(good, directory) == [], failures(good, directory)
         places = {
-            "loss": "loss", "loss_eval": "loss", "losses": "training", "padding_max": "padding",
+            "loss": "loss", "nll": "loss", "loss_eval": "loss", "losses": "training", "padding_max": "padding",
             "grad/h.1.mlp.c_fc.weight": "grad", "grad_sq/wpe.weight": "grad_sq",
             "example_sq/wte.weight": "example_sq", "example_sq_sum/ln_f.bias": "example_sq_sum",
             "example_sq_ln/h.0.ln_1.weight": "example_sq_ln", "paramN/h.0.attn.c_attn.bias": "training",
@@ -256,7 +305,9 @@ def test_checker():
 
 def main():
     failed = False
-    for test in (test_forward, test_gradient, test_masks, test_documents, test_adamw, test_schedule, test_checker):
+    for test in (
+        test_forward, test_gradient, test_masks, test_documents, test_adamw, test_lamb, test_muon, test_schedule, test_checker
+    ):
         start = time.perf_counter()
         try:
             test()

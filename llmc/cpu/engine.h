@@ -24,7 +24,7 @@ typedef struct {
     void *fc, *gelu;      // (B, T, 4C) before and after GELU
 } Block;
 
-enum { ENGINE_LAYOUTS = 6 }; // separate pieces of memory
+enum { ENGINE_LAYOUTS = 7 }; // separate pieces of memory
 
 struct Engine {
     const EngineApi *api;
@@ -41,7 +41,8 @@ struct Engine {
     void *lnf;                // (B, T, C)
     float *meanf, *rstdf;     // (B, T)
     void *logits;             // (head_rows, Vp), a chunk of the head
-    float *loss;              // (B, T)
+    float *nll;               // (B, T)
+    float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
     uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
@@ -53,7 +54,9 @@ struct Engine {
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    double loss_sum;
+    double *trust_sq;                        // two a tensor: of its weights, of its direction (LAMB)
+    float *matrix, *matrix_scratch;          // one that is orthogonalized, muon_scratch
+    double loss_sum, nll_sum;
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
@@ -83,6 +86,7 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 int cpu_norms(Engine *engine, Range range, Error *e);
+int cpu_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);

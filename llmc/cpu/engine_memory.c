@@ -1,6 +1,7 @@
 // The CPU engine's memory. The same layouts plan (--dry-run) and place, so the plan is never wrong.
 #include "cpu/engine.h"
 #include "cpu/layers.h"
+#include "cpu/muon.h"
 #include "cpu/value.h"
 #include "model/shard.h"
 
@@ -88,16 +89,18 @@ static void layout_activations(Engine *engine, Layout *a) {
     TAKE_VALUES(engine->x_final, N * C);
     TAKE_VALUES(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
     TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
-    TAKE(engine->loss, N);
+    TAKE(engine->nll, N);
     TAKE(engine->targets, N);
     if (c->document_mask) TAKE(engine->position, N);
     TAKE(engine->seen, c->seq_len);
     if (c->inference) return;
+    if (c->label_smoothing > 0) TAKE(engine->loss, N);
     TAKE_VALUES(engine->dx, N * C), TAKE_VALUES(engine->dy, N * C);
     TAKE_VALUES(engine->dwide, N * 4 * C);
     TAKE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
     TAKE(engine->ln_sq, 2 * c->micro_batch);
     TAKE(engine->grad_sq, tensors), TAKE(engine->rank_sq, tensors), TAKE(engine->example_sq, tensors);
+    if (c->optimizer == OPTIMIZER_LAMB) TAKE(engine->trust_sq, 2 * tensors);
 }
 
 static void layout_exact(Engine *engine, Layout *a) {
@@ -107,6 +110,14 @@ static void layout_exact(Engine *engine, Layout *a) {
     TAKE(engine->example_grad, model_tensor_largest(c->model));
     TAKE(engine->example_bias_grad, 4 * C);
     TAKE(engine->head_at_token, (size_t)c->micro_batch * (size_t)c->seq_len * C);
+}
+
+static void layout_muon(Engine *engine, Layout *a) {
+    const EngineConfig *c = &engine->config;
+    size_t C = (size_t)c->model->config.channels, largest = 4 * C * C; // fc, fcproj
+    if (c->optimizer != OPTIMIZER_MUON || c->inference) return;
+    TAKE(engine->matrix, largest);
+    TAKE(engine->matrix_scratch, muon_scratch(largest, C));
 }
 
 static void layout_workspaces(Engine *engine, Layout *a) {
@@ -120,15 +131,18 @@ static void layout_workspaces(Engine *engine, Layout *a) {
     TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
 }
 
+static const char *const moments_of[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
+
 static const struct {
     const char *what;
     void (*fill)(Engine *, Layout *);
 } layouts[ENGINE_LAYOUTS] = {
     {"parameters", layout_param},
     {"gradients", layout_grad},
-    {"AdamW moments", layout_moments},
+    {"moments", layout_moments},
     {"activations", layout_activations},
     {"exact per-example norms", layout_exact},
+    {"Muon's products", layout_muon},
     {"kernel workspaces", layout_workspaces}, // not cleared: each thread touches its own first
 };
 
@@ -139,7 +153,8 @@ void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
         Layout layout = {0};
         layouts[i].fill(&sketch, &layout);
         if (!layout.used) continue;
-        plan->item[plan->count].what = layouts[i].what;
+        bool moments = layouts[i].fill == layout_moments;
+        plan->item[plan->count].what = moments ? moments_of[config->optimizer] : layouts[i].what;
         plan->item[plan->count++].bytes = layout.used;
         plan->total += layout.used;
     }

@@ -3,8 +3,11 @@
 #include "base/hash.h"
 #include "cpu/engine.h"
 #include "cpu/layers.h"
+#include "cpu/muon.h"
 #include "cpu/value.h"
 #include "math/adamw.h"
+#include "math/lamb.h"
+#include "math/muon.h"
 #include "model/shard.h"
 
 #include <assert.h>
@@ -124,9 +127,39 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// rounded: what becomes of the weights for the kernels; NULL: they read param, or what own_weights makes of it.
-static void update_floats(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
-                          const AdamWStep *step, bool decay) {
+// A tensor's part of a piece. rounded: what becomes of the weights for the kernels; NULL: they read param, or
+// what own_weights makes of it.
+typedef struct {
+    const Tensor *tensor;
+    size_t n; // elements
+    float *param, *moment1, *moment2;
+    uint16_t *rounded;
+    const float *grad;
+} TensorPart;
+
+static TensorPart tensor_part(Engine *engine, Piece p, int i) {
+    const Tensor *tensor = &engine->config.model->tensors[i];
+    const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
+    Range part = range_overlap(tensor_range(tensor), p.range);
+    size_t at = part.begin - p.range.begin;
+    bool rounds = engine->config.dtype != DTYPE_FP32 && !engine->config.shard_weights;
+    return (TensorPart){.tensor = tensor,
+                        .n = range_length(part),
+                        .param = engine->param + (masters_apart(engine) ? p.place + at : part.begin),
+                        .moment1 = engine->moment1 + p.place + at,
+                        .moment2 = engine->moment2 + p.place + at,
+                        .rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL,
+                        .grad = grad + at};
+}
+
+static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
+
+static void update_floats(const TensorPart *t, const AdamWStep *step) {
+    float *param = t->param, *moment1 = t->moment1, *moment2 = t->moment2;
+    const float *grad = t->grad;
+    uint16_t *rounded = t->rounded;
+    size_t n = t->n;
+    bool decay = decays(t->tensor);
     if (rounded) {
 #pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
         for (size_t i = 0; i < n; i++) {
@@ -140,30 +173,100 @@ static void update_floats(float *param, uint16_t *rounded, const float *grad, fl
     }
 }
 
-static void update_piece(Engine *engine, Piece p, const AdamWStep *step) {
-    const Model *model = engine->config.model;
-    const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
-    for (int i = 0; i < model->tensor_count; i++) {
-        Range part = range_overlap(tensor_range(&model->tensors[i]), p.range);
-        size_t at = part.begin - p.range.begin;
-        float *param = engine->param + (masters_apart(engine) ? p.place + at : part.begin);
-        bool rounds = engine->config.dtype != DTYPE_FP32 && !engine->config.shard_weights;
-        uint16_t *rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL;
-        update_floats(param, rounded, grad + at, engine->moment1 + p.place + at, engine->moment2 + p.place + at,
-                      range_length(part), step, model->tensors[i].dimensions > 1);
+// Of one of `count` matrices side by side, number k: its columns of the tensor.
+static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
+                          size_t k) {
+    const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
+    const float mu = (float)u->momentum, lr = (float)u->lr, decay = (float)u->weight_decay;
+    const float scale = (float)muon_scale(rows, columns);
+    float *x = engine->matrix;
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_FLOATS)
+    for (size_t r = 0; r < rows; r++) {
+        size_t at = r * stride + k * columns;
+        for (size_t c = 0; c < columns; c++)
+            x[r * columns + c] = muon_momentum(t->grad[at + c] * grad_scale, &t->moment1[at + c], mu);
+    }
+    Matmul fp32 = engine->matmul;
+    fp32.kernel = matmul_kernel(DTYPE_FP32);
+    const float *o = muon_orthogonalize(fp32, x, engine->matrix_scratch, rows, columns);
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_FLOATS)
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) {
+            size_t i = r * stride + k * columns + c;
+            t->param[i] = muon_update(t->param[i], o[r * columns + c], lr, scale, decay);
+            if (t->rounded) t->rounded[i] = f32_to_bf16(t->param[i]);
+        }
+}
+
+// From the summed to the clipped mean gradient; NaN: there is no update.
+static double grad_scale(const Engine *engine, const UpdateConfig *u) {
+    double sq = 0;
+    for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
+    return adamw_grad_scale(sq, (double)u->batch, u->grad_clip);
+}
+
+static AdamWStep step_of(const UpdateConfig *u, double scale) {
+    return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, scale);
+}
+
+static void update_piece(Engine *engine, Piece p, const UpdateConfig *u, AdamWStep step) {
+    for (int i = 0; i < engine->config.model->tensor_count; i++) {
+        TensorPart t = tensor_part(engine, p, i);
+        size_t matrices = engine->config.optimizer == OPTIMIZER_MUON ? tensor_muon_matrices(t.tensor) : 0;
+        if (engine->trust_sq)
+            step.lr = (float)(u->lr * lamb_ratio(engine->trust_sq[2 * i], engine->trust_sq[2 * i + 1]));
+        assert(!matrices || t.n == 0 || t.n == t.tensor->count);
+        for (size_t k = 0; k < matrices && t.n > 0; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
+        if (!matrices) update_floats(&t, &step);
     }
 }
 
 int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
-    double sq = 0;
-    for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    double scale = adamw_grad_scale(sq, (double)u->batch, u->grad_clip);
+    double scale = grad_scale(engine, u);
     engine->seen_count = 0;
     if (isnan(scale)) return 0;
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, scale);
     Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) update_piece(engine, p, &step);
+    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
+        update_piece(engine, p, u, step_of(u, scale));
+    return 0;
+}
+
+// |direction|^2 of the coming step. The order of the sum depends on n alone.
+static double direction_squares(const TensorPart *t, const AdamWStep *step) {
+    enum { BLOCK = 1 << 12, PARTS = 256 };
+    double partial[PARTS] = {0}, sum = 0;
+    const size_t blocks = (t->n + BLOCK - 1) / BLOCK, each = (blocks + PARTS - 1) / PARTS;
+    const bool decay = decays(t->tensor);
+#pragma omp parallel for schedule(static) if (t->n > PARALLEL_FLOATS)
+    for (size_t k = 0; k < PARTS; k++)
+        for (size_t b = k * each; b < size_min((k + 1) * each, blocks); b++) {
+            float direction[BLOCK];
+            size_t first = b * BLOCK, n = size_min(BLOCK, t->n - first);
+            for (size_t i = 0; i < n; i++) {
+                size_t at = first + i;
+                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies
+                direction[i] = adamw_direction(t->param[at], t->grad[at], &moment1, &moment2, step, decay);
+            }
+            partial[k] += sum_squares(direction, n);
+        }
+    for (size_t k = 0; k < PARTS; k++) sum += partial[k];
+    return sum;
+}
+
+int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    (void)e;
+    double scale = grad_scale(engine, u);
+    if (isnan(scale)) return 0;
+    AdamWStep step = step_of(u, scale);
+    Piece p;
+    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
+        for (int i = 0; i < engine->config.model->tensor_count; i++) {
+            TensorPart t = tensor_part(engine, p, i);
+            if (t.n == 0) continue;
+            engine->trust_sq[2 * i] = sum_squares(t.param, t.n);
+            engine->trust_sq[2 * i + 1] = direction_squares(&t, &step);
+        }
     return 0;
 }
 
@@ -174,6 +277,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return weight_at(engine, element);
     case BUFFER_NORMS: return engine->grad_sq + element;
+    case BUFFER_TRUST: return engine->trust_sq + element;
     }
     assert(0);
     return NULL;

@@ -272,36 +272,40 @@ VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     return total;
 }
 
-// From what row_exp left, to scale exp(row - max). A bf16 row is rounded once, so its exponentials are computed again.
-VECTOR_INLINE void row_scale(void *row, float max, float scale, int n, const Dtype type) {
+// From what row_exp left, to scale exp(row - max) - less. A bf16 row is rounded once, so its exponentials are computed
+// again.
+VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
     if (type == DTYPE_FP32) {
-        for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale, type);
+        for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);
         return;
     }
     int c = 0;
-    for (; c + VEC <= n; c += VEC) value_store(row, c, vec_exp(value_load(row, c, type) - max) * scale, type);
-    for (; c < n; c++) value_set(row, c, expf(value_get(row, c, type) - max) * scale, type);
+    for (; c + VEC <= n; c += VEC) value_store(row, c, vec_exp(value_load(row, c, type) - max) * scale - less, type);
+    for (; c < n; c++) value_set(row, c, expf(value_get(row, c, type) - max) * scale - less, type);
 }
 
-VECTOR_INLINE void cross_entropy_row(float *loss, void *row, int target, int V, int stride, float gradient,
-                                     const Dtype type) {
+VECTOR_INLINE void cross_entropy_row(float *nll, float *loss, void *row, int target, int V, int stride, float smoothing,
+                                     float gradient, const Dtype type) {
     float max = row_max(row, V, type), at_target = value_get(row, target, type);
+    float mean = loss ? row_sum(row, V, type) / (float)V : 0;
     float sum = row_exp(row, max, V, type);
-    *loss = loss_at(loss_logsumexp(max, sum), at_target);
+    *nll = loss_at(loss_logsumexp(max, sum), at_target);
+    if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);
     if (gradient == 0) return;
-    float scale = gradient / sum;
+    float scale = gradient / sum, less = loss ? loss_gradient_everywhere(gradient, smoothing, V) : 0;
     float p = (type == DTYPE_FP32 ? value_get(row, target, type) : expf(at_target - max)) * scale;
-    row_scale(row, max, scale, V, type);
-    value_set(row, target, loss_gradient_at_target(p, gradient), type);
+    row_scale(row, max, scale, less, V, type);
+    value_set(row, target, loss_gradient_at_target(p, gradient * (1 - smoothing)) - less, type);
     memset(value_at(row, V, type), 0, value_bytes(type) * (size_t)(stride - V));
 }
 
-void cross_entropy(float *loss, void *logits, const uint16_t *target, int N, int V, int stride, float gradient,
-                   Dtype type) {
+void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target, int N, int V, int stride,
+                   float smoothing, float gradient, Dtype type) {
 #pragma omp parallel for schedule(static) if ((size_t)N * V > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
         void *row = value_at(logits, (size_t)i * stride, type);
-        BY_TYPE(type, cross_entropy_row(&loss[i], row, target[i], V, stride, gradient, TYPE));
+        float *smoothed = loss ? &loss[i] : NULL;
+        BY_TYPE(type, cross_entropy_row(&nll[i], smoothed, row, target[i], V, stride, smoothing, gradient, TYPE));
     }
 }
 

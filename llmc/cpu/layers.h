@@ -48,10 +48,12 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 // dx (n) = dy gelu'(x); dx may be dy.
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
-// Softmax and cross-entropy of each row, in nats: loss[i] = -log softmax(logits[i])[target[i]] over V real columns of
-// `stride`. gradient != 0: the logits become (softmax - onehot) * gradient, the padding columns 0.
-void cross_entropy(float *loss /* (N) */, void *logits /* (N, stride) */, const uint16_t *target /* (N) */, int N,
-                   int V, int stride, float gradient, Dtype type);
+// Softmax and cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]] over V real columns of
+// `stride`, and loss[i] the same with label smoothing (math/loss.h); loss NULL: there is none. gradient != 0: the logits
+// become the loss's gradient times that, the padding columns 0.
+void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
+                   const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
+                   Dtype type);
 
 // Sum of squares: double, of chunks of a fixed size, whose own sums are fp32.
 double sum_squares(const float *x, size_t n);

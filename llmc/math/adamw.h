@@ -33,12 +33,17 @@ GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;
 }
 
-// Returns the new parameter and updates the moments m and v. decay: weight decay applies to this tensor.
-GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
+// Updates the moments m and v and returns the direction of the step. decay: weight decay applies to this tensor.
+GNS_HD static inline float adamw_direction(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
     g *= s->grad_scale;
     *m = s->beta1 * *m + (1.0f - s->beta1) * g;
     *v = s->beta2 * *v + (1.0f - s->beta2) * g * g;
     float step = (*m / s->bias1) / (sqrtf(*v / s->bias2) + s->eps);
     if (decay) step += s->weight_decay * p;
-    return p - s->lr * step;
+    return step;
+}
+
+// Returns the new parameter.
+GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
+    return p - s->lr * adamw_direction(p, g, m, v, s, decay);
 }

@@ -1,5 +1,8 @@
 // loss: cross-entropy of one row of logits, in nats, from the row's maximum and sum = sum of exp(logit - max).
 //   loss = logsumexp - logit[target]      dlogit = softmax - onehot(target), softmax = exp(logit - logsumexp)
+// Label smoothing s (Szegedy et al. 2016, arXiv 1512.00567, section 7) gives a share s of the target's probability to all V
+// tokens alike, the target included:
+//   loss = logsumexp - (1 - s) logit[target] - s mean(logit)      dlogit = softmax - (1 - s) onehot(target) - s / V
 #pragma once
 
 #include "base/common.h"
@@ -10,5 +13,15 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 
 GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return logsumexp - target_logit; }
 
-// scale x dlogit of the target, from p = scale x softmax, which is the gradient of every other logit.
+// From the loss without smoothing.
+GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
+    return loss + smoothing * (target_logit - mean_logit);
+}
+
+// scale x dlogit of the target, from p = scale x softmax, which is the gradient of every other logit. With smoothing both
+// are less by loss_gradient_everywhere, and the scale here is (1 - s) scale.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
+
+GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {
+    return scale * smoothing / (float)V;
+}

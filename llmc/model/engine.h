@@ -7,7 +7,7 @@
 // other's last engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
-// L_b = mean over the T tokens of example b's cross-entropy. There is no loss scale; the update divides by B. So
+// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. There is no loss scale; the update divides by B. So
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 #pragma once
 
@@ -29,15 +29,17 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask; // a token sees its document alone, and positions restart: `separator` opens a document. In all
-    uint16_t separator; // passes, micro-steps, eval and logits
-    Dropout dropout;    // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
-    const Range *owned; // what this rank updates, in ascending order: moments, and what else only the update needs,
-    int owned_count;    // exist for these ranges alone. 0: for everything
-    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    bool shard_weights; // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
-    size_t leave;       // bytes of the device's memory to leave free, for the exchange between ranks
-    bool plan_fused;    // plan_memory: of a device with exact_is_fused, which need not be here
+    bool document_mask;  // a token sees its document alone, and positions restart: `separator` opens a document. In all
+    uint16_t separator;  // passes, micro-steps, eval and logits
+    Dropout dropout;     // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
+    Optimizer optimizer; // MUON: an owned range then has a block's matrices as a whole
+    float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
+    const Range *owned;    // what this rank updates, in ascending order: moments, and what else only the update needs,
+    int owned_count;       // exist for these ranges alone. 0: for everything
+    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    bool shard_weights;    // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
+    size_t leave;          // bytes of the device's memory to leave free, for the exchange between ranks
+    bool plan_fused;       // plan_memory: of a device with exact_is_fused, which need not be here
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is taken (--dry-run).
@@ -73,7 +75,8 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
     BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights each
                    // block's bucket somewhere else (shard_weight_place)
-    BUFFER_NORMS   // double, one a tensor: what `norms` writes, `update` and `result` read
+    BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read
+    BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
 
 // Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
@@ -104,6 +107,7 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
+    double momentum;  // Muon's
     double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
     int64_t step;     // 1 for the first: bias correction
     int64_t batch;    // B, examples of this step over all ranks
@@ -115,15 +119,14 @@ typedef struct StepResult {
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 as `rank_norms` summed it, else 0; NULL: not asked for
+    double nll_sum;     // loss_sum without label smoothing
 } StepResult;
 
 typedef struct EngineApi EngineApi;
 struct EngineApi {
-    // ---- What EngineConfig may ask for ------------------------------------------------------------------------------
-
-    bool has_dropout, has_document_mask;
-
     // ---- Before there is an engine ----------------------------------------------------------------------------------
+
+    unsigned features; // of Feature, those that it has
 
     Dtype (*dtype)(void); // the default
 
@@ -204,7 +207,12 @@ struct EngineApi {
     // norm; begin_step clears them all.
     int (*norms)(Engine *engine, Range range, Error *e);
 
-    // AdamW over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
+    // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction, of the
+    // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all. NULL without
+    // FEATURE_OPTIMIZERS.
+    int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
+
+    // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
     // Changes nothing where that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
@@ -290,6 +298,7 @@ ENGINE_CALL(int, begin_step, (Engine * g, Error *e), g, e)
 ENGINE_CALL(int, micro_step, (Engine * g, const uint16_t *tokens, int n, GnsMode mode, Error *e), g, tokens, n, mode, e)
 ENGINE_CALL(int, norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, update, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
+ENGINE_CALL(int, trust, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
 ENGINE_CALL(int, result, (Engine * g, StepResult *result, Error *e), g, result, e)
 ENGINE_CALL(int, eval, (Engine * g, const uint16_t *tokens, int n, int T, float *loss, Error *e), g, tokens, n, T, loss,
             e)

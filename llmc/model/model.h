@@ -70,6 +70,12 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
+// The matrices of a tensor that Muon orthogonalizes, side by side: those of the blocks. QKV_W is three; 0: AdamW's.
+static inline size_t tensor_muon_matrices(const Tensor *t) {
+    if (t->dimensions < 2 || t->layer < 0) return 0;
+    return t->kind == QKV_W ? 3 : 1;
+}
+
 static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
 static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }

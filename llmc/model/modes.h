@@ -2,6 +2,15 @@
 // in options/table.def in the order of its enum.
 #pragma once
 
+// What only some engines have (EngineApi.features): an option that needs it is refused elsewhere.
+typedef enum {
+    FEATURE_LABEL_SMOOTHING = 1,
+    FEATURE_OPTIMIZERS = 2, // other than AdamW
+    FEATURE_DROPOUT = 4,
+    FEATURE_DOCUMENT_MASK = 8,
+} Feature;
+enum { CUDA_FEATURES = 0 }; // the CUDA engine's, which the CPU's program plans for, too
+
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
     GNS_OFF,
@@ -17,6 +26,11 @@ typedef enum {
 } Recompute;
 
 static const char *const recompute_names[] = {"none", "gelu", "block"};
+
+// How weights follow from gradients (--optimizer): math/adamw.h, lamb.h, muon.h.
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON, OPTIMIZERS } Optimizer;
+
+static const char *const optimizer_names[] = {"AdamW", "LAMB", "Muon"};
 
 // Which rank keeps what (--zero): see ranks/parallel.h.
 typedef enum { ZERO_0, ZERO_1, ZERO_2, ZERO_3 } ZeroStage;

@@ -19,14 +19,15 @@ static Condition condition_of(const Options *o, Need need) {
     return conditions[need];
 }
 
-// Is it 0, "" or false?
-static bool is_zero(const Options *o, OptionId id) {
+bool option_is_zero(const Options *o, OptionId id) {
     static const char zeros[sizeof(double)];
     const OptionRow *row = &option_rows[id];
     return memcmp((const char *)o + row->offset, zeros, size_min(row->bytes, sizeof zeros)) == 0;
 }
 
-static bool asks_for_nothing(const Options *o, OptionId id) { return option_rows[id].idle_at_0 && is_zero(o, id); }
+static bool asks_for_nothing(const Options *o, OptionId id) {
+    return option_rows[id].idle_at_0 && option_is_zero(o, id);
+}
 
 // Typed for this run, by its own name? A file may be shared by runs, and llm.c's flags come from llm.c's scripts.
 static bool typed(const Options *o, OptionId id) {
@@ -81,7 +82,7 @@ int options_check_groups(Options *o, Error *e) {
         for (int second = first + 1; second < OPTION_COUNT; second++) {
             OptionGroup group = option_rows[first].group;
             if (!group || option_rows[second].group != group) continue;
-            if (!is_zero(o, (OptionId)first) && !is_zero(o, (OptionId)second))
+            if (!option_is_zero(o, (OptionId)first) && !option_is_zero(o, (OptionId)second))
                 TRY(check_pair(o, (OptionId)first, (OptionId)second, e));
         }
     return 0;

@@ -36,9 +36,13 @@ typedef struct {
     bool idle_at_0;    // 0, "" and false ask for nothing, and need nothing
     int used_by;       // BY_*: the kinds of run without training that use the option
     OptionGroup group;
+    Feature feature; // that the engine must have, except at 0
+    bool of_run;     // may not change on resume; before the option existed it was as by default
 } OptionRow;
 
 extern const OptionRow option_rows[OPTION_COUNT];
+
+bool option_is_zero(const Options *o, OptionId id); // 0, the first of its names, "" or false?
 
 enum { FLAG_BYTES = 40 }; // of the longest flag, with its NUL
 void option_flag(char out[FLAG_BYTES], OptionId id);

@@ -304,7 +304,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0, exact), rest = micro_step(p, left, exact);
     PlanStep s = {.first = whole ? full : rest, .last = left ? rest : full, .micro_steps = whole + (left > 0)};
     double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
-    Workload update = workload_update(p->shape.model, owned, p->device.value);
+    Workload update = workload_update(p->shape.model, p->shape.optimizer, owned, p->device.value);
     add_work(&s.all, &full, (double)whole);
     add_work(&s.all, &rest, 1);
     add_workload(&s.all, p, &update, 1);

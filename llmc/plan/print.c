@@ -154,6 +154,8 @@ static void print_memory(FILE *f, const Plan *p) {
     double parameters = (double)p->shape.model->flat_count;
     fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
             state.gradients / parameters, state.moments / parameters);
+    if (p->shape.optimizer == OPTIMIZER_MUON && !p->shape.inference)
+        fprintf(f, "  (of two moments: Muon's matrices use one, and their place in the other stays 0)\n");
     if (p->estimate_memory && !p->shape.shard_weights)
         fprintf(f, "  (from the sizes of tensors; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)

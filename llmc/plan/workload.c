@@ -1,11 +1,13 @@
 #include "plan/workload.h"
 
+#include "math/muon.h"
+
 #include <assert.h>
 #include <math.h>
 
 const char *const work_family_names[FAMILIES] = {
-    "matmul, blocks", "matmul, head", "attention",   "LayerNorm, residual",    "GELU", "bias gradients", "loss",
-    "embedding",      "dropout",      "exact norms", "AdamW, norms, clearing",
+    "matmul, blocks", "matmul, head", "attention",   "LayerNorm, residual",     "GELU", "bias gradients", "loss",
+    "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
 // Arithmetic of the kernels that only stream, FLOPs a value, counted from their formulas; an exp, tanh or root as one.
@@ -18,6 +20,7 @@ enum {
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
     DROPOUT_FLOPS = 17, // ten rounds of ten operations for eight elements; shift, mask, comparison, choice, product
+    MUON_FLOPS = 9,     // beside its products: momentum, and the step
 };
 
 static const double accumulator = sizeof(float); // bytes of a gradient
@@ -164,11 +167,38 @@ Workload workload_micro_step(const EngineConfig *shape, double value, double hea
     return w;
 }
 
-Workload workload_update(const Model *model, double owned, double value) {
+// Muon's products for the share of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h): two
+// with the matrix, x (side, longer), and the square of the small one, MUON_STEPS times. Returns their elements.
+static double add_muon(Workload *w, const Model *model, double share, double rounded) {
+    const double fp32 = sizeof(float);
+    double elements = 0;
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        double matrices = (double)tensor_muon_matrices(t);
+        if (matrices == 0) continue;
+        elements += share * (double)t->count;
+        if (t->layer > 0) continue; // all blocks are counted with the first
+        double rows = (double)t->rows, columns = (double)t->columns / matrices, side = fmin(rows, columns);
+        double x = rows * columns, small = side * side;
+        add(w, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
+                      .read = fp32 * (3 * x + 4 * small), .written = fp32 * (x + 3 * small),
+                      .count = MUON_STEPS * matrices * model->config.layers * share});
+    }
+    add(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = MUON_FLOPS * elements,
+                  .read = 5 * fp32 * elements, .written = (3 * fp32 + rounded) * elements, .count = 1});
+    return elements;
+}
+
+Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value) {
     Workload w = {0};
     double all = (double)model->flat_count, fp32 = sizeof(float), rounded = value < fp32 ? value : 0;
+    double share = owned / all;
     add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .written = fp32 * all, .count = 1}); // clearing
     add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = 2 * all, .read = fp32 * all, .count = 1});
+    if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&w, model, share, rounded);
+    if (optimizer == OPTIMIZER_LAMB) // the direction and its norm, before the step
+        add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = (ADAMW_FLOPS + 4) * owned,
+                       .read = 4 * fp32 * owned, .count = 1});
     // weight, two moments and gradient in; weight, moments and the rounded copy out (Loshchilov and Hutter 2019)
     add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned, .read = 4 * fp32 * owned,
                    .written = (3 * fp32 + rounded) * owned, .count = 1});

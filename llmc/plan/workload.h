@@ -42,8 +42,8 @@ enum { WORK_MAX = 64 };
 // Kernels, and the sizes that they were counted from.
 typedef struct {
     double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
-    double value;            // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
-    double head_bytes;       // largest chunk of logits
+    double value;                // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
+    double head_bytes;           // largest chunk of logits
     Recompute recompute;
     bool drops;
     ExactNorms exact;
@@ -54,5 +54,5 @@ typedef struct {
 // A micro-step: forward, loss and backward.
 Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact);
 
-// What a step does once: clearing and norms of all gradients, and AdamW over `owned` parameters.
-Workload workload_update(const Model *model, double owned, double value);
+// What a step does once: clearing and norms of all gradients, and the optimizer's step over `owned` parameters.
+Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value);

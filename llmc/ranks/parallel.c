@@ -10,7 +10,10 @@ Share parallel_share(int64_t rows, int rank, int ranks) {
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-static Range own_part(const Parallel *p, Range range) { return transport_part(range, p->comm->rank, p->comm->ranks); }
+static Range part_of_bucket(const Parallel *p, int i, int rank) {
+    if (p->config.optimizer == OPTIMIZER_MUON) return transport_whole_part(p->model, i, rank, p->comm->ranks);
+    return transport_part(model_bucket(p->model, i), rank, p->comm->ranks);
+}
 
 // The first rank's share is never shorter than another's.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
@@ -24,7 +27,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
-    for (int i = 0; i < p->buckets; i++) p->owned[i] = own_part(p, model_bucket(model, i));
+    for (int i = 0; i < p->buckets; i++) p->owned[i] = part_of_bucket(p, i, comm->rank);
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
@@ -60,7 +63,9 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
     if (p->shard_weights) watch_weights(p);
-    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), engine_stream(engine), e);
+    const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
+    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
+                          e);
 }
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
@@ -72,7 +77,7 @@ static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes,
 }
 
 static int gather_weights(Parallel *p, int i, Error *e) {
-    if (p->shard_weights) TRY(engine_own_weights(p->engine, p->owned[i], e));
+    if (p->shard_weights && range_length(p->owned[i])) TRY(engine_own_weights(p->engine, p->owned[i], e));
     return gather(p, i, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e);
 }
 
@@ -258,19 +263,28 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
+// LAMB's norms of whole tensors.
+static int trust(Parallel *p, const UpdateConfig *update, Error *e) {
+    if (!p->buckets) return engine_trust(p->engine, (Range){0, p->model->flat_count}, update, e);
+    for (int i = 0; i < p->buckets; i++) TRY(engine_trust(p->engine, p->owned[i], update, e));
+    return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_TRUST, 0), 2 * p->model->tensor_count, e);
+}
+
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
+    if (p->config.optimizer == OPTIMIZER_LAMB) TRY(trust(p, update, e));
     if (!p->buckets) return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// One message: loss, stop, save, |s_r|^2, and the examples' squared norms by tensor.
+// One message: losses, stop, save, |s_r|^2, and the examples' squared norms by tensor.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { LOSS, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
+    enum { LOSS, NLL, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, count = EXAMPLE_SQ + tensors;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
     values[LOSS] = result->loss_sum;
+    values[NLL] = result->nll_sum;
     values[STOP] = sums->stop;
     values[SAVE] = sums->save;
     values[RANK_SQ] = 0;
@@ -280,6 +294,7 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     }
     int code = comm_sum(p->comm, values, count, e);
     result->loss_sum = values[LOSS];
+    result->nll_sum = values[NLL];
     sums->stop = values[STOP] > 0;
     sums->save = values[SAVE] > 0;
     sums->rank_sq = values[RANK_SQ];
@@ -402,7 +417,7 @@ static int64_t place_of(const Parallel *p, const float *values) {
 }
 
 static Range part_of(const Parallel *p, Range range, int bucket, int rank) {
-    return range_overlap(range, transport_part(model_bucket(p->model, bucket), rank, p->comm->ranks));
+    return range_overlap(range, part_of_bucket(p, bucket, rank));
 }
 
 // Stores this rank's parts at their places among the values of the range.
@@ -477,8 +492,7 @@ enum { COPIED = sizeof copied / sizeof *copied };
 
 static size_t share_elements(const Parallel *p, int rank) {
     size_t sum = 0;
-    for (int i = 0; i < p->buckets; i++)
-        sum += range_length(transport_part(model_bucket(p->model, i), rank, p->comm->ranks));
+    for (int i = 0; i < p->buckets; i++) sum += range_length(part_of_bucket(p, i, rank));
     return sum;
 }
 
@@ -521,7 +535,7 @@ int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *va
         size_t place = 0;
         for (int k = 0; copied[k] != kind; k++) place += share_elements(p, r);
         for (int i = 0; i < p->buckets; i++) {
-            Range whole = transport_part(model_bucket(p->model, i), r, p->comm->ranks);
+            Range whole = part_of_bucket(p, i, r);
             Range part = range_overlap(range, whole);
             if (range_length(part))
                 TRY(rank_memory_read(&p->copies, r, (place + (part.begin - whole.begin)) * sizeof(float),

@@ -2,7 +2,7 @@
 //
 //   1. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
 //   2. The flat array comes in buckets (model_bucket), the embeddings and a block each. The backward pass completes them
-//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part); rank r owns
+//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part; 6); rank r owns
 //      part r of every bucket.
 //   3. When a bucket is final on a rank its reduction starts, while the backward pass computes the blocks before it. The
 //      engine chooses the moment. Each rank takes the norms of what it owns; their sums by tensor are the batch's.
@@ -10,6 +10,8 @@
 //   5. The order of summation follows --reduce, never --zero: every stage reduces the same buckets in the same order and
 //      takes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up its
 //      micro-steps, and the ranks' sums are added once, in the last micro-step.
+//   6. Muon needs a block's matrices as a whole: the blocks are cut before matrices then (transport_whole_part). LAMB's
+//      trust ratios are of whole tensors: each rank takes the norms of what it owns, and their sums count, at every stage.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  every rank gets all gradients and updates all weights: moments everywhere
@@ -41,6 +43,7 @@ Share parallel_share(int64_t rows, int rank, int ranks);
 typedef struct {
     ZeroStage zero;
     ReduceCadence reduce;
+    Optimizer optimizer;
     int micro_batch;   // rows of a micro-step, at most
     int64_t batch_max; // rows of a step over all ranks, at most
     const TransportApi *transport;

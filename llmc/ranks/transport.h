@@ -2,7 +2,7 @@
 // functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
 // transport_nccl.cu (NCCL on a stream of its own) for the CUDA engine.
 //
-// A bucket is a range of the flat arrays, cut into one part a rank (transport_part).
+// A bucket is a range of the flat arrays, cut into one part a rank (transport_part), in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer starts after all work that the engine queued before the call.
 //   2. wait_for makes the engine's later work wait for the first transfers.
 //   3. All ranks start the same transfers in the same order.
@@ -37,14 +37,24 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
+// The same where a block's four matrices each stay whole, for Muon: the block is cut before some of them, and each piece
+// belongs to one rank. Of more than four ranks those of the next block are the next four; of two ranks each has the larger
+// piece, 8 C^2 and 4 C^2, of every other block. The embeddings are cut as above.
+Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
+
+// The rank that has most of the model then.
+int transport_fullest_rank(const Model *model, int ranks);
+
 typedef struct {
     // Chooses this rank's device, by its number on this machine, before the engine is created. All ranks together; an
     // error is settled. ERR_UNAVAILABLE where a rank has no GPU that it can use, or two have the same. NULL: nothing to
     // choose.
     int (*device)(Comm *comm, Error *e);
 
-    // largest: elements of the largest bucket, for which it takes memory. stream: engine_stream's. All ranks together.
-    int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e);
+    // largest: elements of the largest bucket, for which it takes memory. whole: of this model, matrices stay whole; NULL:
+    // they do not. stream: engine_stream's. All ranks together.
+    int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
+                  Error *e);
     void (*destroy)(Transport *t);
 
     // values: the bucket's gradients on this rank. The sum over ranks of this rank's part is written to its place.

@@ -19,7 +19,8 @@ typedef struct {
 
 struct Transport {
     Comm *comm;
-    MPI_Comm mpi; // apart from the control messages
+    const Model *whole; // NULL: matrices are cut
+    MPI_Comm mpi;       // apart from the control messages
     MPI_Op add_bf16;
     WireType wire;
     Pending *pending; // those under way, after pending_done that have ended
@@ -38,7 +39,8 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
+                  Error *e) {
     (void)stream; // host memory comes and goes with each work
     if (largest > INT_MAX) {
         comm_settle(comm);
@@ -49,6 +51,7 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, vo
     Transport *t = *out;
     t->comm = comm;
     t->wire = wire;
+    t->whole = whole;
     t->mpi = MPI_COMM_NULL;
     t->add_bf16 = MPI_OP_NULL;
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // with its error handler
@@ -60,6 +63,11 @@ static void pending_free(Pending *p) {
     memory_free(p->sent);
     memory_free(p->received);
     memory_free(p->counts);
+}
+
+static Range part_of(const Transport *t, Range bucket, int r) {
+    if (!t->whole) return transport_part(bucket, r, t->comm->ranks);
+    return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
 // A place in the list of what is under way, with the bucket's parts.
@@ -78,19 +86,15 @@ static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
     *out = &t->pending[t->pending_count++];
     **out = (Pending){.request = MPI_REQUEST_NULL, .counts = counts, .places = counts + ranks};
     for (int r = 0; r < ranks; r++) {
-        Range part = transport_part(bucket, r, ranks);
+        Range part = part_of(t, bucket, r);
         counts[r] = (int)range_length(part);
         counts[ranks + r] = (int)(part.begin - bucket.begin);
     }
     return 0;
 }
 
-static Range own_part(const Transport *t, Range bucket) {
-    return transport_part(bucket, t->comm->rank, t->comm->ranks);
-}
-
 static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
-    Range part = own_part(t, bucket);
+    Range part = part_of(t, bucket, t->comm->rank);
     size_t all = range_length(bucket);
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);

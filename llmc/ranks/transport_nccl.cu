@@ -132,7 +132,10 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-static int create(Transport **out, Comm *comm, WireType wire, size_t largest, void *stream, Error *e) {
+// Its parts are equal: the CUDA engine has no Muon.
+static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
+                  Error *e) {
+    assert(!whole), (void)whole;
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: transfers, which need few multiprocessors, before the engine's kernels

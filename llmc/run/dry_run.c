@@ -13,9 +13,10 @@ static void existing_part(char *path) {
     }
 }
 
-// Rank 0's share of what `ranks` ranks keep; no rank is started.
+// The share of what `ranks` ranks keep that rank 0 has, or with Muon the fullest rank; no rank is started.
 static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
+    if (setup->options.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, position, &comm, e));
     setup->parallel.comm = NULL; // which is local
     return 0;

@@ -5,6 +5,8 @@
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
 //                      except that of --prompt @FILE
 //
+// loss is what is optimised; with label smoothing loss_nll, without it, follows.
+//
 // gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are written after steps that
 // measured the norms of all tensors and were not skipped; averages over such steps, five times longer than gns_ln's. But
 // where the ramp follows gns_total (every step exact), that is an average as long as gns_ln's. gns_ratio is the ramp's
@@ -30,16 +32,18 @@ typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats a token, mean over the batch, before the update
+    double nll;                     // the same without label smoothing
     double lr;
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // of this step, until its numbers are known: a GPU's update counts with the next step
     double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
+    bool smoothed;    // with label smoothing: loss and nll differ
     bool skipped;     // an outlier: no update was made
     bool clipped;     // the gradient was longer than --grad-clip
-    bool has_target;  // --ramp gns: the two below are known
+    bool has_target;  // --ramp gns: `target` holds
     RampTarget target;
-    char why[RAMP_WHY_BYTES]; // the batch changes
+    char why[RAMP_WHY_BYTES]; // ramp_why
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 

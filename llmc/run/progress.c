@@ -60,6 +60,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     line_add(line, 100, "step %5lld", (long long)s->step);
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
     line_add(line, 80, "  loss %.4f", s->loss);
+    if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // it had a line of its own
     line_add(line, 70, "  B %lld", (long long)s->batch);
     line_add(line, 48, "%s", s->why);

@@ -7,6 +7,7 @@
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
+#include "options/table.h"
 #include "plan/devices.h"
 
 #include <omp.h>
@@ -136,11 +137,21 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
-// ERR_USAGE where the options ask for what the engine, or a GPU of --device, lacks.
-static int check_has(const Setup *setup, const char *flag, bool asked, bool has, Error *e) {
+// ERR_USAGE where an option asks for what this engine, or a GPU of --device, has not.
+static int check_features(const Setup *setup, Error *e) {
+    char flag[FLAG_BYTES];
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
-    if (!asked || (has && !plan_gpu)) return 0;
-    return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s is not there for GPUs yet", flag);
+    bool train = options_train(&setup->options) || setup->options.dry_run;
+    unsigned features = plan_gpu ? CUDA_FEATURES : setup->engine_api->features;
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        unsigned lacking = option_rows[id].feature & ~features;
+        bool used = train || option_rows[id].used_by;
+        if (!lacking || !used || option_is_zero(&setup->options, (OptionId)id)) continue;
+        option_flag(flag, (OptionId)id);
+        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s: not there for GPUs yet",
+                    flag);
+    }
+    return 0;
 }
 
 static int setup_shape(Setup *setup, Error *e) {
@@ -149,6 +160,7 @@ static int setup_shape(Setup *setup, Error *e) {
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
     TRY(check_zero(setup->engine_api, o, e));
+    TRY(check_features(setup, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -160,11 +172,11 @@ static int setup_shape(Setup *setup, Error *e) {
         .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
+        .optimizer = o->optimizer,
+        .label_smoothing = (float)o->label_smoothing,
         .inference = o->sample_only || o->eval_only,
         .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
-    TRY(check_has(setup, "--dropout", o->dropout > 0, setup->engine_api->has_dropout, e));
-    TRY(check_has(setup, "--document-mask", o->document_mask, setup->engine_api->has_document_mask, e));
     if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     thread_start_team(omp_get_max_threads());
@@ -257,6 +269,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     ParallelConfig config = {
         .zero = o->zero,
         .reduce = o->reduce,
+        .optimizer = o->optimizer,
         .micro_batch = setup->shape.micro_batch,
         .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
         .transport = setup->transport_api,

@@ -347,12 +347,20 @@ static void print_option_changes(FILE *f, bool *changed, const Options *o, const
     }
 }
 
+// The options as JSON, to be deleted.
+static int options_object(const Options *o, cJSON **out, Error *e) {
+    Text text;
+    *out = NULL;
+    TRY(options_text(o, &text, e));
+    *out = cJSON_Parse(text.text);
+    text_free(&text);
+    return *out ? 0 : out_of_memory(e);
+}
+
 static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *changed, Error *e) {
-    Text options;
-    TRY(options_text(&s->options, &options, e));
-    cJSON *now = cJSON_Parse(options.text);
-    text_free(&options);
-    int code = now ? text_begin(changes, e) : out_of_memory(e);
+    cJSON *now;
+    TRY(options_object(&s->options, &now, e));
+    int code = text_begin(changes, e);
     if (!code) {
         const cJSON *ranks = get(io, "ranks");
         print_build_change(changes->f, io->build);
@@ -362,6 +370,38 @@ static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *
         code = text_end(changes, e);
     }
     cJSON_Delete(now);
+    return code;
+}
+
+// Options that make the run (OptionRow.of_run). One that the file lacks was unknown to the build that wrote it, and had its
+// default.
+static int check_of_run(const StateIO *io, const cJSON *was, const cJSON *defaults, const cJSON *now, Error *e) {
+    int code = 0;
+    for (int id = 0; id < OPTION_COUNT && !code; id++) {
+        const cJSON *before = json_get(was, option_rows[id].field), *item = json_get(now, option_rows[id].field);
+        if (!before) before = json_get(defaults, option_rows[id].field);
+        if (!option_rows[id].of_run || cJSON_Compare(before, item, true)) continue;
+        char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
+        option_flag(flag, (OptionId)id);
+        code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->path, flag,
+                    then_text ? then_text : "(none)", now_text ? now_text : "(none)");
+        cJSON_free(then_text);
+        cJSON_free(now_text);
+    }
+    return code;
+}
+
+static int fixed_options(const StateIO *io, const Options *o, Error *e) {
+    Options *by_default;
+    cJSON *now = NULL, *defaults = NULL;
+    TRY(memory_alloc_zero((void **)&by_default, sizeof *by_default, "options", e));
+    options_defaults(by_default);
+    int code = options_object(o, &now, e);
+    if (!code) code = options_object(by_default, &defaults, e);
+    if (!code) code = check_of_run(io, get(io, "options"), defaults, now, e);
+    cJSON_Delete(now);
+    cJSON_Delete(defaults);
+    memory_free(by_default);
     return code;
 }
 
@@ -460,6 +500,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     int code = io_fixed(&io, &r->setup, &r->data, e);
     if (!code) code = io_position(&io, &r->position, e);
     if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
+    if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = check_masks(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);

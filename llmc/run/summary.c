@@ -53,6 +53,11 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     print_shared_shards(f, data);
 }
 
+static void print_optimizer(FILE *f, const Options *o) {
+    if (o->optimizer == OPTIMIZER_LAMB) fprintf(f, "update  LAMB\n");
+    if (o->optimizer == OPTIMIZER_MUON) fprintf(f, "update  Muon for the matrices of the blocks, AdamW for the rest\n");
+}
+
 static void print_length(FILE *f, const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
@@ -105,6 +110,9 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
     if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
         fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
                    "micro-step shards them, in sums of another order\n");
+    if (data->train && setup->shape.label_smoothing > 0)
+        fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
+                setup->options.label_smoothing);
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // larger than bytes: it stands for text
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");
@@ -163,6 +171,7 @@ int print_setup(const Run *r, Error *e) {
     if (r->data.train) {
         print_data(text.f, &r->setup, &r->data);
         print_length(text.f, &r->setup, &r->position);
+        print_optimizer(text.f, &r->setup.options);
     }
     if (r->data.hellaswag) print_hellaswag(text.f, &r->setup, &r->data);
     print_engine(text.f, r);

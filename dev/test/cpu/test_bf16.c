@@ -13,7 +13,7 @@ static double dropout; // of the engines made from here on; above 0 they have th
 
 typedef struct {
     Model model;
-    float *param;
+    float *param, smoothing;
     uint16_t tokens[STEPS * ROWS * (T + 1)];
 } World;
 
@@ -50,7 +50,8 @@ static Engine *engine_of(World *w, Dtype dtype, int threads, Recompute recompute
                            .document_mask = dropout > 0,
                            .separator = 3,
                            .dropout = dropout_of(dropout, 11),
-                           .recompute = recompute};
+                           .recompute = recompute,
+                           .label_smoothing = w->smoothing};
     CHECK(engine_create(&cpu_engine, &engine, &config, &e) == 0, "%s", e.what);
     CHECK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e) == 0, "%s", e.what);
     return engine;
@@ -82,8 +83,8 @@ static double difference(const float *a, const float *b, size_t n) {
 }
 
 // The tolerances are those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
-static void test_step(void) {
-    World w;
+static void check_step(float smoothing) {
+    World w = {.smoothing = smoothing};
     world_open(&w);
     Engine *exact = engine_of(&w, DTYPE_FP32, 1, RECOMPUTE_NONE),
            *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
@@ -103,9 +104,12 @@ static void test_step(void) {
     world_close(&w);
 }
 
+static void test_step(void) { check_step(0); }
+static void test_step_of_smoothed_loss(void) { check_step(0.2f); }
+
 // Threads and recomputation change no bit.
 static void test_same_bits(void) {
-    World w;
+    World w = {0};
     world_open(&w);
     Outcome first = {0};
     for (int i = 0; i < 4; i++) {
@@ -144,7 +148,7 @@ static double train(World *w, Engine *engine) {
 }
 
 static void test_training(void) {
-    World w;
+    World w = {0};
     world_open(&w);
     Engine *exact = engine_of(&w, DTYPE_FP32, 2, RECOMPUTE_NONE),
            *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
@@ -156,7 +160,7 @@ static void test_training(void) {
 
 // Master weights are fp32: what is loaded comes back to the bit, and the kernels read it rounded.
 static void test_weights(void) {
-    World w;
+    World w = {0};
     Error e;
     uint64_t hash[2];
     world_open(&w);
@@ -176,7 +180,7 @@ static void test_weights(void) {
 
 // A text that grows by a token at a time, whose keys and values are kept: the same logits as from its beginning.
 static void test_logits(void) {
-    World w;
+    World w = {0};
     Error e;
     float kept[70], anew[70];
     world_open(&w);
@@ -195,6 +199,7 @@ int main(void) {
         return ERR_SKIPPED;
     }
     RUN(test_step);
+    RUN(test_step_of_smoothed_loss);
     RUN(test_same_bits);
     RUN(test_training);
     dropout = 0.2;

@@ -81,6 +81,13 @@ static double loss_of(const float *x, int n, int target) {
     return log(sum) + top - x[target];
 }
 
+// With label smoothing, in double: the mean over a smoothed target of -log softmax(x).
+static double smoothed_loss_of(const float *x, int n, int target, double smoothing) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += smoothing / n * loss_of(x, n, i);
+    return sum + (1 - smoothing) * loss_of(x, n, target);
+}
+
 // Samples are drawn from the distribution that the loss is taken of, after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
@@ -101,28 +108,36 @@ static void test_logits_after_a_prefix(void) {
 }
 
 // exp of such logits is infinite, or 0, in fp32.
-static void test_large_logits(void) {
+static void check_large_logits(float smoothing) {
     enum { N = 6, V = 61, STRIDE = 128 };
-    float logits[N * STRIDE], before[N * STRIDE], loss[N];
+    float logits[N * STRIDE], before[N * STRIDE], nll[N], loss[N];
     uint16_t target[N];
     for (int i = 0; i < N; i++) {
         target[i] = (uint16_t)(7 * i);
-        loss[i] = NAN;
+        nll[i] = loss[i] = NAN;
         for (int v = 0; v < STRIDE; v++) {
             double level = i % 3 == 0 ? 300 : i % 3 == 1 ? -300 : v % 2 ? 300 : -300;
             logits[i * STRIDE + v] = v < V ? (float)(level + 4 * rng_normal(4, 5, (uint64_t)(i * STRIDE + v))) : NAN;
         }
     }
     memcpy(before, logits, sizeof logits);
-    cross_entropy(loss, logits, target, N, V, STRIDE, 0.5f, DTYPE_FP32);
+    cross_entropy(nll, smoothing > 0 ? loss : NULL, logits, target, N, V, STRIDE, smoothing, 0.5f, DTYPE_FP32);
     for (int i = 0; i < N; i++) {
         const float *x = before + i * STRIDE, *gradient = logits + i * STRIDE;
-        CHECK_CLOSE(loss[i], loss_of(x, V, target[i]), 1e-6, 30.0);
+        CHECK_CLOSE(nll[i], loss_of(x, V, target[i]), 1e-6, 30.0);
+        if (smoothing > 0) CHECK_CLOSE(loss[i], smoothed_loss_of(x, V, target[i], smoothing), 1e-6, 30.0);
+        else CHECK(isnan(loss[i]), "a loss that nobody asked for");
         for (int v = 0; v < STRIDE; v++) {
-            double want = v < V ? 0.5 * (exp(-loss_of(x, V, v)) - (v == target[i])) : 0;
+            double target_share = smoothing / V + (v == target[i] ? 1 - smoothing : 0);
+            double want = v < V ? 0.5 * (exp(-loss_of(x, V, v)) - target_share) : 0;
             CHECK_CLOSE(gradient[v], want, 1e-5, 0.1);
         }
     }
+}
+
+static void test_large_logits(void) {
+    check_large_logits(0);
+    check_large_logits(0.3f);
 }
 
 // The largest logit is the last, <|endoftext|>'s, beyond the last whole vector.
@@ -131,7 +146,7 @@ static void test_large_last_logit(void) {
     float logits[V] = {0}, loss;
     const uint16_t last = V - 1;
     logits[V - 1] = 120; // exp: infinite in fp32
-    cross_entropy(&loss, logits, &last, 1, V, V, 1, DTYPE_FP32);
+    cross_entropy(&loss, NULL, logits, &last, 1, V, V, 0, 1, DTYPE_FP32);
     CHECK(fabsf(loss) < 1e-6f, "%g", loss);
 }
 

@@ -132,7 +132,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
     Error e = {};
     Outcome o = {NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
                  take<double>(w->model.tensor_count)};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, 0};
     CHECK_OK(api->begin_step(engine, &e), &e);
     for (int b = 0; b < rows; b += micro_batch) {
         int n = rows - b < micro_batch ? rows - b : micro_batch;

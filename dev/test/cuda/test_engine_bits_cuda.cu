@@ -261,7 +261,7 @@ static void test_ranges(void) {
     check_same_bits(&w, a, b, "update in pieces");
     double *sum = take<double>(w.model.tensor_count);
     for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
-    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL};
+    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL, 0};
     for (int i = 0; i < 3; i++) {
         CHECK_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e), &e);
         CHECK_OK(gpu.result(b, &r, &e), &e);

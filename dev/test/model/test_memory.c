@@ -116,6 +116,9 @@ static void test_training_plan(void) {
             c.document_mask = true, c.dropout.below = 1; // positions; masks are not kept
             CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + whole(2 * n.N));
             c.document_mask = false, c.dropout.below = 0;
+            c.label_smoothing = 0.1f; // losses without it too
+            CHECK_BYTES(planned(&c, "activations"), activations + of_floats(n.N));
+            c.label_smoothing = 0;
         }
         model_destroy(&model);
     }

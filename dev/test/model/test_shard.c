@@ -203,7 +203,7 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
 
 // Engines of one device take turns: this one has had its own.
 static int turn_ends(World *w, Engine *engine, Error *e) {
-    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
     return engine_result(engine, &ignored, e);
 }
 
@@ -250,12 +250,12 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) 
 static void check_norms(World *w) {
     Error e = {0};
     size_t tensors = (size_t)w->model.tensor_count;
-    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
     double sum[200] = {0};
     CHECK_OK(engine_result(w->whole, &want, &e), &e);
     for (int r = 0; r < RANKS; r++) {
         double grad_sq[200], example_sq[200];
-        StepResult got = {NAN, grad_sq, example_sq, w->spare};
+        StepResult got = {NAN, grad_sq, example_sq, w->spare, 0};
         CHECK_OK(engine_result(w->rank[r].engine, &got, &e), &e);
         CHECK(got.loss_sum == want.loss_sum, "loss %.9g, not %.9g", got.loss_sum, want.loss_sum);
         CHECK(memcmp(example_sq, w->example_sq, tensors * sizeof(double)) == 0, "rank %d: examples' norms differ", r);
@@ -350,7 +350,7 @@ static void test_collected_micro_steps(void) {
     double squares[200] = {0};
     CHECK_OK(rank_begin_step(rank, &e), &e);
     for (int m = 0, row = 0; m < 2; row += rows[m++]) {
-        StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq};
+        StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq, 0};
         CHECK_OK(engine_begin_step(w.whole, &e), &e);
         CHECK_OK(engine_micro_step(w.whole, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
         CHECK_OK(engine_rank_norms(w.whole, all_of(&w), &e), &e);
@@ -361,7 +361,7 @@ static void test_collected_micro_steps(void) {
         CHECK_OK(rank_micro_step(rank, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
         CHECK_OK(turn_ends(&w, rank->engine, &e), &e);
     }
-    StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq};
+    StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq, 0};
     CHECK_OK(rank_norms(rank, &e), &e);
     CHECK_OK(engine_result(rank->engine, &r, &e), &e);
     CHECK_OK(engine_store(rank->engine, STATE_GRAD, all_of(&w), w.y, &e), &e);
@@ -405,7 +405,7 @@ static void depart(Arrivals *a) {
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     Error e = {0};
-    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq};
+    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
     uint64_t hash = 0;
     for (int i = 0; i < READERS; i++) {
         if (a) depart(a);

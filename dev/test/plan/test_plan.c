@@ -90,8 +90,17 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
     // logits read and written in place
     CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
-    Workload update = workload_update(&model, (double)model.flat_count, 2);
-    CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * (double)model.flat_count, 1e-12, 0);
+    double flat = (double)model.flat_count;
+    Workload update = workload_update(&model, OPTIMIZER_ADAMW, flat, 2);
+    CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
+    Workload lamb = workload_update(&model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
+    CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
+    // five steps: q, k, v and proj are C x C: 6 C^3; fc and fcproj 4 C x C: 18 C^3
+    Workload muon = workload_update(&model, OPTIMIZER_MUON, flat / 4, 2);
+    double products = 0;
+    for (int i = 0; i < muon.count; i++)
+        if (muon.work[i].kind == WORK_MATMUL) products += muon.work[i].count * muon.work[i].flops;
+    CHECK_CLOSE(products, L / 4 * 5 * (4 * 6 + 2 * 18) * C * C * C, 1e-12, 0);
     model_destroy(&model);
 }
 

@@ -1,5 +1,5 @@
-// What the transport between CPU ranks refuses before it asks anything of MPI. That it carries what it should is
-// test_ranks.sh's.
+// What the transport between CPU ranks refuses before it asks anything of MPI, and how matrices are shared that stay
+// whole. That it carries what it should is test_ranks.sh's.
 #include "ranks/transport.h"
 #include "../test.h"
 
@@ -12,13 +12,59 @@ static void test_too_large_a_bucket(void) {
     Error e = {0};
     const TransportApi *api = TRANSPORT_OR_NULL(mpi_transport);
     if (!api) SKIP("a build without MPI has no transport");
-    int code = api->create(&t, &comm, WIRE_FP32, (size_t)INT_MAX + 1, NULL, &e);
+    int code = api->create(&t, &comm, WIRE_FP32, (size_t)INT_MAX + 1, NULL, NULL, &e);
     CHECK_ERROR(code, &e, ERR_USAGE, "2147483648 elements");
     CHECK(comm.settled, "every rank would tell it");
     if (t) api->destroy(t);
 }
 
+// The parts of a bucket follow each other and make it; a block's matrices each lie in one of them.
+static size_t check_parts(const Model *model, int bucket, int ranks, size_t *shares) {
+    Range whole = model_bucket(model, bucket);
+    size_t end = whole.begin, cut = 0;
+    for (int r = 0; r < ranks; r++) {
+        Range part = transport_whole_part(model, bucket, r, ranks);
+        CHECK(part.begin == end && part.end >= part.begin, "%d ranks, bucket %d: part %d begins at %zu, not %zu", ranks,
+              bucket, r, part.begin, end);
+        end = part.end;
+        shares[r] += range_length(part);
+        for (int k = 0; k < model->tensor_count; k++) {
+            size_t here = range_length(range_overlap(part, tensor_range(&model->tensors[k])));
+            cut += tensor_muon_matrices(&model->tensors[k]) && here && here < model->tensors[k].count;
+        }
+    }
+    CHECK(end == whole.end, "%d ranks, bucket %d: ends at %zu, not %zu", ranks, bucket, end, whole.end);
+    return cut;
+}
+
+static void test_whole_matrices(void) {
+    enum { RANKS = 20, LAYERS = 12 };
+    // the largest share of the blocks, over the mean: as the sizes 3, 1, 4 and 4 of a block's matrices allow
+    static const double uneven[RANKS + 1] = {[1] = 1, [2] = 1, [3] = 1, [4] = 4.0 / 3, [8] = 4.0 / 3, [5] = 1.25};
+    for (int layers = 1; layers <= LAYERS; layers++) {
+        Model model;
+        Error e = {0};
+        CHECK_OK(model_create(&model, &(ModelConfig){layers, 2, 128, 61, 13}, &e), &e);
+        for (int ranks = 1; ranks <= RANKS; ranks++) {
+            size_t shares[RANKS] = {0}, embeddings[RANKS] = {0}, most = 0;
+            check_parts(&model, 0, ranks, embeddings);
+            for (int i = 1; i <= layers; i++)
+                CHECK(check_parts(&model, i, ranks, shares) == 0, "%d ranks, block %d: a matrix is cut", ranks, i - 1);
+            int fullest = transport_fullest_rank(&model, ranks);
+            for (int r = 0; r < ranks; r++) most = size_max(most, shares[r]);
+            for (int r = 0; r < ranks; r++)
+                CHECK(shares[r] + embeddings[r] <= shares[fullest] + embeddings[fullest], "%d is fuller than %d", r,
+                      fullest);
+            double mean = (double)(model.flat_count - model_bucket(&model, 0).end) / ranks;
+            if (layers == LAYERS && uneven[ranks] > 0)
+                CHECK((double)most / mean < uneven[ranks] + 0.02, "%d ranks: %.3f", ranks, (double)most / mean);
+        }
+        model_destroy(&model);
+    }
+}
+
 int main(void) {
+    RUN(test_whole_matrices);
     RUN(test_too_large_a_bucket);
     return test_summary();
 }

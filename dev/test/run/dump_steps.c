@@ -3,7 +3,8 @@
 //
 //     tokens               I32 (steps, B, T + 1)
 //     param0/NAME          F32, before, and paramN/NAME after all steps
-//     loss, loss_eval      F64 (B), L_b in step 1: of single-row steps, and the mean of engine_eval's row
+//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean of
+//                          engine_eval's row, which is without it
 //     grad/NAME            F32, mean over the batch of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
@@ -25,6 +26,8 @@ typedef struct {
     ModelConfig config;
     int seq_len, batch, micro_batch;
     double grad_clip, weight_decay, eps;
+    float smoothing;
+    Optimizer optimizer;
     double dropout;
     int separator; // of documents; -1: none
 } Case;
@@ -34,16 +37,18 @@ typedef struct {
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, -1},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, -1},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0, -1},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0, -1},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, -1},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0, -1},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, -1},
-    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0.2, -1},
-    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, 3},
-    {"documents_drop_l2_c32_v7_t33_b3", {2, 2, 32, 7, 33}, 33, 3, 2, 1.0, 0.1, 1e-8, 0.25, 6},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW, 0, -1},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW, 0, -1},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW, 0, -1},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
+    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB, 0, -1},
+    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON, 0, -1},
+    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1},
+    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, 3},
+    {"documents_drop_l2_c32_v7_t33_b3", {2, 2, 32, 7, 33}, 33, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.25, 6},
 };
 
 enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
@@ -56,13 +61,13 @@ typedef struct {
     UpdateConfig update;
     Schedule schedule;
     uint64_t seed;
-    uint16_t *tokens;           // (STEPS, B, T + 1)
-    float *before, *after;      // parameters, flat
-    float *grad;                // mean over the batch in step 1, flat
-    double *grad_sq;            // a tensor
-    double *example_sq;         // (tensors, B)
-    double *sum_exact, *sum_ln; // a tensor
-    double *loss, *loss_eval;   // (B)
+    uint16_t *tokens;               // (STEPS, B, T + 1)
+    float *before, *after;          // parameters, flat
+    float *grad;                    // mean over the batch in step 1, flat
+    double *grad_sq;                // a tensor
+    double *example_sq;             // (tensors, B)
+    double *sum_exact, *sum_ln;     // a tensor
+    double *loss, *nll, *loss_eval; // (B)
     double losses[STEPS], padding_max;
 } Dump;
 
@@ -75,6 +80,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                                .beta2 = 0.95,
                                .eps = c->eps,
                                .weight_decay = c->weight_decay,
+                               .momentum = 0.9,
                                .grad_clip = c->grad_clip,
                                .batch = c->batch};
     d->schedule = (Schedule){SCHEDULE_COSINE, 3e-3, 3.5 * tokens_per_step, (STEPS - 1) * tokens_per_step, 0.1};
@@ -82,8 +88,8 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
     size_t flat = d->model.flat_count, tensors = (size_t)d->model.tensor_count, B = (size_t)c->batch;
     float **floats[] = {&d->before, &d->after, &d->grad};
     for (size_t i = 0; i < 3; i++) TRY(memory_alloc((void **)floats[i], flat * sizeof(float), "parameters", e));
-    double **doubles[] = {&d->grad_sq, &d->sum_exact, &d->sum_ln, &d->example_sq, &d->loss, &d->loss_eval};
-    for (size_t i = 0; i < 6; i++) TRY(memory_alloc((void **)doubles[i], tensors * B * sizeof(double), "norms", e));
+    double **doubles[] = {&d->grad_sq, &d->sum_exact, &d->sum_ln, &d->example_sq, &d->loss, &d->nll, &d->loss_eval};
+    for (size_t i = 0; i < 7; i++) TRY(memory_alloc((void **)doubles[i], tensors * B * sizeof(double), "norms", e));
     size_t count = (size_t)STEPS * B * (size_t)(c->seq_len + 1);
     TRY(memory_alloc((void **)&d->tokens, count * sizeof *d->tokens, "tokens", e));
     small_tokens(c->config.vocab, seed, count, d->tokens);
@@ -94,7 +100,9 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .gns = GNS_EXACT,
                            .document_mask = c->separator >= 0,
                            .separator = (uint16_t)c->separator,
-                           .dropout = dropout_of(c->dropout, seed)};
+                           .dropout = dropout_of(c->dropout, seed),
+                           .optimizer = c->optimizer,
+                           .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
 }
@@ -102,14 +110,15 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
 static void dump_destroy(Dump *d) {
     engine_destroy(d->engine);
     model_destroy(&d->model);
-    void *all[] = {d->tokens,    d->before, d->after,      d->grad, d->grad_sq,
-                   d->sum_exact, d->sum_ln, d->example_sq, d->loss, d->loss_eval};
+    void *all[] = {d->tokens, d->before,     d->after, d->grad, d->grad_sq,  d->sum_exact,
+                   d->sum_ln, d->example_sq, d->loss,  d->nll,  d->loss_eval};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-// Forward and backward over some rows; what comes out goes to loss_sum, grad_sq and example_sq (a tensor each).
-static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *grad_sq,
-                   double *example_sq, Error *e) {
+// Forward and backward over some rows; what comes out goes to loss_sum, nll_sum (NULL: unwanted), grad_sq and example_sq
+// (a tensor each).
+static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
+                   double *grad_sq, double *example_sq, Error *e) {
     StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq};
     for (int k = 0; k < d->model.tensor_count; k++) grad_sq[k] = example_sq[k] = NAN;
     engine_examples(d->engine, FIRST_EXAMPLE + (uint64_t)(tokens - d->tokens) / (uint64_t)(d->c->seq_len + 1));
@@ -117,6 +126,7 @@ static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, doub
     TRY(engine_norms(d->engine, all_of(&d->model), e));
     TRY(engine_result(d->engine, &result, e));
     *loss_sum = result.loss_sum;
+    if (nll_sum) *nll_sum = result.nll_sum;
     return 0;
 }
 
@@ -126,7 +136,7 @@ static int measure_examples(Dump *d, Error *e) {
     float *token_loss = d->grad; // (T); a gradient comes here later
     for (int b = 0; b < B; b++) {
         const uint16_t *row = d->tokens + (size_t)b * (size_t)(T + 1);
-        TRY(measure(d, row, 1, GNS_EXACT, &d->loss[b], d->grad_sq, d->sum_exact, e));
+        TRY(measure(d, row, 1, GNS_EXACT, &d->loss[b], &d->nll[b], d->grad_sq, d->sum_exact, e));
         for (int k = 0; k < d->model.tensor_count; k++)
             d->example_sq[(size_t)k * (size_t)B + (size_t)b] = d->sum_exact[k];
         TRY(engine_eval(d->engine, row, 1, T, token_loss, e));
@@ -139,8 +149,8 @@ static int measure_examples(Dump *d, Error *e) {
 // The batched step without its update: gradient and sums of norms, in both modes.
 static int measure_batch(Dump *d, Error *e) {
     double loss;
-    TRY(measure(d, d->tokens, d->c->batch, GNS_LN, &loss, d->grad_sq, d->sum_ln, e));
-    TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, d->grad_sq, d->sum_exact, e));
+    TRY(measure(d, d->tokens, d->c->batch, GNS_LN, &loss, NULL, d->grad_sq, d->sum_ln, e));
+    TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, NULL, d->grad_sq, d->sum_exact, e));
     TRY(engine_store(d->engine, STATE_GRAD, all_of(&d->model), d->grad, e));
     for (size_t i = 0; i < d->model.flat_count; i++) d->grad[i] /= (float)d->c->batch;
     return 0;
@@ -155,10 +165,11 @@ static int train(Dump *d, Error *e) {
     for (int step = 1; step <= STEPS; step++) {
         const uint16_t *rows = d->tokens + (size_t)(step - 1) * (size_t)d->c->batch * (size_t)(d->c->seq_len + 1);
         double loss_sum;
-        TRY_GOTO(measure(d, rows, d->c->batch, GNS_OFF, &loss_sum, scratch, scratch + tensors, e));
+        TRY_GOTO(measure(d, rows, d->c->batch, GNS_OFF, &loss_sum, NULL, scratch, scratch + tensors, e));
         d->losses[step - 1] = loss_sum / d->c->batch;
         d->update.step = step;
         d->update.lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        if (d->c->optimizer == OPTIMIZER_LAMB) TRY_GOTO(engine_trust(d->engine, all_of(&d->model), &d->update, e));
         TRY_GOTO(engine_update(d->engine, all_of(&d->model), &d->update, e));
     }
     TRY_GOTO(engine_store(d->engine, STATE_PARAM, all_of(&d->model), d->after, e));
@@ -207,6 +218,7 @@ static int put_flat(File *f, const char *group, const Tensor *t, const float *fl
 static int put_all(File *f, const Dump *d, Error *e) {
     uint64_t B = (uint64_t)d->c->batch;
     TRY(put_doubles(f, "loss", "", d->loss, B, e));
+    TRY(put_doubles(f, "nll", "", d->nll, B, e));
     TRY(put_doubles(f, "loss_eval", "", d->loss_eval, B, e));
     TRY(put_doubles(f, "losses", "", d->losses, STEPS, e));
     TRY(put_doubles(f, "padding_max", "", &d->padding_max, 0, e));
@@ -249,6 +261,9 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"batch", c->batch},
         {"micro_batch", c->micro_batch},
         {"steps", STEPS},
+        {"label_smoothing", c->smoothing},
+        {"optimizer", c->optimizer},
+        {"momentum", d->update.momentum},
         {"lr", d->schedule.lr},
         {"beta1", d->update.beta1},
         {"beta2", d->update.beta2},

@@ -93,15 +93,15 @@ a_document_mask_is_refused() {
     refused 'm0/step_00000020/state.json: this run has no --document-mask, the command has' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
         refused 'm1/step_00000020/state.json: this run has --document-mask, the command has not' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1 &&
-        refused '--document-mask is not there for GPUs yet' none --tokenizer lines --document-mask --steps 1 --dry-run --device H200
+        refused '--document-mask: not there for GPUs yet' none --tokenizer lines --document-mask --steps 1 --dry-run --device H200
 }
 windows_shift() { # by epoch: another run, and the same on resuming
     local text="--epochs 3 --micro-batch 50 --lr 3e-3 --threads 1 --checkpoint-every 5 --keep 0"
     head -c 6000 text.txt > few.txt && "$tokenize" --tokenizer bytes --out few few.txt > few.log || return 1
     local small="--train few_train_*.bin ${small#* * }"
-    run s0 $text && run s1 $text --shift-windows && ! same_weights s0 s1 > /dev/null && grep -q '"shift_windows": true' s1/run.json || return 1
-    cp -r s1 s2 && rm -r "$(newest_checkpoint s2)" && run s2 $text --shift-windows && grep -q '^resuming' s2.log && same_weights s1 s2 &&
-        refused 's1/step_[0-9]*/state.json: this run has --shift-windows, the command has not' s1 $text
+    run shift0 $text && run shift1 $text --shift-windows && ! same_weights shift0 shift1 > /dev/null && grep -q '"shift_windows": true' shift1/run.json || return 1
+    cp -r shift1 shift2 && rm -r "$(newest_checkpoint shift2)" && run shift2 $text --shift-windows && grep -q '^resuming' shift2.log && same_weights shift1 shift2 &&
+        refused 'shift1/step_[0-9]*/state.json: this run has --shift-windows, the command has not' shift1 $text
 }
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }

@@ -233,6 +233,51 @@ static void test_dropout(void) {
     CHECK(!same_file("drop/step_00000010/model.safetensors", "whole/step_00000010/model.safetensors"), "nothing drops");
 }
 
+// The first number of that name in a file; NaN: none.
+static double number_of(const char *path, const char *name) {
+    size_t bytes;
+    char *text = read_text(path, &bytes);
+    double x = value_in(text, path_of("\"%s\": ", name));
+    memory_free(text);
+    return x;
+}
+
+// Without a learning rate: loss_nll and the validation are those of the run without smoothing.
+static void test_label_smoothing(void) {
+#define TWO SMALL "--lr 0 --steps 2 --val val.bin --val-every 1 --micro-batch 4 --out "
+    CHECK(trainer_run(TWO "plain") == 0, "%s", log_tail());
+    CHECK(trainer_run(TWO "smooth --label-smoothing 0.25") == 0, "%s", log_tail());
+    CHECK(log_mentions("note: the loss has --label-smoothing 0.25") && log_mentions("  nll "), "%s", log_tail());
+    double loss = number_of("plain/metrics.jsonl", "loss"), val = number_of("plain/metrics.jsonl", "val_loss");
+    CHECK(number_of("smooth/metrics.jsonl", "loss_nll") == loss, "loss_nll is not %g", loss);
+    CHECK(number_of("smooth/metrics.jsonl", "val_loss") == val, "val_loss is not %g", val);
+    CHECK(fabs(number_of("smooth/metrics.jsonl", "loss") - loss) > 1e-4, "the loss is not smoothed");
+    CHECK(isnan(number_of("plain/metrics.jsonl", "loss_nll")) &&
+              file_mentions("smooth/run.json", "\"label_smoothing\": 0.25"),
+          "the logs");
+    trainer.engine.features = 0; // an engine without
+    CHECK(trainer_run(TWO "no --label-smoothing 0.25") == ERR_USAGE && !directory_exists("no") &&
+              log_mentions("--label-smoothing: not there for GPUs yet"),
+          "%s", log_tail());
+    CHECK(trainer_run(TWO "no --label-smoothing 0") == 0, "%s", log_tail());
+    trainer.engine = cpu_engine;
+    CHECK(trainer_run("train_gpt2 --dry-run --model d1 --device H200 --optimizer muon") == ERR_USAGE, "%s", log_tail());
+    CHECK(trainer_run("train_gpt2 --dry-run --model d1 --device H200") == 0, "%s", log_tail());
+}
+
+// An engine without masks refuses them.
+static void test_engine_without_masks(void) {
+    trainer.engine.features &= ~(unsigned)(FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK);
+    int code = trainer_run("--train-tokens 900 --out lacking --dropout 0.2");
+    CHECK(code == ERR_USAGE && log_mentions("error: --dropout: not there for GPUs yet. leave it out"), "%d: %s", code,
+          log_tail());
+    code = trainer_run("--train-tokens 900 --out lacking --document-mask");
+    CHECK(code == ERR_USAGE && log_mentions("error: --document-mask: not there for GPUs yet"), "%d: %s", code,
+          log_tail());
+    CHECK(trainer_run("--train-tokens 900 --out lacking") == 0, "%s", log_tail());
+    trainer.engine = cpu_engine;
+}
+
 // Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
 static void hide_fields(const char *checkpoint, const char *const *fields) {
     size_t bytes;
@@ -263,6 +308,33 @@ static int run_without(const char *const *fields) {
     copy_part();
     hide_fields("part/step_00000010", fields);
     return run_part();
+}
+
+// Options that make a run may not change. In a file that lacks one it had its default.
+static void check_option_of_run(const char *given, const char *other, const char *field, const char *said) {
+    remove_tree("ofrun");
+    CHECK(trainer_run(SMALL "--steps 12 --out ofrun --checkpoint-every 5 --keep 0 %s", given) == 0, "%s", log_tail());
+    remove_tree("part");
+    copy_tree("ofrun/step_00000005", "part/step_00000005");
+    copy_file("ofrun/metrics.jsonl", "part/metrics.jsonl");
+    int code = trainer_run(SMALL "--steps 12 --out part %s", other);
+    CHECK(code == ERR_USAGE && log_mentions(said), "%s: exit code %d: %s", other, code, log_tail());
+    CHECK(trainer_run(SMALL "--steps 12 --out part --checkpoint-every 5 %s", given) == 0, "%s", log_tail());
+    check_same_end("ofrun", "part", given);
+    hide_fields("ofrun/step_00000012", (const char *[]){field, NULL});
+    code = trainer_run(SMALL "--steps 13 --out ofrun %s", given);
+    CHECK(code == ERR_USAGE, "without %s: exit code %d: %s", field, code, log_tail());
+    code = trainer_run(SMALL "--steps 13 --out ofrun"); // as by default
+    CHECK(code == 0, "without %s: exit code %d: %s", field, code, log_tail());
+}
+
+static void test_options_of_a_run(void) {
+    check_option_of_run("--label-smoothing 0.1", "", "options.label_smoothing",
+                        "this run has --label-smoothing 0.1, the command has 0");
+    check_option_of_run("--optimizer lamb", "--optimizer muon", "options.optimizer",
+                        "this run has --optimizer \"lamb\", the command has \"muon\"");
+    check_option_of_run("--optimizer muon --momentum 0.9", "", "options.optimizer",
+                        "this run has --optimizer \"muon\", the command has \"adamw\"");
 }
 
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
@@ -508,6 +580,9 @@ int main(void) {
     RUN(test_places);
     RUN(test_what_may_not_change);
     RUN(test_dropout);
+    RUN(test_label_smoothing);
+    RUN(test_options_of_a_run);
+    RUN(test_engine_without_masks);
     RUN(test_missing_fields);
     RUN(test_batch_of_old_builds);
     RUN(test_ramp_of_the_whole_model);

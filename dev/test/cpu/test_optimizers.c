@@ -1,0 +1,159 @@
+// The updates of the CPU engine (--optimizer): the same bits on any number of threads, nothing from a gradient that is not
+// finite, and bf16 beside fp32. That they are what the papers say is the oracle's.
+#include "../small_model.h"
+#include "../test.h"
+
+#include "cpu/matmul.h"
+
+enum { ROWS = 2, T = 12, STEPS = 3 };
+static const ModelConfig shape = {.layers = 2, .heads = 2, .channels = 96, .vocab = 70, .context = T}; // parallel loops
+
+typedef struct {
+    Model model;
+    float *param;
+    uint16_t tokens[STEPS * ROWS * (T + 1)];
+} World;
+
+static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
+
+static float *floats_of(const World *w) {
+    float *x = malloc(range_float_bytes(all_of(w)));
+    for (size_t i = 0; i < w->model.flat_count; i++) x[i] = NAN;
+    return x;
+}
+
+static void world_open(World *w) {
+    Error e = {0};
+    CHECK_OK(model_create(&w->model, &shape, &e), &e);
+    w->param = floats_of(w);
+    small_params(&w->model, 1, w->param);
+    small_tokens(shape.vocab, 2, sizeof w->tokens / sizeof *w->tokens, w->tokens);
+}
+
+static void world_close(World *w) {
+    model_destroy(&w->model);
+    free(w->param);
+}
+
+static Engine *engine_of(World *w, Optimizer optimizer, int threads, Dtype dtype) {
+    Error e = {0};
+    Engine *engine = NULL;
+    EngineConfig config = {.model = &w->model,
+                           .micro_batch = ROWS,
+                           .seq_len = T,
+                           .threads = threads,
+                           .dtype = dtype,
+                           .optimizer = optimizer};
+    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
+    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
+    return engine;
+}
+
+static void make_step(World *w, Engine *engine, Optimizer optimizer, int step) {
+    Error e = {0};
+    UpdateConfig u = {.lr = 1e-2,
+                      .beta1 = 0.9,
+                      .beta2 = 0.95,
+                      .eps = 1e-6,
+                      .weight_decay = 0.1,
+                      .momentum = 0.9,
+                      .grad_clip = 1,
+                      .step = step,
+                      .batch = ROWS};
+    const uint16_t *rows = w->tokens + (size_t)(step - 1) * ROWS * (T + 1);
+    CHECK_OK(small_batch(engine, rows, ROWS, T, ROWS, GNS_OFF, &e), &e);
+    CHECK_OK(engine_norms(engine, all_of(w), &e), &e);
+    if (optimizer == OPTIMIZER_LAMB) CHECK_OK(engine_trust(engine, all_of(w), &u, &e), &e);
+    CHECK_OK(engine_update(engine, all_of(w), &u, &e), &e);
+}
+
+static float *state_of(World *w, Engine *engine, StateKind kind) {
+    Error e = {0};
+    float *x = floats_of(w);
+    CHECK_OK(engine_store(engine, kind, all_of(w), x, &e), &e);
+    return x;
+}
+
+// The passes read the new weights, rounded where they are.
+static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
+    Error e = {0};
+    float loss[2][ROWS * T];
+    Engine *other = engine_of(w, OPTIMIZER_ADAMW, 1, dtype);
+    CHECK_OK(engine_load(other, STATE_PARAM, all_of(w), param, &e), &e);
+    CHECK_OK(engine_eval(engine, w->tokens, ROWS, T, loss[0], &e), &e);
+    CHECK_OK(engine_eval(other, w->tokens, ROWS, T, loss[1], &e), &e);
+    CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0, "the passes read other weights than the stored ones");
+    engine_destroy(other);
+}
+
+// Weights after all steps.
+static float *train(World *w, Optimizer optimizer, int threads, Dtype dtype) {
+    Engine *engine = engine_of(w, optimizer, threads, dtype);
+    for (int step = 1; step <= STEPS; step++) make_step(w, engine, optimizer, step);
+    float *after = state_of(w, engine, STATE_PARAM);
+    check_weights(w, engine, after, dtype);
+    engine_destroy(engine);
+    return after;
+}
+
+static void test_threads(void) {
+    World w;
+    float *after[OPTIMIZERS];
+    world_open(&w);
+    size_t bytes = range_float_bytes(all_of(&w));
+    for (int o = 0; o < OPTIMIZERS; o++) {
+        float *more = train(&w, (Optimizer)o, 2, DTYPE_FP32);
+        after[o] = train(&w, (Optimizer)o, 1, DTYPE_FP32);
+        CHECK(memcmp(after[o], more, bytes) == 0, "%s: other bits on 2 threads", optimizer_names[o]);
+        for (int k = 0; k < o; k++) CHECK(memcmp(after[o], after[k], bytes) != 0, "%s is another", optimizer_names[o]);
+        free(more);
+    }
+    for (int o = 0; o < OPTIMIZERS; o++) free(after[o]);
+    world_close(&w);
+}
+
+static void test_nonfinite_gradient(void) {
+    World w;
+    world_open(&w);
+    w.param[w.model.tensors[4].offset] = NAN;
+    for (int o = 0; o < OPTIMIZERS; o++) {
+        Engine *engine = engine_of(&w, (Optimizer)o, 1, DTYPE_FP32);
+        make_step(&w, engine, (Optimizer)o, 1);
+        for (int kind = 0; kind < 3; kind++) {
+            float *got = state_of(&w, engine, kind == 0 ? STATE_PARAM : kind == 1 ? STATE_MOMENT1 : STATE_MOMENT2);
+            size_t moved = 0;
+            for (size_t i = 0; i < w.model.flat_count; i++)
+                moved += kind ? got[i] != 0 : memcmp(&got[i], &w.param[i], sizeof *got) != 0;
+            CHECK(moved == 0, "%s, array %d: %zu values moved", optimizer_names[o], kind, moved);
+            free(got);
+        }
+        engine_destroy(engine);
+    }
+    world_close(&w);
+}
+
+// Masters are fp32: what three steps did to them is as in fp32 but for the gradients' rounding.
+static void test_bf16(void) {
+    if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
+    World w;
+    world_open(&w);
+    for (int o = 0; o < OPTIMIZERS; o++) {
+        float *want = train(&w, (Optimizer)o, 1, DTYPE_FP32), *got = train(&w, (Optimizer)o, 1, DTYPE_BF16);
+        double off = 0, moved = 0;
+        for (size_t i = 0; i < w.model.flat_count; i++) {
+            off += pow((double)got[i] - want[i], 2);
+            moved += pow((double)want[i] - w.param[i], 2);
+        }
+        CHECK(moved > 0 && off > 0 && sqrt(off / moved) < 0.15, "%s: %.3f of the way", optimizer_names[o],
+              sqrt(off / moved));
+        free(want), free(got);
+    }
+    world_close(&w);
+}
+
+int main(void) {
+    RUN(test_threads);
+    RUN(test_nonfinite_gradient);
+    RUN(test_bf16);
+    return test_summary();
+}

@@ -1,0 +1,10 @@
+// muon: the Newton-Schulz iteration of math/muon.h on the CPU, in fp32.
+#pragma once
+
+#include "cpu/matmul.h"
+
+// Floats of scratch for matrices of at most `count` elements whose shorter side is at most `side`.
+size_t muon_scratch(size_t count, size_t side);
+
+// x (rows, columns) becomes NewtonSchulz(x). mm: of fp32. Result: x, or a place in scratch.
+const float *muon_orthogonalize(Matmul mm, float *x, float *scratch, size_t rows, size_t columns);

@@ -1,0 +1,38 @@
+// muon: Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
+// kellerjordan.github.io/posts/muon) for the matrices of the blocks; everything else takes AdamW's step.
+//
+//     m = mu m + (1 - mu) g      x = (1 - mu) g + mu m (Nesterov)      O = NewtonSchulz(x)      p -= lr (scale O + decay p)
+//
+// O is about U V^T of x = U S V^T. Its elements have a root mean square of 1 / sqrt(longer side), and scale = 0.2
+// sqrt(longer side) makes that 0.2, as AdamW's steps have it, so that lr and weight decay are AdamW's (Liu et al. 2025,
+// "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's own lr is 0.2 sqrt(longer side) times this
+// one, over sqrt(max(1, out / in)).
+//
+// The weights of queries, keys and values are three matrices (tensor_muon_matrices): they are three maps that share an
+// input, and one orthogonal matrix of all three would tie the sizes of their steps to each other (Jordan's advice, too).
+#pragma once
+
+#include "base/common.h"
+#include <math.h>
+
+// Newton-Schulz: x = x / (|x| + eps), then MUON_STEPS times x = a x + b (x x^T) x + c (x x^T)^2 x, which takes singular
+// values in (0, 1] to about 0.7 to 1.2.
+enum { MUON_STEPS = 5 };
+#define MUON_A   3.4445f
+#define MUON_B   (-4.7750f)
+#define MUON_C   2.0315f
+#define MUON_EPS 1e-7
+
+// Updates the moment m of a clipped mean gradient g and returns x.
+GNS_HD static inline float muon_momentum(float g, float *m, float mu) {
+    *m = mu * *m + (1.0f - mu) * g;
+    return (1.0f - mu) * g + mu * *m;
+}
+
+static inline double muon_scale(size_t rows, size_t columns) {
+    return 0.2 * sqrt((double)(rows > columns ? rows : columns));
+}
+
+GNS_HD static inline float muon_update(float p, float o, float lr, float scale, float weight_decay) {
+    return p - lr * (scale * o + weight_decay * p);
+}
