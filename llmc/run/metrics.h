@@ -41,9 +41,9 @@ typedef struct {
     bool smoothed;    // with label smoothing: loss and nll differ
     bool skipped;     // an outlier: no update was made
     bool clipped;     // the gradient was longer than --grad-clip
-    bool has_target;  // --ramp gns: the two below are known
+    bool has_target;  // --ramp gns: `target` holds
     RampTarget target;
-    char why[RAMP_WHY_BYTES]; // the batch changes
+    char why[RAMP_WHY_BYTES]; // ramp_why
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 

@@ -63,7 +63,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // it had a line of its own
     line_add(line, 70, "  B %lld", (long long)s->batch);
-    line_add(line, 40, "%s", s->why);
+    line_add(line, 48, "%s", s->why);
     add_gns(line, noise, s->mode);
     line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
     if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
