@@ -74,7 +74,7 @@ static void run_layernorm_backward(Bench *b, size_t s[3]) {
                        EXAMPLES, (int)s[0] / EXAMPLES, (int)s[1], scratch, b->type);
 }
 static void run_cross_entropy(Bench *b, size_t s[3]) { // the gradients of one call are the next one's logits
-    cross_entropy(b->rows, b->y, b->targets, (int)s[0], (int)s[1], (int)s[1], 1, b->type);
+    cross_entropy(b->rows, NULL, b->y, b->targets, (int)s[0], (int)s[1], (int)s[1], 0, 1, b->type);
 }
 static void run_norms(Bench *b, size_t s[3]) { b->sum = sum_squares(b->w, s[0]); }
 static void run_adamw(Bench *b, size_t s[3]) { // as cpu_update does

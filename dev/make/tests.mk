@@ -32,6 +32,8 @@ $(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat fstatat open ope
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
+BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save)
+
 # Calls that this benchmark times.
 TIMED := write fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
@@ -57,7 +59,7 @@ test-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
 
-test-programs: $(UNIT) $(HELPERS) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
+test-programs: $(UNIT) $(HELPERS) $(BENCHES) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/train_gpt2 $(SAN_BUILD)/data/tokenize
 
 test-long: ## the Shakespeare recipe with three seeds

@@ -30,8 +30,7 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *
-        weight; // what the kernels read: flat, in the layout of the tensor table, or a few buckets (shard_weight_place)
+    void *weight;    // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
     float *param;    // master weights, of the owned ranges; the same as weight where these are fp32 and not sharded
     float *grad;     // flat, or a few of its buckets (shard_grad_place)
     float *grad_sum; // of the step: grad, or the owned ranges (model/shard.h)
