@@ -155,9 +155,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. The mean square of all
 // differences would keep the large ones of the start for too long: the error would fall like 2^(-tokens / 2 half_life),
 // while the average forgets those steps like 2^(-tokens / half_life), and a ratio would be distrusted long after it has
-// settled. Here each step has a variance of its own, half the square of its difference, SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
-// heteroskedasticity-consistent covariance matrix estimator", with differences for residuals): the error forgets as fast
-// as the average. It rests on half as many steps, so it is less certain. So the LayerNorms' own tracker, whose bound must
+// settled. Here each step has a variance of its own, half the square of its difference, SE^2 = sum w_t^2 (x_t -
+// x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent covariance matrix estimator", with differences for
+// residuals): the error forgets as fast as the average. It rests on half as many steps, so it is less certain. So the LayerNorms' own tracker, whose bound must
 // hold in 95% of cases, does not use it (93% in the worst of them, and no earlier growth); and the calibration demands
 // 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady state fewer runs then
 // take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.

@@ -38,7 +38,7 @@ typedef struct {
     Schedule schedule;
 } RampConfig;
 
-// The state in a checkpoint; zero outside gns mode.
+// The state in a checkpoint; used in gns mode only.
 typedef struct {
     double rows; // of the next step in gns mode, before it is rounded: many small changes add up
 } RampState;

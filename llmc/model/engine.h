@@ -7,8 +7,9 @@
 // other's last engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
-// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. There is no loss scale; the update divides by B. So
-// per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
+// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. There is no loss
+// scale; the update divides by B. So per-example norms need no correction, and micro-batches of any size accumulate to
+// the same sum.
 #pragma once
 
 #include "math/dropout.h"
@@ -212,8 +213,8 @@ struct EngineApi {
     // FEATURE_OPTIMIZERS.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
-    // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that `norms` wrote.
-    // Changes nothing where that norm is not finite.
+    // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that
+    // `norms` wrote. Changes nothing where that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     int (*result)(Engine *engine, StepResult *result, Error *e); // waits for the device

@@ -252,6 +252,7 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
 int plan_variant(Plan *out, PlanVariant *of, const Plan *p, ZeroStage zero, int ranks, Error *e) {
     ParallelConfig sharing = p->sharing;
     *of = (PlanVariant){.options = *p->options, .comm = {.ranks = ranks, .local_ranks = 1}};
+    if (sharing.optimizer == OPTIMIZER_MUON) of->comm.rank = transport_fullest_rank(p->shape.model, ranks);
     *out = *p;
     of->options.zero = sharing.zero = zero;
     if (zero < ZERO_2) of->options.reduce = sharing.reduce = REDUCE_STEP;

@@ -125,8 +125,8 @@ int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 double plan_tensor_ranks_limit(const Plan *plan, int ranks);
 int plan_tensor_ranks(const Plan *plan, int ranks); // within a machine, beside FSDP: at least 1
 
-// The whole run, with the ramp's own code. target: the noise scale's lower bound in rows, at every step (only --ramp gns
-// uses it): 0 never grows, INFINITY grows as soon as the ramp may.
+// The whole run, with the ramp's own code. target: where the batch is to go, in rows, at every step (only --ramp gns uses
+// it): 0 stays at the least, INFINITY grows as fast as the ramp may.
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;

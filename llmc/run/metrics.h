@@ -8,10 +8,10 @@
 // loss is what is optimised; with label smoothing loss_nll, without it, follows.
 //
 // gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are written after steps that
-// measured the norms of all tensors and were not skipped; averages over such steps, five times longer than gns_ln's. But
-// where the ramp follows gns_total (every step exact), that is an average as long as gns_ln's. gns_ratio is the ramp's
+// measured the norms of all tensors and were not skipped; averages over such steps, five times longer than gns_ln's,
+// gns_total's shorter while less than 50 half-lives are done (a tenth of the tokens so far). But where the ramp follows gns_total (every step exact), that is an average as long as gns_ln's. gns_ratio is the ramp's
 // factor for gns_ln: in those lines the ratio measured so far (unused where the ramp follows gns_total), or in every line
-// --gns-ratio (the measured one is then gns_total / gns_type_ln).
+// --gns-ratio (the measured one is then gns_total / gns_type_ln, once the two are equally long).
 //
 // Under --ramp gns ramp_target is what the batch follows, in rows: kappa x the noise scale; ramp_aim lies one standard error
 // below it, and is where the batch goes; ramp_target_lower is its 95% bound. All three count the error of the ratio.

@@ -148,7 +148,7 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return 0;
 }
 
-// What builds before the smooth ramp did not write: without it c counts as exact until the next sample.
+// Fields that older builds lack. c then counts as exact until it is measured again.
 static int io_calibration_error(const StateIO *io, GnsCalibration *c, Error *e) {
     const struct {
         const char *name;
@@ -214,7 +214,7 @@ static int io_position(const StateIO *io, Position *p, Error *e) {
     StateIO ramp;
     TRY(io_point(io, &p->at, e));
     TRY(io_enter(io, "ramp", false, &ramp, e));
-    bool old = !io->writing && !get(&ramp, "rows") && get(&ramp, "batch"); // the ladder of doublings, whose rung it was
+    bool old = !io->writing && !get(&ramp, "rows") && get(&ramp, "batch"); // as older builds wrote it
     const char *name = old ? "batch" : "rows";
     TRY(io_real(&ramp, name, &p->ramp.state.rows, e));
     if (!(p->ramp.state.rows >= 0)) return malformed(&ramp, name, "a number of rows", e);
@@ -426,29 +426,6 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
-// Other masks or rows would be another run. A file without the option is of a build that had none.
-static int check_masks(const StateIO *io, const Options *now, Error *e) {
-    const struct {
-        OptionId id;
-        bool now;
-    } flags[] = {{OPTION_document_mask, now->document_mask}, {OPTION_shift_windows, now->shift_windows}};
-    const cJSON *options = get(io, "options"), *then = json_get(options, "dropout");
-    double was = then ? cJSON_GetNumberValue(then) : 0;
-    if (was != now->dropout) {
-        FAIL(e, ERR_USAGE, NULL, "%s: --dropout was %g and is %g", io->path, was, now->dropout);
-        return error_hint(e, "give --dropout %g, or another --out, or --fresh to start over", was);
-    }
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        char flag[FLAG_BYTES];
-        bool had = cJSON_IsTrue(json_get(options, option_rows[flags[i].id].field));
-        option_flag(flag, flags[i].id);
-        if (had != flags[i].now)
-            return FAIL(e, ERR_USAGE, other_run, "%s: this run has%s %s, the command has%s", io->path, had ? "" : " no",
-                        flag, had ? " not" : "");
-    }
-    return 0;
-}
-
 // Refuses counts that no run can have.
 static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Error *e) {
     if ((double)at->tokens != (double)at->examples * seq_len) return malformed(io, "tokens", "examples x seq_len", e);
@@ -502,7 +479,6 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
     if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
-    if (!code) code = check_masks(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = list_changes(&io, &r->setup, changes, r->saving.changed, e);
     json_free(&io.json);

@@ -204,7 +204,9 @@ static int start_save(Run *r, Error *e) {
     char *text;
     size_t bytes;
     if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) { // nobody has room for a copy
-        if (save_here(r, &why)) report_failure(r, r->position.at.step, &why, false);
+        if (!save_here(r, &why)) return 0;
+        progress_break(&r->output.progress);
+        report_failure(r, r->position.at.step, &why, false);
         return 0;
     }
     await_save(r, e);

@@ -90,8 +90,8 @@ refused() { # MESSAGE OUT OPTIONS...: exit code 64
     [ $code = 64 ] && grep -q "^error: $message" refused.log || { echo "exit code $code"; cat refused.log; return 1; }
 }
 a_document_mask_is_refused() {
-    refused 'm0/step_00000020/state.json: this run has no --document-mask, the command has' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
-        refused 'm1/step_00000020/state.json: this run has --document-mask, the command has not' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
+    refused 'm0/step_00000020/state.json: this run has --document-mask false, the command has true' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
+        refused 'm1/step_00000020/state.json: this run has --document-mask true, the command has false' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1 &&
         refused '--document-mask: not there for GPUs yet' none --tokenizer lines --document-mask --steps 1 --dry-run --device H200
 }
@@ -101,7 +101,7 @@ windows_shift() { # by epoch: another run, and the same on resuming
     local small="--train few_train_*.bin ${small#* * }"
     run shift0 $text && run shift1 $text --shift-windows && ! same_weights shift0 shift1 > /dev/null && grep -q '"shift_windows": true' shift1/run.json || return 1
     cp -r shift1 shift2 && rm -r "$(newest_checkpoint shift2)" && run shift2 $text --shift-windows && grep -q '^resuming' shift2.log && same_weights shift1 shift2 &&
-        refused 'shift1/step_[0-9]*/state.json: this run has --shift-windows, the command has not' shift1 $text
+        refused 'shift1/step_[0-9]*/state.json: this run has --shift-windows true, the command has false' shift1 $text
 }
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
