@@ -164,7 +164,7 @@ static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t N
     return 2;
 }
 
-// A layer that reads and writes so many values of each element, forward and backward. No operations are counted.
+// A layer, forward and backward: bytes are values per element (read and written) x elements. No operations are counted.
 static int add_layer(Case *c, const char *name, void (*forward)(Bench *, size_t[3]), int forward_values,
                      void (*backward)(Bench *, size_t[3]), int backward_values, size_t M, size_t N, double calls,
                      double size) {

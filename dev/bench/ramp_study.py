@@ -24,7 +24,7 @@ from run_log import EXIT_INPUT, Fault, Run, run_main
 WINDOW = 0.1      # the last share of the tokens, whose training loss is compared
 TOLERANCE = 0.001 # nats by which the reference may be above the best constant batch
 SHARES = (0.25, 0.5, 1)
-KEPT = 3          # one in so many goes on
+KEPT = 3          # of this many candidates, the best one stays
 
 
 # ---- Statistics -------------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ static bool tensors_compute_bound(const Plan *p, int ranks) {
     return ranks == 1 || ranks < plan_tensor_ranks_limit(p, ranks);
 }
 
-// FSDP among groups of ranks that divide the tensors: each rank sends so many times less.
+// FSDP among groups of ranks that divide the tensors: what a rank sends is divided by the size of a group.
 static bool both_compute_bound(const Plan *plan, int ranks) {
     Plan p = *plan;
     Options options = *plan->options;

@@ -611,6 +611,33 @@ static void test_fewest_ranks(void) {
 }
 
 // 10 rows on 4 ranks in micro-batches of 2: the first has 3 rows, so 2 + 1.
+// With Muon ranks have different shares; a plan is of the fullest rank.
+static void test_fullest_rank(void) {
+    enum { RANKS = 8 };
+    Model model;
+    Error e;
+    size_t most = 0, least = SIZE_MAX;
+    make_model(&model, "d12", 50257, 1024);
+    Plan p = make_plan(&model, "H200", 1, 1024), v;
+    PlanVariant of;
+    p.sharing = (ParallelConfig){.micro_batch = 1, .batch_max = 64, .zero = ZERO_1, .optimizer = OPTIMIZER_MUON};
+    for (int r = 0; r < RANKS; r++) {
+        Comm comm = {.ranks = RANKS, .rank = r, .local_ranks = 1};
+        Parallel parallel;
+        EngineConfig config = p.shape;
+        CHECK_OK(parallel_create(&parallel, &comm, &model, &p.sharing, &e), &e);
+        parallel_shard(&parallel, &config);
+        most = size_max(most, shard_elements(&config));
+        least = size_min(least, shard_elements(&config));
+        parallel_destroy(&parallel);
+    }
+    CHECK_OK(plan_variant(&v, &of, &p, ZERO_1, RANKS, &e), &e);
+    CHECK(least < most && shard_elements(&v.shape) == most, "%zu elements planned; ranks have %zu to %zu",
+          shard_elements(&v.shape), least, most);
+    plan_variant_end(&of);
+    model_destroy(&model);
+}
+
 static void test_steps_are_cut(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
@@ -805,6 +832,7 @@ int main(void) {
     RUN(test_exposed_weights);
     RUN(test_tensor_parallel);
     RUN(test_fewest_ranks);
+    RUN(test_fullest_rank);
     RUN(test_steps_are_cut);
     RUN(test_runs);
     RUN(test_seconds_of_a_run);

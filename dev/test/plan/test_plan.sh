@@ -49,7 +49,7 @@ reports_latency_bound() {
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
 }
-compares_the_modes() { # of a model that fits on one card with no mode, on so many with each; and what is a plan only
+compares_the_modes() { # of a model too large for one card; tensor parallelism is marked as a plan
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> --zero 3 +[0-9.]+ +2 +[0-9]' &&
         said '^  --zero 0 +[0-9.]+ +none ' && said '^  plan: tensor parallel +- +- +- +-  compute +6$' &&
         said '^  plan: FSDP, tensors by 4 .*  compute +[0-9]+$' && said 'has no --zero 3 on GPUs yet' || return 1

@@ -207,7 +207,7 @@ bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the 
     for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16 grad_norm 1e-3
 }
-masks_agree() { # masks follow the examples' numbers, whoever computes them and in which micro-step; a line is a document
+masks_agree() { # dropout and document masks are the same for every number of ranks and micro-batch; each line is a document
     local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
     from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json

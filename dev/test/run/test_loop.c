@@ -6,7 +6,7 @@
 
 enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKENS = 1600, WARMUP = 200, SEED = 31 };
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
-static const double peak = 1e-2, final_frac = 0.1;
+static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
 
 // Warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
 static double wanted_lr(double tokens, double batch) {
@@ -81,7 +81,7 @@ static void make_step(World *w, int step, int first, int batch, const char *line
                            .beta2 = 0.9,
                            .eps = 1e-7,
                            .weight_decay = 0.3,
-                           .grad_clip = 0.5,
+                           .grad_clip = grad_clip,
                            .step = step,
                            .batch = batch};
     CHECK_OK(engine_begin_step(w->engine, &e), &e);
@@ -106,13 +106,14 @@ static void test_every_step(void) {
     World w;
     Error e = {0};
     size_t bytes;
-    int step = 0, examples = 0;
+    int step = 0, examples = 0, clipped = 0;
     CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
                       "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
                       "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
-                      "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip 0.5 "
+                      "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip %g "
                       "--gns off --seed %d --out run",
-                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, SEED) == 0,
+                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip,
+                      SEED) == 0,
           "%s", log_tail());
     char *log = read_text("run/metrics.jsonl", &bytes);
     world_open(&w);
@@ -120,7 +121,12 @@ static void test_every_step(void) {
         int batch = wanted_batch(examples * T);
         make_step(&w, ++step, examples, batch, line);
         examples += batch;
+        bool says_clipped = strstr(line, "\"clipped\": true"), is_longer = number_in(line, "grad_norm") > grad_clip;
+        CHECK(says_clipped == is_longer, "step %d: clipped %d, grad_norm %g", step, says_clipped,
+              number_in(line, "grad_norm"));
+        clipped += is_longer;
     }
+    CHECK(clipped > 0 && clipped < step, "%d of %d steps are clipped", clipped, step);
     CHECK(examples * T == TOKENS && step > 20, "%d steps, %d examples", step, examples);
     size_t flat = w.model.flat_count;
     float *saved = calloc(flat, sizeof *saved);
