@@ -29,20 +29,44 @@
 
 // ---- Life and state -------------------------------------------------------------------------------------------------
 
+static UpdateRule rule_of(const Engine *engine, const Tensor *t) {
+    if (engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) return RULE_MUON;
+    return t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
+}
+
+// The tensor of every granule.
+static int tensor_table_load(Engine *engine, Error *e) {
+    const Model *model = engine->config.model;
+    const size_t granules = model->flat_count / DECAY_GRANULE;
+    uint16_t *tensor;
+    TRY(memory_alloc((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
+    for (size_t k = 0, i = 0; k < granules; k++) {
+        while (i + 1 < (size_t)model->tensor_count && model->tensors[i + 1].offset <= k * DECAY_GRANULE) i++;
+        tensor[k] = (uint16_t)i;
+    }
+    int code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
+    if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+    memory_free(tensor);
+    return code;
+}
+
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, model->flat_count / DECAY_GRANULE, engine->stream), e);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         const ReduceSegment segment = {t->offset, t->count};
+        const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t) > 0;
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
         if (t->dimensions < 2) continue;
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
-        CUDA_TRY(cudaMemsetAsync(engine->decay + t->offset / DECAY_GRANULE, 1, granules, engine->stream), e);
+        CUDA_TRY(cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, muon ? RULE_MUON : RULE_DECAY, granules,
+                                 engine->stream),
+                 e);
     }
-    return 0;
+    return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
 
 // All other kernels take any model.
@@ -488,6 +512,8 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
 static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
+    if (engine->trust)
+        CUDA_TRY(cudaMemsetAsync(engine->trust, 0, 2 * model->tensor_count * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
     engine->first = true;
     engine->stats_sent = engine->scaled = false;
@@ -608,7 +634,7 @@ const EngineApi cuda_engine = {
     .examples = NULL,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
-    .trust = NULL, // no LAMB
+    .trust = cuda_trust,
     .update = cuda_update,
     .result = cuda_result,
     .eval = cuda_eval,

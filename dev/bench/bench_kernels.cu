@@ -305,7 +305,7 @@ static void updates(Bench *b, const Model *model) {
     }
     if (!wanted(b, "adamw")) return;
     const OptimizerArrays a = {randoms<float>(n),           zeros<real>(n),    randoms<float>(n),
-                               randoms<float>(n, 1, 0.01f), randoms<float>(n), zeros<uint8_t>(n / DECAY_GRANULE)};
+                               randoms<float>(n, 1, 0.01f), randoms<float>(n), zeros<UpdateRule>(n / DECAY_GRANULE)};
     const AdamWStep step = adamw_step(1e-4, 0.9, 0.95, 1e-8, 0.1, 100, 1.0);
     float *scale = randoms<float>(1, 1.0f, 0.0f);
     run_case(b, "adamw", 1, 0, (sizeof(real) == 2 ? 30.0 : 28.0) * n,

@@ -6,7 +6,7 @@
 #include "model/engine.h"
 #include "cuda/device.cuh"
 #include "cuda/matmul.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/optimizer.cuh"
 
 // A block's activations. With recomputation, and for inference, all blocks share one block's memory.
 typedef struct {
@@ -40,7 +40,11 @@ struct Engine {
     float *grad;     // of the step so far, with shard_grads of this micro-step: see shard_grad_place
     float *grad_sum; // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
-    uint8_t *decay;              // see OptimizerArrays
+    UpdateRule *rule;            // see OptimizerArrays
+    uint16_t *tensor;            // LAMB: see OptimizerArrays
+    double *trust;               // LAMB: (2, tensors) squared norms of weights, of the step's direction
+    float *rate;                 // LAMB: (tensors)
+    void *muon;                  // Muon's scratch, in memory of activations
     ReduceSegment *segment;      // (tensors) the place of each, for norms
     ReduceSegment *segment_part; // (tensors) the part of each in the range of engine_norms
     double *stats;               // numbers of the step, see stats_count
@@ -108,6 +112,9 @@ int engine_memory_take(Engine *engine, Error *e);
 // Do weight gradients come from weight_gradient, which makes exact norms nearly free?
 bool engine_fuses(const Engine *engine);
 
+// Bytes of engine->muon.
+size_t engine_muon_bytes(const EngineConfig *config);
+
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
 
@@ -119,6 +126,7 @@ void cuda_pin(Engine *engine, void *memory, size_t bytes);
 void cuda_unpin(Engine *engine, void *memory);
 int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 int cuda_norms(Engine *engine, Range range, Error *e);
+int cuda_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);
