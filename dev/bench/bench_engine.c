@@ -7,6 +7,7 @@
 //
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
+//             lamb, muon: and steps of these, with memory of their own; accumulate: 8 micro-steps a step;
 //             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
 #include "plan/devices.h"
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 6 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 8 };
 
 // One of the compared variants.
 typedef struct {
@@ -29,9 +30,11 @@ typedef struct {
 
 typedef struct {
     EngineConfig config;
-    Engine *engine, *before; // before: NULL, or of an earlier build
-    double peak;             // of the device, FLOP/s; 0: unknown
-    uint16_t *tokens;        // (B, T + 1)
+    Engine *engine, *before;   // before: NULL, or of an earlier build
+    Engine *other[OPTIMIZERS]; // with another optimizer, or NULL
+    int micro_steps;           // of a step
+    double peak;               // of the device, FLOP/s; 0: unknown
+    uint16_t *tokens;          // (B, T + 1)
     StepResult result;
     int rounds, steps;            // to do; done
     char tuning[2][TUNING_BYTES]; // the engine's, the earlier one's
@@ -87,6 +90,7 @@ static int before_create(Bench *b, Error *e) {
 }
 
 static void bench_destroy(Bench *b) {
+    for (int o = 0; o < OPTIMIZERS; o++) engine_destroy(b->other[o]);
     engine_destroy(b->before);
     engine_destroy(b->engine);
     memory_free(b->tokens);
@@ -108,13 +112,16 @@ static void add_arm(Bench *b, const char *name, Engine *engine, GnsMode mode, co
 
 static int step(Bench *b, const Arm *arm, double *queued, Error *e) {
     Range all = {0, b->config.model->flat_count};
-    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .momentum = 0.95};
+    u.grad_clip = 1.0;
     u.step = ++b->steps;
-    u.batch = b->config.micro_batch;
+    u.batch = (int64_t)b->micro_steps * b->config.micro_batch;
     double start = clock_seconds();
     TRY(engine_begin_step(arm->engine, e));
-    TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
+    for (int i = 0; i < b->micro_steps; i++)
+        TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
     TRY(engine_norms(arm->engine, all, e));
+    if (arm->engine == b->other[OPTIMIZER_LAMB]) TRY(engine_trust(arm->engine, all, &u, e));
     TRY(engine_update(arm->engine, all, &u, e));
     *queued = clock_seconds() - start;
     return engine_result(arm->engine, &b->result, e);
@@ -161,7 +168,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = b->peak;
     memcpy(sorted, arm->seconds, sizeof sorted);
     memcpy(queued, arm->queued, sizeof queued);
-    double s = median(sorted, b->rounds), tokens = (double)b->config.micro_batch * b->config.seq_len;
+    double s = median(sorted, b->rounds), tokens = (double)b->micro_steps * b->config.micro_batch * b->config.seq_len;
     double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
     printf("%-13s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
            1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
@@ -191,8 +198,8 @@ static void tell(const Bench *b) {
         for (int k = 0; k < b->arms; k++)
             if (b->arm[i].against && strcmp(b->arm[i].against, b->arm[k].name) == 0)
                 tell_ratio(b, &b->arm[i], &b->arm[k]);
-    printf("loss of the last step %.4f after %d steps on one batch\n", b->result.loss_sum / b->config.micro_batch,
-           b->steps);
+    printf("loss of the last step %.4f after %d steps on one batch\n",
+           b->result.loss_sum / b->config.micro_batch / b->micro_steps, b->steps);
 }
 
 static void tell_memory(const Bench *b, const char *name) {
@@ -209,18 +216,24 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before;
+    bool tune, before, optimizer[OPTIMIZERS];
 } Words;
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
+    b->micro_steps = 1;
     for (int i = 5; i < argc; i++) {
         if (strcmp(argv[i], "gelu") == 0) b->config.recompute = RECOMPUTE_GELU;
         else if (strcmp(argv[i], "block") == 0) b->config.recompute = RECOMPUTE_BLOCK;
         else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
         else if (strcmp(argv[i], "tune") == 0) words->tune = true;
         else if (strcmp(argv[i], "before") == 0) words->before = true;
-        else return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, before", "no word is called %s", argv[i]);
+        else if (strcmp(argv[i], "lamb") == 0) words->optimizer[OPTIMIZER_LAMB] = true;
+        else if (strcmp(argv[i], "muon") == 0) words->optimizer[OPTIMIZER_MUON] = true;
+        else if (strcmp(argv[i], "accumulate") == 0) b->micro_steps = 8;
+        else
+            return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, lamb, muon, accumulate, before",
+                        "no word is called %s", argv[i]);
     }
     return 0;
 }
@@ -231,6 +244,15 @@ static int tuned(Engine *engine, char *text, Error *e) {
     TRY(engine_tune(engine, e));
     snprintf(text, TUNING_BYTES, "%s", engine_tuning(engine));
     printf("tuned in %.1f s\n", clock_seconds() - start);
+    return 0;
+}
+
+static int add_optimizer(Bench *b, Optimizer o, Error *e) {
+    EngineConfig config = b->config;
+    config.optimizer = o;
+    TRY(engine_create(&GNS_ENGINE, &b->other[o], &config, e));
+    TRY(load_initial(b, b->other[o], e));
+    add_arm(b, optimizer_names[o], b->other[o], GNS_LN, "", "gns ln");
     return 0;
 }
 
@@ -245,6 +267,8 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
         TRY(tuned(b->engine, b->tuning[0], e));
         add_arm(b, "tuned", b->engine, GNS_LN, b->tuning[0], "gns ln");
     }
+    for (int o = 0; o < OPTIMIZERS; o++)
+        if (words.optimizer[o]) TRY(add_optimizer(b, (Optimizer)o, e));
     if (words.before) {
         TRY(before_create(b, e));
         add_arm(b, "before", b->before, GNS_LN, "", NULL);
