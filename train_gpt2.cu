@@ -12,6 +12,7 @@
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
+#include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
@@ -90,6 +91,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(weight_gradient_clusters(&engine->clusters, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
+    TRY(memory_alloc((void **)&engine->seen, c->seq_len * sizeof *engine->seen, "tokens", e));
     TRY(engine_memory_take(engine, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
@@ -120,6 +122,7 @@ static void cuda_destroy(Engine *engine) {
     if (engine->store_stream) cudaStreamDestroy(engine->store_stream);
     if (engine->stream) cudaStreamDestroy(engine->stream);
     if (engine->memory) cudaFree(engine->memory);
+    memory_free(engine->seen);
     memory_free(engine->matmul);
     memory_free(engine->block);
     memory_free(engine);
@@ -335,6 +338,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, E
 // residual stream.
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
+    engine->seen_count = 0;
     TRY(weights_await(engine, 0, e));
     TRY(embedding_forward(engine->block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), p->B,
                           p->T, p->C, engine->stream, e));
@@ -596,17 +600,50 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
-static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+// Are the keys and values of all tokens but the last in memory, from the last call of cuda_logits? Not where blocks share
+// their memory.
+static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
+    const ModelConfig *m = &engine->config.model->config;
+    const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
+    return apart && m->channels <= DECODE_CHANNELS_MAX && n > 1 && engine->seen_count >= n - 1 &&
+           memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
+}
+
+// Logits after the last of n tokens, the others having been seen.
+static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
+    const EngineConfig *c = &engine->config;
+    const Block *block = engine->block;
+    const Decoder decoder = {.model = c->model,
+                             .weight = engine->weight,
+                             .qkv = block->qkv,
+                             .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
+                             .scratch = engine->decode_scratch,
+                             .multiprocessors = engine->device.properties.multiProcessorCount};
+    TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
+    return decode((float *)engine->logits, &decoder,
+                  {.token = tokens[n - 1], .position = n - 1, .row = n - 1, .first = 0}, engine->stream, e);
+}
+
+// The model is causal, so n is rounded up to a whole tile: texts of any length need few matmul plans.
+static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
-    assert(n > 0 && n <= engine->config.seq_len);
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
-    TRY(head_logits(engine, n - 1, 1, true, e));
+    return head_logits(engine, n - 1, 1, true, e);
+}
+
+static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+    assert(n > 0 && n <= engine->config.seq_len);
+    const bool seen = has_seen(engine, tokens, n);
+    engine->seen_count = 0;
+    TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
     TRY(copy_out(engine, logits, engine->logits, engine->config.model->config.vocab * sizeof(float), e));
-    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    memcpy(engine->seen, tokens, n * sizeof *tokens);
+    engine->seen_count = n;
+    return 0;
 }
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.

@@ -8,6 +8,7 @@
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             lamb, muon: and steps of these, with memory of their own; accumulate: 8 micro-steps a step;
+//             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
 //             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
 #include "plan/devices.h"
@@ -216,7 +217,7 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before, optimizer[OPTIMIZERS];
+    bool tune, before, sample, optimizer[OPTIMIZERS];
 } Words;
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
@@ -230,6 +231,7 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
         else if (strcmp(argv[i], "before") == 0) words->before = true;
         else if (strcmp(argv[i], "lamb") == 0) words->optimizer[OPTIMIZER_LAMB] = true;
         else if (strcmp(argv[i], "muon") == 0) words->optimizer[OPTIMIZER_MUON] = true;
+        else if (strcmp(argv[i], "sample") == 0) words->sample = true;
         else if (strcmp(argv[i], "accumulate") == 0) b->micro_steps = 8;
         else
             return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, lamb, muon, accumulate, before",
@@ -247,6 +249,40 @@ static int tuned(Engine *engine, char *text, Error *e) {
     return 0;
 }
 
+// Milliseconds of a call at the end of a text of n tokens: a token longer than the last one, or of another text.
+static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
+    enum { CALLS = 24 };
+    double start = 0;
+    for (int i = -1; i < CALLS; i++) {
+        if (i == 0) start = clock_seconds();
+        if (!seen) b->tokens[0] ^= 1;
+        if (engine_logits(b->engine, b->tokens, n - CALLS + i + 1, logits, e)) return NAN;
+    }
+    return 1e3 * (clock_seconds() - start) / CALLS;
+}
+
+// By turns.
+static int bench_sample(Bench *b, Error *e) {
+    double ms[2][2][ROUNDS_MAX];
+    float *logits;
+    const int lengths[] = {32, b->config.seq_len};
+    b->config.inference = true;
+    TRY(bench_create(b, e));
+    TRY(memory_alloc((void **)&logits, sizeof *logits * (size_t)b->config.model->config.vocab, "logits", e));
+    for (int r = -WARM_UP; r < b->rounds; r++)
+        for (int i = 0; i < 4; i++) {
+            double value = logits_ms(b, lengths[i / 2], i % 2, logits, e);
+            if (r >= 0) ms[i / 2][i % 2][r] = value;
+        }
+    memory_free(logits);
+    for (int k = 0; k < 2; k++) {
+        double all = median(ms[k][0], b->rounds), last = median(ms[k][1], b->rounds);
+        printf("logits after %d tokens: %.3f ms, with keys and values in memory %.3f ms: %.1f times as fast\n",
+               lengths[k] - 12, all, last, all / last);
+    }
+    return 0;
+}
+
 static int add_optimizer(Bench *b, Optimizer o, Error *e) {
     EngineConfig config = b->config;
     config.optimizer = o;
@@ -257,6 +293,7 @@ static int add_optimizer(Bench *b, Optimizer o, Error *e) {
 }
 
 static int bench_run(Bench *b, Words words, const char *name, Error *e) {
+    if (words.sample) return bench_sample(b, e);
     tell_memory(b, name);
     TRY(bench_create(b, e));
     if (!words.before) add_arm(b, "gns off", b->engine, GNS_OFF, "", NULL);

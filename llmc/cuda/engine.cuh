@@ -8,7 +8,8 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 
-// A block's activations. With recomputation, and for inference, all blocks share one block's memory.
+// A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
+// row each block has its own qkv, which cuda_logits reads again.
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (B, T, C)
@@ -68,6 +69,7 @@ struct Engine {
     void *sorted;         // workspace of embedding_sort
     void *scratch;        // of whichever kernel runs
     void *matmul_scratch;
+    float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  which rows these are (exact, fused)
@@ -78,8 +80,10 @@ struct Engine {
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
-    GnsMode mode;            // the least that a micro-step of this step has measured
-    bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
+    uint16_t *seen;          // (T), of which the first seen_count: the tokens whose keys and values are in memory
+    int seen_count;
+    GnsMode mode; // the least that a micro-step of this step has measured
+    bool first;   // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
 // Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of

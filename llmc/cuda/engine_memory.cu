@@ -3,6 +3,7 @@
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
+#include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
@@ -115,7 +116,7 @@ template <typename F> static void each_activation(const EngineConfig *config, F 
     f(&Block::ln1, rest, N * C);
     f(&Block::mean1, rest, N);
     f(&Block::rstd1, rest, N);
-    f(&Block::qkv, rest, N * 3 * C);
+    f(&Block::qkv, config->inference && config->micro_batch == 1 ? L : rest, N * 3 * C);
     f(&Block::attention, rest, N * C);
     f(&Block::lse, rest, N * m->heads);
     f(&Block::x_mid, rest, N * C);
@@ -148,6 +149,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const char *what = "scratch of the step";
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
     ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
+    ADD(what, engine->decode_scratch, decode_scratch_floats(&c->model->config), HEAD, HEAD);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);

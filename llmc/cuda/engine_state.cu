@@ -73,6 +73,7 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
 
 int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    engine->seen_count = 0;
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
@@ -256,6 +257,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
+    engine->seen_count = 0;
     TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
     TRY(scale_gradient(engine, u, e));
     if (engine->rate)

@@ -1,19 +1,6 @@
 // gelu: see gelu.cuh.
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
-#include "math/gelu.h"
-
-// sigmoid(2u); the fast exponential is good enough for bf16
-__device__ static inline float gelu_sigmoid(float x) {
-    const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
-#ifdef GNS_FP32
-    return 1.0f / (1.0f + expf(minus_2u));
-#else
-    return __fdividef(1.0f, 1.0f + __expf(minus_2u));
-#endif
-}
-
-__device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
 __device__ static inline float gelu_derivative(float x) {
     const float s = gelu_sigmoid(x);
