@@ -11,7 +11,8 @@
 
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
-static const double STEP = FP32 ? 2e-5 : 0.2; // of the step, against the CPU: in bf16 small singular values are noise
+static const double ROUNDING = 1e-4;               // of a step: weights are fp32
+static const double STEP = FP32 ? ROUNDING : 0.05; // of Muon's, against the CPU's, which multiplies in fp32
 
 struct Random {
     uint64_t draws;
@@ -72,7 +73,7 @@ static void compare_engines(const World *w) {
     double worst = 0;
     Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
-    for (int number = 1; number <= (small ? 1 : 3); number++) {
+    for (int number = 1; number <= (small ? 1 : 2); number++) {
         Error e = {};
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
         CHECK_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e), &e); // each step for itself
@@ -83,14 +84,19 @@ static void compare_engines(const World *w) {
         for (int k = 0; k < w->model.tensor_count; k++) {
             const Tensor *t = &w->model.tensors[k];
             const bool muon = optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
-            const double error = tensor_error(t, got, want, before), most = muon ? STEP : 2e-5;
+            const double error = tensor_error(t, got, want, before), most = muon ? STEP : ROUNDING;
             CHECK(error <= most, "%s, %s, step %d, %s: %.2e of the step off", optimizer_names[optimizer], w->c->name,
                   number, t->name, error);
             if (muon || optimizer != OPTIMIZER_MUON) worst = fmax(worst, error);
         }
         for (StateKind kind : {STATE_MOMENT1, STATE_MOMENT2}) {
-            const std::vector<float> x = state_of(w, &gpu, a, kind), y = state_of(w, &cpu, b, kind);
-            for (size_t i = 0; i < x.size(); i++) CHECK_CLOSE(x[i], y[i], 1e-5, 1e-30);
+            const std::vector<float> x = state_of(w, &gpu, a, kind), y = state_of(w, &cpu, b, kind), none(x.size(), 0);
+            for (int k = 0; k < w->model.tensor_count; k++) {
+                const Tensor *t = &w->model.tensors[k];
+                if (kind == STATE_MOMENT2 && optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) continue; // 0
+                CHECK(tensor_error(t, x, y, none) <= 1e-5, "%s, %s: moment %d of %s", optimizer_names[optimizer],
+                      w->c->name, kind, t->name);
+            }
         }
     }
     printf("  %s, %s: at most %.1e of a step off\n", optimizer_names[optimizer], w->c->name, worst);
@@ -326,15 +332,20 @@ static void compare_training(const World *w) {
 }
 
 static void test_training(void) {
-    for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
-        optimizer = o;
-        each_world(compare_training);
-    }
+    for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON})
+        for (const Case *c : {&cases[1], &cases[2], &cases[5], &many}) {
+            World w;
+            optimizer = o;
+            world_open(&w, c, steps);
+            compare_training(&w);
+            world_close(&w);
+        }
 }
 
 int main(int argc, char **argv) {
     int code = engine_test_begin("test_optimizers_cuda", argc, argv);
     if (code) return code;
+    steps = steps < 10 ? steps : 10;
     RUN(test_against_cpu);
     RUN(test_against_loops);
     RUN(test_bits);
