@@ -102,6 +102,7 @@ static int engine_open(Engine *engine, Error *e) {
         CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
+    CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     TRY(tables_load(engine, e));
@@ -113,6 +114,7 @@ static void cuda_destroy(Engine *engine) {
     if (engine->stream) cudaStreamSynchronize(engine->stream);
     if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
+    if (engine->logits_host) cudaFreeHost(engine->logits_host);
     for (int i = 0; i < TOKEN_SLOTS; i++) {
         if (engine->sent[i]) cudaEventDestroy(engine->sent[i]);
         if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
@@ -644,10 +646,12 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     assert(n > 0 && n <= engine->config.seq_len);
     const bool seen = has_seen(engine, tokens, n);
+    const size_t bytes = engine->config.model->config.vocab * sizeof(float);
     engine->seen_count = 0;
     TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
-    TRY(copy_out(engine, logits, engine->logits, engine->config.model->config.vocab * sizeof(float), e));
+    TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    memcpy(logits, engine->logits_host, bytes);
     memcpy(engine->seen, tokens, n * sizeof *tokens);
     engine->seen_count = n;
     return 0;

@@ -69,33 +69,63 @@ __device__ static void normalise(float *y, const float *x, Norm n, int C) {
     __syncthreads();
 }
 
-// The partial sums of a product, from x in shared memory: a tile of columns and a split at a time, W columns a thread.
+// A tile of a product: of its columns, and of the rows of one split.
+struct Tile {
+    int first, begin, end, split; // column; rows
+};
+
+template <int W> __device__ static int tiles_of(const Product &p) {
+    return (p.out + TILE_THREADS * W - 1) / (TILE_THREADS * W) * p.splits;
+}
+
+template <int W> __device__ static Tile tile_of(const Product &p, int i) {
+    const int rows = (p.in + p.splits - 1) / p.splits, split = i % p.splits;
+    return {i / p.splits * TILE_THREADS * W, split * rows, min(p.in, (split + 1) * rows), split};
+}
+
+// The weights of this thread block's first tile, to the second-level cache while it waits for the others.
+template <int W> __device__ static void prefetch(const Product &p) {
+    if (blockIdx.x >= tiles_of<W>(p)) return;
+    const Tile t = tile_of<W>(p, blockIdx.x);
+    for (int r = t.begin + threadIdx.x; r < t.end; r += THREADS)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.w + (size_t)r * p.out + t.first));
+}
+
+// The partial sums of a product, from x in shared memory: a tile at a time, W columns a thread.
 template <int W> __device__ static void multiply(const Product &p, const float *x, float (*room)[ROOM]) {
-    const int columns = TILE_THREADS * W, tiles = (p.out + columns - 1) / columns;
-    const int rows = (p.in + p.splits - 1) / p.splits, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (int item = blockIdx.x; item < tiles * p.splits; item += gridDim.x) {
-        const int first = item % tiles * columns, c = first + threadIdx.x % TILE_THREADS * W, split = item / tiles;
-        const int end = min(p.in, (split + 1) * rows);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = threadIdx.x % TILE_THREADS * W;
+    for (int i = blockIdx.x; i < tiles_of<W>(p); i += gridDim.x) {
+        const Tile t = tile_of<W>(p, i);
         float sum[W] = {};
 #pragma unroll 4
-        for (int r = split * rows + threadIdx.x / TILE_THREADS; r < end && c < p.out; r += TILE_ROWS) {
+        for (int r = t.begin + threadIdx.x / TILE_THREADS; r < t.end && t.first + column < p.out; r += TILE_ROWS) {
             float w[W];
-            pack_get(w, pack_load<W>(p.w + (size_t)r * p.out + c));
+            pack_get(w, pack_load<W>(p.w + (size_t)r * p.out + t.first + column));
             UNROLL_FOR (int j = 0; j < W; j++) sum[j] = add_product(sum[j], x[r], w[j]);
         }
         UNROLL_FOR (int j = 0; j < W; j++)
             UNROLL_FOR (int offset = TILE_THREADS; offset < WARP; offset *= 2)
                 sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
         if (lane < TILE_THREADS)
-            UNROLL_FOR (int j = 0; j < W; j++) room[warp][lane * W + j] = sum[j];
+            UNROLL_FOR (int j = 0; j < W; j++) room[warp][column + j] = sum[j];
         __syncthreads();
-        if (threadIdx.x < columns && first + threadIdx.x < p.out) {
+        if (threadIdx.x < TILE_THREADS * W && t.first + threadIdx.x < p.out) {
             float total = 0;
             for (int k = 0; k < WARPS; k++) total += room[k][threadIdx.x];
-            p.partials[(size_t)split * p.out + first + threadIdx.x] = total;
+            p.partials[(size_t)t.split * p.out + t.first + threadIdx.x] = total;
         }
         __syncthreads();
     }
+}
+
+// x = gelu(fc), in the rows that this thread block multiplies.
+template <int W> __device__ static void gelu_output(float *x, const Product &fc, const Product &fcproj) {
+    const int tiles = tiles_of<W>(fcproj);
+    Tile rows = tile_of<W>(fcproj, blockIdx.x);
+    if (tiles > gridDim.x) rows.begin = 0, rows.end = fcproj.in;
+    for (int c = rows.begin + threadIdx.x; c < rows.end && blockIdx.x < tiles; c += THREADS)
+        x[c] = rounded(gelu(output(fc, c)));
+    __syncthreads();
 }
 
 // ---- Attention of one query -----------------------------------------------------------------------------------------
@@ -231,19 +261,22 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
         const Product fcproj = product_of(a.fcproj, ahead);
         normalise(in, x, norm_of(a.ln1, ahead), a.C);
         multiply<W>(qkv, in, room);
+        prefetch<W>(proj);
         grid.sync();
         attention(a, qkv, a.cache + l * a.qkv_stride, t, in, room);
         grid.sync();
         attention_output(in, a);
         multiply<W>(proj, in, room);
+        prefetch<W>(fc);
         grid.sync();
         add_output(x, proj);
         normalise(in, x, norm_of(a.ln2, ahead), a.C);
         multiply<W>(fc, in, room);
+        prefetch<W>(fcproj);
         grid.sync();
-        for (int c = threadIdx.x; c < 4 * a.C; c += THREADS) in[c] = rounded(gelu(output(fc, c)));
-        __syncthreads();
+        gelu_output<W>(in, fc, fcproj);
         multiply<W>(fcproj, in, room);
+        if (l + 1 < a.L) prefetch<W>(product_of(a.qkv, ahead + a.stride));
         grid.sync();
         add_output(x, fcproj);
     }

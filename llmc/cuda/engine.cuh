@@ -77,6 +77,7 @@ struct Engine {
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
     cudaEvent_t sent[TOKEN_SLOTS]; // after the slot's copy
     int slot;
+    float *logits_host;      // (V), pinned
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
