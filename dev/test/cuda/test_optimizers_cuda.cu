@@ -342,6 +342,34 @@ static void test_training(void) {
         }
 }
 
+// Muon's scratch lies in memory of activations, where these are more.
+static void test_memory(void) {
+    Error e = {};
+    Model model;
+    ModelConfig shape = {0, 0, 0, 50257, 1024};
+    CHECK(model_preset(&shape, "gpt2-124M"), "preset");
+    CHECK_OK(model_create(&model, &shape, &e), &e);
+    for (int micro_batch : {1, 64}) {
+        size_t total[OPTIMIZERS];
+        for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
+            EngineConfig config = {};
+            MemoryPlan plan;
+            config.model = &model;
+            config.micro_batch = micro_batch;
+            config.seq_len = 1024;
+            config.recompute = RECOMPUTE_BLOCK;
+            config.optimizer = o;
+            cuda_engine.plan_memory(&config, &plan);
+            total[o] = plan.total;
+        }
+        CHECK(total[OPTIMIZER_LAMB] - total[OPTIMIZER_ADAMW] < (8 << 20), "%d rows: tables of LAMB", micro_batch);
+        CHECK((total[OPTIMIZER_MUON] == total[OPTIMIZER_ADAMW]) == (micro_batch == 64) &&
+                  total[OPTIMIZER_MUON] - total[OPTIMIZER_ADAMW] <= (size_t)256 << 20,
+              "%d rows: Muon takes %zu bytes more", micro_batch, total[OPTIMIZER_MUON] - total[OPTIMIZER_ADAMW]);
+    }
+    model_destroy(&model);
+}
+
 int main(int argc, char **argv) {
     int code = engine_test_begin("test_optimizers_cuda", argc, argv);
     if (code) return code;
@@ -351,6 +379,7 @@ int main(int argc, char **argv) {
     RUN(test_bits);
     RUN(test_trust_in_parts);
     RUN(test_nonfinite);
+    RUN(test_memory);
     if (!small) RUN(test_training);
     return test_summary();
 }
