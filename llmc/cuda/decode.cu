@@ -4,12 +4,11 @@
 #include "math/layernorm.h"
 #include "model/cuda_sizes.h"
 
-#include <cooperative_groups.h>
-
 enum { THREADS = 512, WARPS = THREADS / WARP };
-enum { SPLITS_MAX = 8, HEAD_SPLITS_MAX = 16, AT_ONCE = 4 }; // AT_ONCE: rows that a warp has in flight
+enum { SPLITS_MAX = 8, HEAD_SPLITS_MAX = 12, AT_ONCE = 4 }; // AT_ONCE: rows that a warp has in flight
 enum { HEAD_PARTS = ATTENTION_HEAD_SIZE_MAX / WARP, ROOM = ATTENTION_HEAD_SIZE_MAX + 2 };
 enum { TILE_THREADS = 4, TILE_ROWS = THREADS / TILE_THREADS }; // of a tile: across its columns; its rows at a time
+enum { FETCHED = 16 / sizeof(real) };                          // rows of a thread that are fetched in advance
 
 // y (out) = x (in) W (in, out) + bias. Each of `splits` ranges of rows has a sum of its own in partials (splits, out).
 typedef struct {
@@ -32,7 +31,20 @@ typedef struct {
     real *cache;      // qkv of block 0
     float *attention; // (NH, head_splits, D + 2): sum of values, largest score, sum of weights
     float *logits;
+    unsigned *arrived; // thread blocks at any barrier so far; 0 at first
 } Layers;
+
+// Waits until all thread blocks are at their barrier number n, from 1 on, and sees what they wrote before.
+__device__ static void await_blocks(unsigned *arrived, unsigned n) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned now;
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+        while (now < n * gridDim.x);
+    }
+    __syncthreads();
+}
 
 __device__ static float rounded(float x) { return real_to_float((real)x); }
 
@@ -45,7 +57,8 @@ __device__ static Product product_of(Product p, size_t ahead) {
 // Element c of a finished product. Other multiprocessors wrote its parts: not from this one's own cache.
 __device__ static float output(const Product &p, int c) {
     float sum = 0;
-    for (int s = 0; s < p.splits; s++) sum += __ldcg(p.partials + (size_t)s * p.out + c);
+    UNROLL_FOR (int s = 0; s < SPLITS_MAX; s++)
+        if (s < p.splits) sum += __ldcg(p.partials + (size_t)s * p.out + c);
     return rounded(sum + real_to_float(p.bias[c]));
 }
 
@@ -83,38 +96,61 @@ template <int W> __device__ static Tile tile_of(const Product &p, int i) {
     return {i / p.splits * TILE_THREADS * W, split * rows, min(p.in, (split + 1) * rows), split};
 }
 
-// The weights of this thread block's first tile, to the second-level cache while it waits for the others.
-template <int W> __device__ static void prefetch(const Product &p) {
+// Rows of a thread block's first tile. They are fetched before it waits for the other blocks: weights are there already.
+template <int W> struct Fetched { Pack<W> w[FETCHED]; };
+
+__device__ static int first_row(const Tile &t) { return t.begin + (int)threadIdx.x / TILE_THREADS; }
+
+// The weights of this thread in row number k of its rows of a tile; 0 where it has none.
+template <int W> __device__ static Pack<W> weights_of(const Product &p, const Tile &t, int k) {
+    const int r = first_row(t) + k * TILE_ROWS, c = t.first + (int)threadIdx.x % TILE_THREADS * W;
+    return r < t.end && c < p.out ? pack_load<W>(p.w + (size_t)r * p.out + c) : Pack<W>{};
+}
+
+template <int W> __device__ static void fetch(Fetched<W> *f, const Product &p) {
     if (blockIdx.x >= tiles_of<W>(p)) return;
     const Tile t = tile_of<W>(p, blockIdx.x);
-    for (int r = t.begin + threadIdx.x; r < t.end; r += THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.w + (size_t)r * p.out + t.first));
+    UNROLL_FOR (int k = 0; k < FETCHED; k++) f->w[k] = weights_of<W>(p, t, k);
+}
+
+// sum += x[r] w
+template <int W> __device__ static void add_row(float (&sum)[W], const Pack<W> &pack, const float *x, int r, int end) {
+    float w[W];
+    pack_get(w, pack);
+    const float value = r < end ? x[r] : 0;
+    UNROLL_FOR (int j = 0; j < W; j++) sum[j] = add_product(sum[j], value, w[j]);
+}
+
+// The thread block's sum of a tile, from those of its threads.
+template <int W>
+__device__ static void finish_tile(const Product &p, const Tile &t, float (&sum)[W], float (*room)[ROOM]) {
+    const int lane = threadIdx.x % WARP, column = threadIdx.x;
+    UNROLL_FOR (int j = 0; j < W; j++)
+        UNROLL_FOR (int offset = TILE_THREADS; offset < WARP; offset *= 2)
+            sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
+    if (lane < TILE_THREADS)
+        UNROLL_FOR (int j = 0; j < W; j++) room[threadIdx.x / WARP][lane * W + j] = sum[j];
+    __syncthreads();
+    if (column < TILE_THREADS * W && t.first + column < p.out) {
+        float total = 0;
+        UNROLL_FOR (int k = 0; k < WARPS; k++) total += room[k][column];
+        p.partials[(size_t)t.split * p.out + t.first + column] = total;
+    }
+    __syncthreads();
 }
 
 // The partial sums of a product, from x in shared memory: a tile at a time, W columns a thread.
-template <int W> __device__ static void multiply(const Product &p, const float *x, float (*room)[ROOM]) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = threadIdx.x % TILE_THREADS * W;
+template <int W> __device__ static void multiply(const Product &p, const float *x, Fetched<W> *f, float (*room)[ROOM]) {
     for (int i = blockIdx.x; i < tiles_of<W>(p); i += gridDim.x) {
         const Tile t = tile_of<W>(p, i);
         float sum[W] = {};
-#pragma unroll 4
-        for (int r = t.begin + threadIdx.x / TILE_THREADS; r < t.end && t.first + column < p.out; r += TILE_ROWS) {
-            float w[W];
-            pack_get(w, pack_load<W>(p.w + (size_t)r * p.out + t.first + column));
-            UNROLL_FOR (int j = 0; j < W; j++) sum[j] = add_product(sum[j], x[r], w[j]);
+        for (int k = 0; first_row(t) + k * TILE_ROWS < t.end; k += FETCHED) {
+            if (k > 0 || i > (int)blockIdx.x)
+                UNROLL_FOR (int j = 0; j < FETCHED; j++) f->w[j] = weights_of<W>(p, t, k + j);
+            UNROLL_FOR (int j = 0; j < FETCHED; j++)
+                add_row(sum, f->w[j], x, first_row(t) + (k + j) * TILE_ROWS, t.end);
         }
-        UNROLL_FOR (int j = 0; j < W; j++)
-            UNROLL_FOR (int offset = TILE_THREADS; offset < WARP; offset *= 2)
-                sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
-        if (lane < TILE_THREADS)
-            UNROLL_FOR (int j = 0; j < W; j++) room[warp][column + j] = sum[j];
-        __syncthreads();
-        if (threadIdx.x < TILE_THREADS * W && t.first + threadIdx.x < p.out) {
-            float total = 0;
-            for (int k = 0; k < WARPS; k++) total += room[k][threadIdx.x];
-            p.partials[(size_t)t.split * p.out + t.first + threadIdx.x] = total;
-        }
-        __syncthreads();
+        finish_tile(p, t, sum, room);
     }
 }
 
@@ -180,6 +216,16 @@ __device__ static void attention_finish(float *out, const float (*room)[ROOM], i
     else out[D] = largest;
 }
 
+// The keys and values of this thread block's first head and range, to the second-level cache.
+__device__ static void prefetch_keys(const Layers &a, const real *cache, DecodeToken t) {
+    const int D = a.C / a.NH, each = (t.row + 1 - t.first + a.head_splits - 1) / a.head_splits;
+    const int h = blockIdx.x % a.NH, begin = t.first + (int)blockIdx.x / a.NH * each, end = min(begin + each, t.row);
+    if (blockIdx.x >= a.NH * a.head_splits) return;
+    for (int i = threadIdx.x; i < 2 * (end - begin); i += THREADS)
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(cache + (size_t)(begin + i / 2) * 3 * a.C + (1 + i % 2) * a.C + h * D));
+}
+
 // A head and a range of keys at a time. own (3 D): shared memory.
 __device__ static void attention(const Layers &a, const Product &qkv, real *cache, DecodeToken t, float *own,
                                  float (*room)[ROOM]) {
@@ -211,12 +257,18 @@ __device__ static void attention_output(float *x, const Layers &a) {
     const int D = a.C / a.NH;
     for (int c = threadIdx.x; c < a.C; c += THREADS) {
         const float *parts = a.attention + (size_t)(c / D) * a.head_splits * (D + 2);
-        float largest = -INFINITY, sum = 0, weights = 0;
-        for (int s = 0; s < a.head_splits; s++) largest = fmaxf(largest, __ldcg(parts + s * (D + 2) + D));
-        for (int s = 0; s < a.head_splits; s++) {
-            const float *part = parts + s * (D + 2), of_all = share(__ldcg(part + D), largest);
-            sum += of_all * __ldcg(part + c % D);
-            weights += of_all * __ldcg(part + D + 1);
+        float largest = -INFINITY, sum = 0, weights = 0, score[HEAD_SPLITS_MAX], part[HEAD_SPLITS_MAX][2];
+        UNROLL_FOR (int s = 0; s < HEAD_SPLITS_MAX; s++) {
+            const bool there = s < a.head_splits;
+            score[s] = there ? __ldcg(parts + s * (D + 2) + D) : -INFINITY;
+            part[s][0] = there ? __ldcg(parts + s * (D + 2) + c % D) : 0;
+            part[s][1] = there ? __ldcg(parts + s * (D + 2) + D + 1) : 0;
+        }
+        UNROLL_FOR (int s = 0; s < HEAD_SPLITS_MAX; s++) largest = fmaxf(largest, score[s]);
+        UNROLL_FOR (int s = 0; s < HEAD_SPLITS_MAX; s++) {
+            const float of_all = share(score[s], largest);
+            sum += of_all * part[s][0];
+            weights += of_all * part[s][1];
         }
         x[c] = rounded(sum / weights);
     }
@@ -251,7 +303,9 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
     extern __shared__ float x[];
     __shared__ float room[WARPS][ROOM];
     float *in = x + a.C;
-    const auto grid = cooperative_groups::this_grid();
+    unsigned barriers = 0;
+    Fetched<W> f;
+    fetch(&f, a.qkv);
     for (int c = threadIdx.x; c < a.C; c += THREADS)
         x[c] = rounded(real_to_float(a.wte[(size_t)t.token * a.C + c]) +
                        real_to_float(a.wpe[(size_t)t.position * a.C + c]));
@@ -259,25 +313,27 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
         const size_t ahead = l * a.stride;
         const Product qkv = product_of(a.qkv, ahead), proj = product_of(a.proj, ahead), fc = product_of(a.fc, ahead);
         const Product fcproj = product_of(a.fcproj, ahead);
+        real *cache = a.cache + l * a.qkv_stride;
         normalise(in, x, norm_of(a.ln1, ahead), a.C);
-        multiply<W>(qkv, in, room);
-        prefetch<W>(proj);
-        grid.sync();
-        attention(a, qkv, a.cache + l * a.qkv_stride, t, in, room);
-        grid.sync();
+        multiply(qkv, in, &f, room);
+        prefetch_keys(a, cache, t);
+        fetch(&f, proj);
+        await_blocks(a.arrived, ++barriers);
+        attention(a, qkv, cache, t, in, room);
+        await_blocks(a.arrived, ++barriers);
         attention_output(in, a);
-        multiply<W>(proj, in, room);
-        prefetch<W>(fc);
-        grid.sync();
+        multiply(proj, in, &f, room);
+        fetch(&f, fc);
+        await_blocks(a.arrived, ++barriers);
         add_output(x, proj);
         normalise(in, x, norm_of(a.ln2, ahead), a.C);
-        multiply<W>(fc, in, room);
-        prefetch<W>(fcproj);
-        grid.sync();
+        multiply(fc, in, &f, room);
+        fetch(&f, fcproj);
+        await_blocks(a.arrived, ++barriers);
         gelu_output<W>(in, fc, fcproj);
-        multiply<W>(fcproj, in, room);
-        if (l + 1 < a.L) prefetch<W>(product_of(a.qkv, ahead + a.stride));
-        grid.sync();
+        multiply(fcproj, in, &f, room);
+        if (l + 1 < a.L) fetch(&f, product_of(a.qkv, ahead + a.stride));
+        await_blocks(a.arrived, ++barriers);
         add_output(x, fcproj);
     }
     normalise(in, x, a.lnf, a.C);
@@ -287,17 +343,20 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
 size_t decode_scratch_floats(const ModelConfig *config) {
-    return SPLITS_MAX * 9 * (size_t)config->channels + HEAD_SPLITS_MAX * (size_t)(config->channels + 2 * config->heads);
+    return SPLITS_MAX * 9 * (size_t)config->channels +
+           HEAD_SPLITS_MAX * (size_t)(config->channels + 2 * config->heads) + 1;
 }
 
-// As many ranges of rows as give each thread block nearly the same work; each is another sum to add.
+// Into how many ranges of rows a product is cut: by the estimated time of the thread block with most tiles, and of adding
+// the sums. (A block reads 36 bytes a nanosecond; a tile begins and ends in 0.7 us, a sum adds 0.03 us.)
 static int splits_for(int in, int out, int columns, int blocks) {
     const int tiles = (out + columns - 1) / columns;
     double least = INFINITY;
     int best = 1;
-    for (int s = 1; s <= SPLITS_MAX && in / s >= TILE_ROWS; s++) {
-        const double cost = (double)((tiles * s + blocks - 1) / blocks) / s + 0.02 * s;
-        if (cost < least) least = cost, best = s;
+    for (int s = 1; s <= SPLITS_MAX; s++) {
+        const double read = (double)in / s * columns * sizeof(real) / 36;
+        const double time = (tiles * s + blocks - 1) / blocks * (read + 700) + 30 * s;
+        if (time < least) least = time, best = s;
     }
     return best;
 }
@@ -336,12 +395,14 @@ static Layers layers_of(const Decoder *d, float *logits, int columns) {
             .fcproj = product(FCPROJ_W, FCPROJ_B, 4 * C, C),
             .cache = d->qkv,
             .attention = room,
-            .logits = logits};
+            .logits = logits,
+            .arrived = (unsigned *)(d->scratch + decode_scratch_floats(m) - 1)};
 }
 
 template <int W> static int run(float *logits, const Decoder *d, DecodeToken token, cudaStream_t stream, Error *e) {
     const size_t shared = 5 * (size_t)d->model->config.channels * sizeof(float);
     Layers layers = layers_of(d, logits, TILE_THREADS * W);
+    CUDA_TRY(cudaMemsetAsync(layers.arrived, 0, sizeof *layers.arrived, stream), e);
     void *parameters[] = {&layers, &token};
     TRY(shared_memory_allow(decode_kernel<W>, shared, e));
     return CUDA_CALL(cudaLaunchCooperativeKernel((void *)decode_kernel<W>, dim3(d->multiprocessors), dim3(THREADS),
