@@ -96,6 +96,25 @@ template <int W> __device__ static Tile tile_of(const Product &p, int i) {
     return {i / p.splits * TILE_THREADS * W, split * rows, min(p.in, (split + 1) * rows), split};
 }
 
+__device__ static void prefetch_line(const real *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// By one thread block: n values, at most 64 a thread.
+__device__ static void prefetch_vector(const real *p, int n, int block) {
+    if (blockIdx.x == block && threadIdx.x * 64 < n) prefetch_line(p + threadIdx.x * 64);
+}
+
+// The vectors of a block, to the second-level cache: while the block before it is computed.
+__device__ static void prefetch_vectors(const Layers &a, size_t ahead) {
+    prefetch_vector(a.ln1.gamma + ahead, a.C, 0);
+    prefetch_vector(a.ln1.beta + ahead, a.C, 1);
+    prefetch_vector(a.qkv.bias + ahead, 3 * a.C, 2);
+    prefetch_vector(a.proj.bias + ahead, a.C, 3);
+    prefetch_vector(a.ln2.gamma + ahead, a.C, 4);
+    prefetch_vector(a.ln2.beta + ahead, a.C, 5);
+    prefetch_vector(a.fc.bias + ahead, 4 * a.C, 6);
+    prefetch_vector(a.fcproj.bias + ahead, a.C, 7);
+}
+
 // Rows of a thread block's first tile. They are fetched before it waits for the other blocks: weights are there already.
 template <int W> struct Fetched { Pack<W> w[FETCHED]; };
 
@@ -222,8 +241,7 @@ __device__ static void prefetch_keys(const Layers &a, const real *cache, DecodeT
     const int h = blockIdx.x % a.NH, begin = t.first + (int)blockIdx.x / a.NH * each, end = min(begin + each, t.row);
     if (blockIdx.x >= a.NH * a.head_splits) return;
     for (int i = threadIdx.x; i < 2 * (end - begin); i += THREADS)
-        asm volatile(
-            "prefetch.global.L2 [%0];" ::"l"(cache + (size_t)(begin + i / 2) * 3 * a.C + (1 + i % 2) * a.C + h * D));
+        prefetch_line(cache + (size_t)(begin + i / 2) * 3 * a.C + (1 + i % 2) * a.C + h * D);
 }
 
 // A head and a range of keys at a time. own (3 D): shared memory.
@@ -314,6 +332,7 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
         const Product qkv = product_of(a.qkv, ahead), proj = product_of(a.proj, ahead), fc = product_of(a.fc, ahead);
         const Product fcproj = product_of(a.fcproj, ahead);
         real *cache = a.cache + l * a.qkv_stride;
+        if (l + 1 < a.L) prefetch_vectors(a, ahead + a.stride);
         normalise(in, x, norm_of(a.ln1, ahead), a.C);
         multiply(qkv, in, &f, room);
         prefetch_keys(a, cache, t);
