@@ -137,7 +137,7 @@ static void test_inference(void) {
     }
 }
 
-// The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every kind of step.
+// The same bits over memory full of NaN (0xff in every type) as over zeros, in every kind of step.
 // compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     Error e = {};
@@ -285,10 +285,13 @@ static uint64_t hash_of(const float *param, size_t all, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits, rounded;
-        float working = FP32 ? param[i] : round_bf16(param[i]);
+        float working = FP32 ? param[i] : round_real(param[i]);
+        __half half = __float2half_rn(param[i]);
+        uint16_t half_bits;
         memcpy(&bits, &param[i], sizeof bits);
         memcpy(&rounded, &working, sizeof rounded);
-        sum += hash_element(i, FP32 ? rounded : rounded >> 16);
+        memcpy(&half_bits, &half, sizeof half_bits);
+        sum += hash_element(i, FP32 ? rounded : FP16 ? half_bits : rounded >> 16);
         if (!FP32) sum += hash_element(all + i, bits);
     }
     return sum;
