@@ -544,6 +544,9 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
 static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {
+    if (dtype == DTYPE_FP16)
+        return FAIL(e, ERR_USAGE, "use --dtype bf16 or fp32",
+                    "--dtype fp16: only the CUDA trainer has it, made with PRECISION=FP16");
     if (matmul_kernel(dtype)) return 0;
     return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
