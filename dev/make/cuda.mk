@@ -1,9 +1,6 @@
 # The CUDA trainer, its tests and benchmarks; included by the Makefile, after tests.mk.
 
 PRECISION ?= BF16
-ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
-$(error PRECISION=$(PRECISION): BF16, FP16 or FP32)
-endif
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
 CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/ranks/*.cu))
@@ -17,6 +14,9 @@ TUNED_ARCH := 80 90a
 OLDEST := $(if $(filter FP16,$(PRECISION)),75,80)
 OLDEST_GPU := $(if $(filter FP16,$(PRECISION)),7.5 (T4),8.0 (A100))
 ifneq ($(CUDA_GOALS),)
+ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION=$(PRECISION): it may be BF16, FP16 or FP32)
+endif
 ifeq ($(CUDA_ARCH),)
 GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]' | tr -d . | sort -un)
 CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | awk '$$1 >= $(OLDEST)'),$(GPUS),$(TUNED_ARCH))
@@ -82,13 +82,14 @@ cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
 
 cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	$(MAKE) PRECISION=BF16 cuda-programs-one
+	$(MAKE) PRECISION=FP16 cuda-programs-one
 	$(MAKE) PRECISION=FP32 cuda-programs-one
 
 has-gpu:
 	@[ -e /dev/nvidia0 ] || nvidia-smi --list-gpus 2> /dev/null | grep -q '^GPU ' || { \
 		echo "error: no NVIDIA GPU here (nvidia-smi lists none). make train_gpt2cu compiles without one" >&2; exit 69; }
 
-test-gpu: has-gpu cuda-programs ## every test that needs a GPU, in both precisions
+test-gpu: has-gpu cuda-programs ## every test that needs a GPU, in every precision
 	@dev/test/gpu_check.sh tests
 
 bench-gpu: has-gpu cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48
