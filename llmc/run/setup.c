@@ -133,7 +133,7 @@ static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
 
 static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e) {
     if (o->loss_scale == 0) return 0;
-    if (!(engine->features & FEATURE_LOSS_SCALE))
+    if (!(engine->features & FEATURE_LOSS_SCALE) && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
                     "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
     if (loss_scale_valid(o->loss_scale)) return 0;
