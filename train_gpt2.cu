@@ -51,7 +51,7 @@ static Dtype cuda_dtype(void) { return REAL_DTYPE; }
 static int cuda_check_dtype(Dtype dtype, Error *e) {
     if (dtype == cuda_dtype()) return 0;
     return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
-                "--dtype %s: this program was built for %s", dtype_names[dtype], dtype_names[REAL_DTYPE]);
+                "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
 static int cuda_check(const EngineConfig *config, Error *e) {
@@ -116,8 +116,8 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, dtype_names[REAL_DTYPE],
-             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30));
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, REAL_NAME, d->multiProcessorCount,
+             (double)d->totalGlobalMem / (1 << 30));
 }
 
 static size_t cuda_memory_in_use(const Engine *) {

@@ -381,7 +381,7 @@ static void bench_create(Bench *b) {
     b->nvml = nvml_open();
     b->seconds = 1.0;
     printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
-           dtype_names[REAL_DTYPE], b->nvml.device ? "" : "; no NVML: energy is not measured");
+           REAL_NAME, b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {

@@ -14,7 +14,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
-             properties.multiProcessorCount, dtype_names[REAL_DTYPE], cublasLtGetVersion());
+             properties.multiProcessorCount, REAL_NAME, cublasLtGetVersion());
     CUDA_TRY(cudaEventCreate(&mm->start), e);
     CUDA_TRY(cudaEventCreate(&mm->stop), e);
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);

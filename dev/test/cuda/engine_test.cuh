@@ -185,7 +185,7 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     if (!seed) seed = (uint64_t)time(NULL);
     if (small) case_count = SMALL_CASES, steps = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("%s %s, seed %llu\n", name, dtype_names[REAL_DTYPE], (unsigned long long)seed);
+    printf("%s %s, seed %llu\n", name, REAL_NAME, (unsigned long long)seed);
     if (model_create(&w.model, &cases[1].config, &e)) return 1;
     config.model = &w.model;
     config.micro_batch = 1;

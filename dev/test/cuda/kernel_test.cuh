@@ -243,7 +243,7 @@ static inline int kernel_test_begin(const char *name, int argc, char **argv) {
     random_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
     if (!random_state) random_state = (uint64_t)(clock_seconds() * 1e6);
     small_shapes_only = argc > 2 && strcmp(argv[2], "small") == 0;
-    printf("%s %s, seed %llu%s\n", name, dtype_names[REAL_DTYPE], (unsigned long long)random_state,
+    printf("%s %s, seed %llu%s\n", name, REAL_NAME, (unsigned long long)random_state,
            small_shapes_only ? ", small shapes" : "");
     return 0;
 }
