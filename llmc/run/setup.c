@@ -124,13 +124,6 @@ static GnsMode most_measured(const Options *o) {
     return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
 }
 
-// A plan needs no engine.
-static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
-    if (o->zero < ZERO_3 || engine->own_weights || o->dry_run || !options_train(o)) return 0;
-    return FAIL(e, ERR_USAGE, "use --zero 2, or the CPU trainer, train_gpt2",
-                "--zero %d: this trainer keeps all weights on every rank", o->zero);
-}
-
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
@@ -159,7 +152,6 @@ static int setup_shape(Setup *setup, Error *e) {
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
-    TRY(check_zero(setup->engine_api, o, e));
     TRY(check_features(setup, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
