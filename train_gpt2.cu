@@ -533,12 +533,22 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     return cuda_begin_step(engine, e);
 }
 
+// With shard_weights there are no blocks yet: the embeddings take their place, since products of zeros leave a GPU cool.
+static int tuning_weights(Engine *engine, Error *e) {
+    size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
+    if (!engine->config.shard_weights) return 0;
+    return CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
+                                     cudaMemcpyDeviceToDevice, engine->stream),
+                     e);
+}
+
 static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    int code = tuning_steps(engine, tokens, e);
+    int code = tuning_weights(engine, e);
+    if (!code) code = tuning_steps(engine, tokens, e);
     matmul_tune(engine->matmul, false);
     memory_free(tokens);
     return code;
