@@ -13,6 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
@@ -67,7 +68,8 @@ def build(a):
             block = checkpoint_wrapper(block)
         if a.compile:
             block = torch.compile(block)
-        model.h[i] = fully_shard(block, mp_policy=policy)
+        fully_shard(block, mp_policy=policy)
+        model.h[i] = block
     fully_shard(model, mp_policy=policy)
     model.to_empty(device="cuda")
     with torch.no_grad():

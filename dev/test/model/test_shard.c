@@ -37,6 +37,7 @@ typedef struct {
     int micro_steps;           // begun in this step
     int begun[8], finished[8]; // calls a bucket, of this micro-step
     int soon, awaited;         // the block's bucket that the engine named, and awaited, last
+    bool descends;             // the blocks: in the backward pass
 } Rank;
 
 typedef struct World {
@@ -93,12 +94,16 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// The engine is done with what is in the block's slot, and reads nothing there before it awaits the block.
+// The engine is done with what is in the block's slot, and reads nothing there before it awaits the block. It names the next
+// block only: ranks without rows start the same transfers in this order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
     (void)e;
     CHECK(i > 0 && range_length(range) == range_length(model_bucket(rank->config.model, i)), "soon bucket %d", i);
+    CHECK(i == rank->awaited - 1 || (i == rank->awaited + 1 && !rank->descends), "soon bucket %d, after %d", i,
+          rank->awaited);
+    rank->descends = i < rank->awaited;
     if (i == rank->soon || i == rank->awaited) return 0; // it is there
     rank->soon = i;
     poison(rank, engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin), bucket_bytes(rank, range));
@@ -117,7 +122,8 @@ static int await_weights(void *context, Range range, Error *e) {
         void *to = engine_buffer(rank->engine, BUFFER_WEIGHT, part.begin);
         if (own != to) copy_from(rank, to, from, own, bucket_bytes(rank, part));
     }
-    if (i > 0) rank->awaited = i;
+    rank->awaited = i;
+    if (i == 0) rank->descends = false; // a forward pass begins
     return 0;
 }
 
