@@ -73,8 +73,8 @@ def build(a):
     fully_shard(model, mp_policy=policy)
     model.to_empty(device="cuda")
     with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(0, 0.02) if p.dim() > 1 else p.zero_()
+        for name, p in model.named_parameters():
+            p.normal_(0, 0.02) if p.dim() > 1 else p.fill_("weight" in name)
     return model
 
 
