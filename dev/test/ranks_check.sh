@@ -54,9 +54,10 @@ elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all G
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
-# Shapes: for GPUs, or small enough for a CPU.
+# Shapes: for GPUs, or small enough for a CPU. d7's blocks have an odd number of parts' units: not even two ranks' parts are
+# of equal length.
 if [ -z "$SMALL" ]; then
-    agree_T=512 agree_shape=(--model d6 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
+    agree_T=512 agree_shape=(--model d7 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
     resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 cadence_tolerance=1e-3
     small_model=(d12 64) large_model=(d48 16) strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
     memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
