@@ -81,10 +81,13 @@ static const char *const moments_of[] = {"AdamW moments, fp32", "LAMB moments, f
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
+    const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
+    const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
-    if (!rounded) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);
-    else ADD("working weights, bf16", engine->weight, n, FORWARD, UPDATE);
-    if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, UPDATE);
+    if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);
+    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, UPDATE);
+    if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, UPDATE);
+    if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, UPDATE);
     ADD("small tables", engine->stats, stats_count(model), FORWARD, UPDATE);
     ADD("small tables", engine->grad_scale, 1, FORWARD, UPDATE);
     ADD("small tables", engine->ticket, 1, FORWARD, UPDATE);

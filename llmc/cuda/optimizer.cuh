@@ -14,6 +14,9 @@ enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of i
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
+// out = x, rounded to nearest even. n a multiple of 64.
+int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
+
 // What becomes of 64 elements.
 enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON }; // of a vector, of a matrix, of a matrix of Muon's
 

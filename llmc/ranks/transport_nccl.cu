@@ -16,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers, more than a step has buckets. An older transfer's event is a later one's: the wait is then
+// Events of the last transfers, more than a backward pass over 255 blocks has. An older transfer's event is a later one's: the wait is then
 // longer than needed, never shorter.
-enum { MARKS = 128 };
+enum { MARKS = 512 };
 
 struct Transport {
     Comm *comm;
@@ -264,32 +264,32 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     return work_started(t, e);
 }
 
-static int gather_equal(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int gather_equal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     int last = t->comm->ranks - 1;
     Parts parts = parts_of(t->comm, bucket);
-    const char *own = (const char *)values + parts.begin * element_bytes;
+    const char *own_rest = (const char *)own + parts.each * element_bytes; // of the last rank
     char *rest = (char *)values + parts.each * (size_t)(last + 1) * element_bytes;
     if (parts.each)
         NCCL_TRY(ncclAllGather(own, values, parts.each * element_bytes, ncclInt8, t->nccl, t->stream), t, e);
     if (parts.rest)
-        NCCL_TRY(ncclBroadcast(rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+        NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
     return 0;
 }
 
-static int gather_unequal(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int gather_unequal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     for (int r = 0; r < t->comm->ranks; r++) {
         const Range part = part_of(t, bucket, r);
         char *at = (char *)values + (part.begin - bucket.begin) * element_bytes;
         if (range_length(part))
-            NCCL_TRY(ncclBroadcast(at, at, range_length(part) * element_bytes, ncclInt8, r, t->nccl, t->stream), t, e);
+            NCCL_TRY(ncclBroadcast(own, at, range_length(part) * element_bytes, ncclInt8, r, t->nccl, t->stream), t, e);
     }
     return 0;
 }
 
-static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
-    TRY((is_unequal(t, bucket) ? gather_unequal : gather_equal)(t, values, element_bytes, bucket, e));
+    TRY((is_unequal(t, bucket) ? gather_unequal : gather_equal)(t, own, values, element_bytes, bucket, e));
     NCCL_TRY(ncclGroupEnd(), t, e);
     return work_started(t, e);
 }

@@ -120,11 +120,11 @@ static void test_against_cpu(void) {
     }
 }
 
-// ---- Newton-Schulz by plain loops in double, rounded to bf16 where the GPU stores bf16 ------------------------------
+// ---- Newton-Schulz by plain loops in double, rounded where the GPU stores 16 bits ------------------------------
 
 typedef std::vector<double> Matrix; // row-major
 
-static double stored(double x) { return FP32 ? x : round_bf16((float)x); }
+static double stored(double x) { return FP32 ? x : round_real((float)x); }
 
 // alpha a (m, k) b (k, n) + beta c
 static Matrix product(double alpha, const Matrix &a, const Matrix &b, double beta, const Matrix *c, size_t m, size_t k,
