@@ -34,12 +34,16 @@ typedef struct {
     unsigned *arrived; // thread blocks at any barrier so far; 0 at first
 } Layers;
 
-// Waits until all thread blocks are at their barrier number n, from 1 on, and sees what they wrote before.
-__device__ static void await_blocks(unsigned *arrived, unsigned n) {
+// A barrier of all thread blocks in two parts: between them a block fetches what no other writes.
+__device__ static void arrive(unsigned *arrived) {
     __syncthreads();
+    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+
+// Waits until all have arrived n times, and sees what they wrote before.
+__device__ static void await_blocks(unsigned *arrived, unsigned n) {
     if (threadIdx.x == 0) {
         unsigned now;
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
         do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
         while (now < n * gridDim.x);
     }
@@ -335,22 +339,27 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
         if (l + 1 < a.L) prefetch_vectors(a, ahead + a.stride);
         normalise(in, x, norm_of(a.ln1, ahead), a.C);
         multiply(qkv, in, &f, room);
+        arrive(a.arrived);
         prefetch_keys(a, cache, t);
         fetch(&f, proj);
         await_blocks(a.arrived, ++barriers);
         attention(a, qkv, cache, t, in, room);
+        arrive(a.arrived);
         await_blocks(a.arrived, ++barriers);
         attention_output(in, a);
         multiply(proj, in, &f, room);
+        arrive(a.arrived);
         fetch(&f, fc);
         await_blocks(a.arrived, ++barriers);
         add_output(x, proj);
         normalise(in, x, norm_of(a.ln2, ahead), a.C);
         multiply(fc, in, &f, room);
+        arrive(a.arrived);
         fetch(&f, fcproj);
         await_blocks(a.arrived, ++barriers);
         gelu_output<W>(in, fc, fcproj);
         multiply(fcproj, in, &f, room);
+        arrive(a.arrived);
         if (l + 1 < a.L) fetch(&f, product_of(a.qkv, ahead + a.stride));
         await_blocks(a.arrived, ++barriers);
         add_output(x, fcproj);

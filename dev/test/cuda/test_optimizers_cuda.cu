@@ -159,11 +159,12 @@ static Matrix orthogonal(Matrix x, size_t rows, size_t columns) {
 }
 
 // From the summed gradient to x of a first step, whose moments begin at 0.
-static double x_scale(const std::vector<float> &grad, const UpdateConfig &u) {
+static double x_scale(const World *w, const std::vector<float> &grad, const UpdateConfig &u) {
+    const double batch = (double)u.batch * loss_scale(w);
     double square = 0;
     for (float g : grad) square += (double)g * g;
-    const double norm = sqrt(square) / (double)u.batch;
-    return fmin(1, u.grad_clip / norm) / (double)u.batch * (1 - u.momentum) * (1 + u.momentum);
+    const double norm = sqrt(square) / batch;
+    return fmin(1, u.grad_clip / norm) / batch * (1 - u.momentum) * (1 + u.momentum);
 }
 
 static void compare_loops(const World *w) {
@@ -172,7 +173,7 @@ static void compare_loops(const World *w) {
     Engine *engine = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
     const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &gpu, engine, STATE_PARAM);
     const UpdateConfig u = update_config(w->c, 1);
-    const double from_grad = x_scale(grad, u);
+    const double from_grad = x_scale(w, grad, u);
     poison(engine, 0xff);
     step(w, &gpu, engine, grad, 1);
     const std::vector<float> got = state_of(w, &gpu, engine, STATE_PARAM);
