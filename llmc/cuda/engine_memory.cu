@@ -69,7 +69,7 @@ static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
     const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
-    const char *working = rounded ? "working weights, bf16" : "working weights, fp32";
+    const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
     if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
     else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, BACKWARD);
