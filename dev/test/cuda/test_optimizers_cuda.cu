@@ -19,12 +19,12 @@ struct Random {
     float operator()(double deviation) { return (float)(deviation * rng_normal(seed, 1 << 20, draws++)); }
 };
 
-// Gradients of different sizes; 0 in the padding.
+// Gradients of different sizes, times the loss scale; 0 in the padding.
 static std::vector<float> random_gradient(const World *w, Random &random) {
     std::vector<float> grad(w->model.flat_count, 0);
     for (int k = 0; k < w->model.tensor_count; k++) {
         const Tensor *t = &w->model.tensors[k];
-        const double size = pow(10, -k % 4);
+        const double size = loss_scale(w) * pow(10, -k % 4);
         for (size_t i = 0; i < t->count; i++) grad[t->offset + i] = random(size);
     }
     return grad;
