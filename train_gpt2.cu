@@ -633,13 +633,6 @@ static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
-// The first token of the document of the last of n tokens.
-static int document_begin(const EngineConfig *config, const uint16_t *tokens, int n) {
-    int first = config->document_mask ? n - 1 : 0;
-    while (first > 0 && tokens[first] != config->separator) first--;
-    return first;
-}
-
 // Logits after the last of n tokens, the others having been seen.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const EngineConfig *c = &engine->config;
@@ -650,9 +643,8 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
                              .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
                              .scratch = engine->decode_scratch,
                              .multiprocessors = engine->device.properties.multiProcessorCount};
-    const int first = document_begin(c, tokens, n), row = n - 1;
     TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
-    return decode((float *)engine->logits, &decoder, {tokens[row], row - first, row, first}, engine->stream, e);
+    return decode((float *)engine->logits, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }
 
 // The model is causal, so n is rounded up to a whole tile: texts of any length need few matmul plans.

@@ -240,31 +240,31 @@ __device__ static void attention_finish(float *out, const float (*room)[ROOM], i
 }
 
 // The keys and values of this thread block's first head and range, to the second-level cache.
-__device__ static void prefetch_keys(const Layers &a, const real *cache, DecodeToken t) {
-    const int D = a.C / a.NH, each = (t.row + 1 - t.first + a.head_splits - 1) / a.head_splits;
-    const int h = blockIdx.x % a.NH, begin = t.first + (int)blockIdx.x / a.NH * each, end = min(begin + each, t.row);
+__device__ static void prefetch_keys(const Layers &a, const real *cache, int row) {
+    const int D = a.C / a.NH, each = (row + a.head_splits) / a.head_splits;
+    const int h = blockIdx.x % a.NH, begin = (int)blockIdx.x / a.NH * each, end = min(begin + each, row);
     if (blockIdx.x >= a.NH * a.head_splits) return;
     for (int i = threadIdx.x; i < 2 * (end - begin); i += THREADS)
         prefetch_line(cache + (size_t)(begin + i / 2) * 3 * a.C + (1 + i % 2) * a.C + h * D);
 }
 
 // A head and a range of keys at a time. own (3 D): shared memory.
-__device__ static void attention(const Layers &a, const Product &qkv, real *cache, DecodeToken t, float *own,
+__device__ static void attention(const Layers &a, const Product &qkv, real *cache, int row, float *own,
                                  float (*room)[ROOM]) {
-    const int D = a.C / a.NH, each = (t.row + 1 - t.first + a.head_splits - 1) / a.head_splits;
+    const int D = a.C / a.NH, each = (row + a.head_splits) / a.head_splits;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int item = blockIdx.x; item < a.NH * a.head_splits; item += gridDim.x) {
-        const int h = item % a.NH, split = item / a.NH, begin = t.first + split * each;
-        const int end = min(begin + each, t.row + 1);
+        const int h = item % a.NH, split = item / a.NH, begin = split * each;
+        const int end = min(begin + each, row + 1);
         for (int i = threadIdx.x; i < 3 * D; i += THREADS) {
             const int c = i / D * a.C + h * D + i % D;
             own[i] = output(qkv, c);
-            if (split == 0) cache[(size_t)t.row * 3 * a.C + c] = (real)own[i];
+            if (split == 0) cache[(size_t)row * 3 * a.C + c] = (real)own[i];
         }
         __syncthreads();
         Softmax s = {-INFINITY};
         for (int key = begin + warp * AT_ONCE; key < end; key += WARPS * AT_ONCE)
-            attend(&s, cache + a.C + h * D, key, end, t.row, own, a.C, D);
+            attend(&s, cache + a.C + h * D, key, end, row, own, a.C, D);
         UNROLL_FOR (int j = 0; j < HEAD_PARTS; j++)
             if (lane + j * WARP < D) room[warp][lane + j * WARP] = s.values[j];
         if (lane == 0) room[warp][D] = s.largest, room[warp][D + 1] = s.weights;
@@ -321,7 +321,7 @@ template <int W> __device__ static void head(const Layers &a, const float *x) {
 
 // x (C) in every thread block: the residual stream. in (4C): the input of the next product.
 template <int W>
-__global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__ Layers a, DecodeToken t) {
+__global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__ Layers a, int token, int row) {
     extern __shared__ float x[];
     __shared__ float room[WARPS][ROOM];
     float *in = x + a.C;
@@ -329,8 +329,7 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
     Fetched<W> f;
     fetch(&f, a.qkv);
     for (int c = threadIdx.x; c < a.C; c += THREADS)
-        x[c] = rounded(real_to_float(a.wte[(size_t)t.token * a.C + c]) +
-                       real_to_float(a.wpe[(size_t)t.position * a.C + c]));
+        x[c] = rounded(real_to_float(a.wte[(size_t)token * a.C + c]) + real_to_float(a.wpe[(size_t)row * a.C + c]));
     for (int l = 0; l < a.L; l++) {
         const size_t ahead = l * a.stride;
         const Product qkv = product_of(a.qkv, ahead), proj = product_of(a.proj, ahead), fc = product_of(a.fc, ahead);
@@ -340,10 +339,10 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
         normalise(in, x, norm_of(a.ln1, ahead), a.C);
         multiply(qkv, in, &f, room);
         arrive(a.arrived);
-        prefetch_keys(a, cache, t);
+        prefetch_keys(a, cache, row);
         fetch(&f, proj);
         await_blocks(a.arrived, ++barriers);
-        attention(a, qkv, cache, t, in, room);
+        attention(a, qkv, cache, row, in, room);
         arrive(a.arrived);
         await_blocks(a.arrived, ++barriers);
         attention_output(in, a);
@@ -427,18 +426,18 @@ static Layers layers_of(const Decoder *d, float *logits, int columns) {
             .arrived = (unsigned *)(d->scratch + decode_scratch_floats(m) - 1)};
 }
 
-template <int W> static int run(float *logits, const Decoder *d, DecodeToken token, cudaStream_t stream, Error *e) {
+template <int W> static int run(float *logits, const Decoder *d, int token, int row, cudaStream_t stream, Error *e) {
     const size_t shared = 5 * (size_t)d->model->config.channels * sizeof(float);
     Layers layers = layers_of(d, logits, TILE_THREADS * W);
     CUDA_TRY(cudaMemsetAsync(layers.arrived, 0, sizeof *layers.arrived, stream), e);
-    void *parameters[] = {&layers, &token};
+    void *parameters[] = {&layers, &token, &row};
     TRY(shared_memory_allow(decode_kernel<W>, shared, e));
     return CUDA_CALL(cudaLaunchCooperativeKernel((void *)decode_kernel<W>, dim3(d->multiprocessors), dim3(THREADS),
                                                  parameters, shared, stream),
                      e);
 }
 
-int decode(float *logits, const Decoder *decoder, DecodeToken token, cudaStream_t stream, Error *e) {
+int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e) {
     const auto of_width = decoder->model->config.channels % VEC ? run<1> : run<VEC>;
-    return of_width(logits, decoder, token, stream, e);
+    return of_width(logits, decoder, token, row, stream, e);
 }

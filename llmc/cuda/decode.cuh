@@ -20,12 +20,7 @@ typedef struct {
     int multiprocessors;
 } Decoder;
 
-// The row of qkv is the token's place among those in memory; it sees these from row `first` on.
-typedef struct {
-    int token, position, row, first;
-} DecodeToken;
-
 size_t decode_scratch_floats(const ModelConfig *config);
 
-// Writes the token's row of qkv in every block, and the logits of the next token (V).
-int decode(float *logits, const Decoder *decoder, DecodeToken token, cudaStream_t stream, Error *e);
+// Writes row number `row` of qkv in every block, that of the token after as many others, and the logits of the next one (V).
+int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e);
