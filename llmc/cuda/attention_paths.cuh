@@ -2,6 +2,8 @@
 #pragma once
 
 #include "cuda/attention.cuh"
+#include "cuda/dropout.cuh"
+#include <float.h>
 #include <math.h>
 
 // Softmax runs in base 2 throughout: exp2(x log2 e) is one multiply-add and one instruction.
@@ -15,9 +17,10 @@ struct AttentionRows {
 };
 
 typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                             cudaStream_t stream, Error *e);
+                             const AttentionMasks &masks, cudaStream_t stream, Error *e);
 typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                              AttentionRows rows, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e);
+                              AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
+                              cudaStream_t stream, Error *e);
 
 // Any GPU from sm_80, any D <= 128: mma.sync in bf16, plain fp32 (no TF32) in the FP32 build.
 AttentionForward attention_tiled_forward;
@@ -31,6 +34,29 @@ AttentionBackward attention_sm90_backward;
 #endif
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
+
+// The first key that a query of example b sees but for the causal mask, and the last query that sees a key. Rows beyond T
+// are as the last one.
+__device__ static inline int first_key(const AttentionMasks &masks, AttentionShape s, int b, int query) {
+    return masks.first ? masks.first[(size_t)b * s.T + min(query, s.T - 1)] : 0;
+}
+__device__ static inline int last_query(const AttentionMasks &masks, AttentionShape s, int b, int key) {
+    return masks.last ? masks.last[(size_t)b * s.T + min(key, s.T - 1)] : s.T - 1;
+}
+
+// Dropout of one head of an example.
+struct HeadDropout {
+    Dropout dropout;
+    int head; // 0 to NH - 1
+
+    __device__ HeadDropout(const AttentionMasks &masks, int b, int head_) : dropout(masks.dropout), head(head_) {
+        dropout.example += b;
+    }
+    __device__ RngBlock block(int r, int k) const { return dropout_block(dropout, DROPOUT_PROBABILITY, head, r, k); }
+};
+
+// Which of a lane's elements of a tile are kept: a bit each.
+__device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
 
@@ -57,6 +83,36 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 
 // The k-th of a lane's elements in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
+
+// The block of a 16 x 16 tile that has this lane's elements (math/dropout.h): the word of elements i and i + 1 is i / 2.
+__device__ static inline RngBlock lane_block(const HeadDropout &h, int query0, int key0) {
+    return h.block(query0 / 2 + threadIdx.x % 32 / 4, key0 / 4 + threadIdx.x % 4);
+}
+
+// Of elements i < E of a tile: 16 queries from query0 on, 2 E keys.
+template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &h, int query0, int key0) {
+    unsigned kept = 0;
+    UNROLL_FOR (int k = 0; k < E / 8; k++) {
+        const RngBlock block = lane_block(h, query0, key0 + 16 * k);
+        UNROLL_FOR (int w = 0; w < 4; w++)
+            kept |= dropout_kept(block.word[w], h.dropout.below) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
+    }
+    return kept;
+}
+
+// The same of the transposed tile: 16 keys, 2 E queries. A lane's bits of all 8 x 8 matrices of the tile change places at
+// once, those of two neighbouring queries in a register's halves.
+template <int E> __device__ static inline unsigned lane_kept_transposed(const HeadDropout &h, int query0, int key0) {
+    unsigned kept = 0, transposed;
+    UNROLL_FOR (int k = 0; k < E / 8; k++) {
+        const RngBlock block = lane_block(h, query0 + 16 * k, key0);
+        UNROLL_FOR (int w = 0; w < 4; w++)
+            kept |= dropout_kept(block.word[w], h.dropout.below) & (kept_bit(0) | kept_bit(1))
+                                                                       << (4 * k + w % 2 * 2 + w / 2);
+    }
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(kept));
+    return transposed;
+}
 
 __device__ static inline unsigned pack(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -29,8 +29,8 @@ typedef struct {
 enum { DROPOUT_ONE = 1 << 15, DROPOUT_MOST = 0x7c00, DROPOUT_BITS = DROPOUT_ONE - 1, DROPOUT_ROUNDS = 7 };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {
-    uint32_t below = (uint32_t)(p * (double)DROPOUT_ONE + 0.5);
-    Dropout d = {seed, 0, below < DROPOUT_MOST ? below : DROPOUT_MOST, 0};
+    const uint32_t below = (uint32_t)(p * (double)DROPOUT_ONE + 0.5), most = DROPOUT_MOST;
+    Dropout d = {seed, 0, below < most ? below : most, 0};
     return d;
 }
 
