@@ -280,7 +280,7 @@ template <bool TRANSPOSED> struct WarpMasks {
 // MASKED: with documents or dropout, or both.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, AttentionMasks masks, float scale) {
+    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale, AttentionMasks masks) {
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
@@ -381,8 +381,8 @@ static int rows_fill(AttentionRows rows, const float *lse, const real *dout, con
 // A block owns ROWS queries and walks over the keys they see.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, AttentionMasks masks,
-              float scale) {
+    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
+              AttentionMasks masks) {
     constexpr int KEYS = OTHER_BACKWARD<DP>, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
@@ -423,8 +423,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 // A block owns ROWS keys and walks over the queries that see them. Everything is transposed: rows are keys.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                AttentionMasks masks, float scale) {
+    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
+                AttentionMasks masks) {
     constexpr int QUERIES = OTHER_BACKWARD<DP>, E = ELEMENTS<QUERIES>;
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
@@ -475,7 +475,7 @@ int attention_tiled_forward(real *out, float *lse, const real *qkv, unsigned *, 
                                : (masked ? forward_kernel<128, true> : forward_kernel<128, false>);
     const size_t bytes = 3 * ROWS * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, masks, attention_scale(s));
+    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s), masks);
     return CUDA_LAUNCHED(e);
 }
 
@@ -492,8 +492,8 @@ int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, cons
     TRY(rows_fill(rows, lse, dout, out, s, stream, e));
     for (auto kernel : {dkdv, dq}) {
         TRY(shared_memory_allow(kernel, bytes, e));
-        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, masks,
-                                                                      attention_scale(s));
+        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s),
+                                                                      masks);
         TRY(CUDA_LAUNCHED(e));
     }
     return 0;

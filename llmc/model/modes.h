@@ -9,7 +9,7 @@ typedef enum {
     FEATURE_DROPOUT = 4,
     FEATURE_DOCUMENT_MASK = 8,
 } Feature;
-enum { CUDA_FEATURES = 0 }; // the CUDA engine's, which the CPU's program plans for, too
+enum { CUDA_FEATURES = FEATURE_LABEL_SMOOTHING | FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK }; // the CUDA engine's, which the CPU's program plans for, too
 
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
