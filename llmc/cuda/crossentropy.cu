@@ -139,7 +139,7 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
 // What the gradient of a row needs: exp(x - shift) = softmax / T.
 typedef struct {
     int target;
-    float shift;
+    float shift, onehot;
 } RowEnd;
 
 // Writes the losses of row r, from the logits at `row`, in the thread that has the target's column. logits: their sum.
@@ -151,7 +151,7 @@ __device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partia
         k.losses[r] = loss;
         if (SMOOTH) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
     }
-    return {target, logsumexp + logf((float)k.T)};
+    return {target, logsumexp + logf((float)k.T), SMOOTH ? k.onehot : 1.0f / k.T};
 }
 
 // Columns c.. of the gradient, from logits at `from`.
@@ -166,7 +166,7 @@ __device__ static inline void gradient_write(const Rows &k, real *row, const Row
             if (c + j < k.V) x[j] -= k.everywhere;
     if (e.target / VEC == c / VEC)
         UNROLL_FOR (int j = 0; j < VEC; j++)
-            if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], k.onehot);
+            if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
     pack_store(row + c, pack_of<VEC>(x));
 }
 

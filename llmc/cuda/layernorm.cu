@@ -208,13 +208,15 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
         }
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
-        if constexpr (DROP || SETS == 3) pack_get(dx, written);
         if constexpr (DROP) {
+            Pack<VEC> kept = written;
+            pack_forget(kept);
+            pack_get(dx, kept);
             dropout_multiply(dx, dropout_of_example(k.drop, b), row + r - b * k.split.T, c);
             const Pack<VEC> branch = pack_of<VEC>(dx);
             pack_store(k.dbranch + (size_t)(row + r) * k.C + c, branch);
             pack_get(dx, branch);
-        }
+        } else if constexpr (SETS == 3) pack_get(dx, written);
         if constexpr (SETS == 3) floats_add(grads[2], dx);
     }
 }

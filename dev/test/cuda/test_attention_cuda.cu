@@ -399,12 +399,17 @@ static void test_fast_path_at_large_shapes(void) {
 #ifdef GNS_FP32
     SKIP("fp32 has one path");
 #endif
-    static const AttentionShape shapes[] = {{8, 1024, 12, 64}, {2, 1024, 25, 64}, {3, 999, 5, 64},  {1, 4096, 3, 64},
-                                            {4, 1024, 6, 128}, {1, 1999, 5, 128}, {64, 130, 12, 64}};
+    static const struct {
+        AttentionShape s;
+        Kind kind;
+    } cases[] = {{{8, 1024, 12, 64}, {}},         {{2, 1024, 25, 64}, {}},        {{3, 999, 5, 64}, {}},
+                 {{1, 4096, 3, 64}, {}},          {{4, 1024, 6, 128}, {}},        {{1, 1999, 5, 128}, {}},
+                 {{64, 130, 12, 64}, {}},         {{2, 1024, 25, 64}, {0, 0.1}},  {{3, 1024, 12, 64}, {300, 0}},
+                 {{1, 4096, 3, 64}, {700, 0.1}},  {{2, 1024, 6, 128}, {0, 0.1}},  {{1, 1999, 5, 128}, {300, 0}},
+                 {{3, 999, 5, 128}, {300, 0.05}}, {{3, 1024, 5, 64}, {5000, 0.2}}};
     Worst worst = {};
-    for (size_t i = 0; i < 4 * sizeof shapes / sizeof *shapes; i++) {
-        const Kind large[] = {{0, 0}, {300, 0}, {0, 0.1}, {300, 0.1}};
-        Problem problem(shapes[i / 4], 1.0, large[i % 4]);
+    for (const auto &c : cases) {
+        Problem problem(c.s, 1.0, c.kind);
         problem.run(TILED);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
