@@ -154,14 +154,14 @@ static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
 }
 
 // Dropout of the rows of a tensor (B, T, C), in both passes.
-static RowDropout row_dropout(const Pass *p, DropoutPlace place, int l) {
-    return {dropout_at(p->dropout, p->dropout.example, l), place, p->T};
+static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
+    return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
 }
 
 static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l) {
     const bool documents = p->documents;
     return {documents ? engine->document_first : NULL, documents ? engine->document_last : NULL,
-            dropout_at(p->dropout, p->dropout.example, l)};
+            dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
 // The bias of a weight, and beta of a gamma: the next tensor of a layer.
@@ -303,7 +303,7 @@ static bool final_comes_later(const Engine *engine, int l) {
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
-                             row_dropout(p, place, b_layer), p->N, p->C, engine->stream, e);
+                             dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
@@ -332,8 +332,8 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
         TRY(embedding_documents(engine->document_first, engine->document_last, engine->tokens, engine->config.separator,
                                 p->B, p->T, engine->stream, e));
     TRY(embedding_forward(engine->block[0].x, engine->tokens, p->documents ? engine->document_first : NULL,
-                          weight(engine, WTE, 0), weight(engine, WPE, 0), row_dropout(p, DROPOUT_EMBEDDING, 0), p->B,
-                          p->C, engine->stream, e));
+                          weight(engine, WTE, 0), weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0),
+                          p->B, p->C, engine->stream, e));
     TRY(weights_await(engine, 1, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
@@ -419,10 +419,10 @@ static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
-    RowDropout drop = row_dropout(p, DROPOUT_EMBEDDING, 0);
+    RowDropout drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
     if (bias_layer >= 0) {
         before = column_gradient(engine, bias, bias_layer, p->mode);
-        drop = row_dropout(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
+        drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
     }
     return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
                               column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, drop, engine->dy, x,

@@ -249,14 +249,15 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
 static void masked_attention(Bench *b, AttentionShape s, int length, const char *suffix) {
     Error e = {};
     const size_t n = (size_t)s.B * s.T;
-    AttentionMasks masks = {zeros<uint16_t>(n), zeros<uint16_t>(n), {}};
+    AttentionMasks masks = {zeros<uint16_t>(n), zeros<uint16_t>(n), {}, {}};
     std::vector<uint16_t> tokens(n + s.B);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = rng_uniform(1, 2, i) * length < 1;
     uint16_t *to = zeros<uint16_t>(tokens.size());
     cudaMemcpy(to, tokens.data(), tokens.size() * sizeof(uint16_t), cudaMemcpyHostToDevice);
     bench_check(embedding_documents((uint16_t *)masks.first, (uint16_t *)masks.last, to, 1, s.B, s.T, 0, &e), &e);
     attention_case(b, s, 0, (std::string(", documents") + suffix).c_str(), masks);
-    attention_case(b, s, 0, (std::string(", dropout") + suffix).c_str(), {NULL, NULL, dropout_of(0.1, 1)});
+    attention_case(b, s, 0, (std::string(", dropout") + suffix).c_str(),
+                   {NULL, NULL, dropout_of(0.1, 1), dropout_constants(dropout_of(0.1, 1))});
 }
 
 static void embeddings(Bench *b, int B, int C, int V, int Vp) {
@@ -277,8 +278,8 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
         void *workspace = zeros<char>(embedding_backward_workspace_bytes(B, T, C));
         if (!backward)
             run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
-                bench_check(embedding_forward(dx + i % SETS * n, tokens, NULL, wte, wpe, {{}, DROPOUT_EMBEDDING, T}, B,
-                                              C, 0, &e),
+                bench_check(embedding_forward(dx + i % SETS * n, tokens, NULL, wte, wpe,
+                                              row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
                             &e);
             });
         else

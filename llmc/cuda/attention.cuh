@@ -16,7 +16,7 @@
 #pragma once
 
 #include "cuda/cuda_common.cuh"
-#include "math/dropout.h"
+#include "cuda/dropout.cuh"
 
 // Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64 and 128 are fast.
 struct AttentionShape {
@@ -32,6 +32,7 @@ struct AttentionShape {
 struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
     Dropout dropout;              // of the layer and of the first example
+    DropoutConstants constants;   // of dropout
 };
 
 // All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/attention.cuh"
-#include "cuda/dropout.cuh"
 #include <float.h>
 #include <math.h>
 
@@ -47,12 +46,16 @@ __device__ static inline int last_query(const AttentionMasks &masks, AttentionSh
 // Dropout of one head of an example.
 struct HeadDropout {
     Dropout dropout;
+    const DropoutConstants &constants;
     int head; // 0 to NH - 1
 
-    __device__ HeadDropout(const AttentionMasks &masks, int b, int head_) : dropout(masks.dropout), head(head_) {
+    __device__ HeadDropout(const AttentionMasks &masks, int b, int head_)
+        : dropout(masks.dropout), constants(masks.constants), head(head_) {
         dropout.example += b;
     }
-    __device__ RngBlock block(int r, int k) const { return dropout_block(dropout, DROPOUT_PROBABILITY, head, r, k); }
+    __device__ RngBlock block(int r, int k) const {
+        return dropout_block(constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, r, k));
+    }
 };
 
 // Which of a lane's elements of a tile are kept: a bit each.
@@ -95,7 +98,7 @@ template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
         const RngBlock block = lane_block(h, query0, key0 + 16 * k);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            kept |= dropout_kept(block.word[w], h.dropout.below) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
+            kept |= dropout_kept(h.constants, block.word[w]) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
     }
     return kept;
 }
@@ -107,8 +110,8 @@ template <int E> __device__ static inline unsigned lane_kept_transposed(const He
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
         const RngBlock block = lane_block(h, query0 + 16 * k, key0);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            kept |= dropout_kept(block.word[w], h.dropout.below) & (kept_bit(0) | kept_bit(1))
-                                                                       << (4 * k + w % 2 * 2 + w / 2);
+            kept |= dropout_kept(h.constants, block.word[w]) & (kept_bit(0) | kept_bit(1))
+                                                                   << (4 * k + w % 2 * 2 + w / 2);
     }
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(kept));
     return transposed;

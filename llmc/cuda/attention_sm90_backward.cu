@@ -170,7 +170,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     UNROLL_FOR (int k = 0; k < F::OTHERS / 16 && M == DROPPED; k++) {
         const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            dropout_clear(dp[8 * k + 2 * w], dp[8 * k + 2 * w + 1], block.word[w], masks.dropout.dropout.below);
+            dropout_clear(masks.dropout.constants, dp[8 * k + 2 * w], dp[8 * k + 2 * w + 1], block.word[w]);
     }
     UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++)
         dp[i] = p[i] * (M == DROPPED ? fmaf(dp[i], masks.factor, -delta[i / 2 % 2]) : dp[i] - delta[i / 2 % 2]); // dS

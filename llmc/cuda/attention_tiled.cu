@@ -30,6 +30,7 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 enum { ROWS = 64, WARP_ROWS = 16 };
 
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of the other side
+template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
 // Row length of a tile in shared memory: 16 bytes of padding spread the 8 rows that ldmatrix reads over all banks.
 template <int DP> constexpr int STRIDE = DP + 8;
@@ -128,6 +129,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 enum { ROWS = 32, WARP_ROWS = 8, LANES = 8 };
 
 template <int DP> constexpr int OTHER_BACKWARD = 32;
+template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = 32;
 template <int DP> constexpr int STRIDE = DP + 1;
 template <int N> constexpr int ELEMENTS = N / LANES * 2;
 
@@ -253,11 +255,11 @@ __device__ static Place place_of(const real *qkv, AttentionShape s, bool backwar
 template <bool TRANSPOSED> struct WarpMasks {
     int limit[2]; // the first key of a query; the last query of a key
     HeadDropout dropout;
-    float scale; // of what is kept
+    const float &scale; // of what is kept
     int warp_row;
 
     __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const Place &at)
-        : dropout(masks, at.head / s.NH, at.head % s.NH), scale(dropout_scale(masks.dropout)),
+        : dropout(masks, at.head / s.NH, at.head % s.NH), scale(masks.constants.scale),
           warp_row(at.row0 + at.warp_row) {
         UNROLL_FOR (int i = 0; i < 2; i++) {
             int row = at.row + element_row(element(i, 0)), b = at.head / s.NH;
@@ -280,7 +282,8 @@ template <bool TRANSPOSED> struct WarpMasks {
 // MASKED: with documents or dropout, or both.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale, AttentionMasks masks) {
+    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale,
+                   const __grid_constant__ AttentionMasks masks) {
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
@@ -382,7 +385,7 @@ static int rows_fill(AttentionRows rows, const float *lse, const real *dout, con
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
-              AttentionMasks masks) {
+              const __grid_constant__ AttentionMasks masks) {
     constexpr int KEYS = OTHER_BACKWARD<DP>, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
@@ -424,8 +427,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
-                AttentionMasks masks) {
-    constexpr int QUERIES = OTHER_BACKWARD<DP>, E = ELEMENTS<QUERIES>;
+                const __grid_constant__ AttentionMasks masks) {
+    constexpr int QUERIES = QUERIES_BACKWARD<DP, MASKED>, E = ELEMENTS<QUERIES>;
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
     real *do_tile = q_tile + QUERIES * STRIDE<DP>;

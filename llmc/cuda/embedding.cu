@@ -22,7 +22,7 @@ __device__ static inline int position_of(const uint16_t *first, int n, int T) { 
 // MASKS: with documents or dropout, or both.
 template <int W, bool MASKS>
 __global__ void forward_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte,
-                               const real *wpe, RowDropout drop, size_t packs_total, int C) {
+                               const real *wpe, const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
     const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs of one row
@@ -30,7 +30,7 @@ __global__ void forward_kernel(real *out, const uint16_t *tokens, const uint16_t
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
     pack_get(p, pack_load<W>(wpe + (size_t)position_of(MASKS ? first : NULL, n, T) * C + c));
     floats_add(x, p);
-    if (MASKS && drop.dropout.below) dropout_multiply(x, dropout_of_example(drop, n / T), n % T, c);
+    if (MASKS && drop.dropout.below) dropout_multiply(x, drop, n / T, n % T, c);
     pack_store(out + (size_t)n * C + c, pack_of<W>(x));
 }
 

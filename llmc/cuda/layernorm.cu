@@ -15,7 +15,7 @@ __device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropou
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-    if constexpr (INPUT == DROPPED) dropout_multiply(t, dropout_of_example(drop, n / drop.T), n % drop.T, c);
+    if constexpr (INPUT == DROPPED) dropout_multiply(t, drop, n / drop.T, n % drop.T, c);
     floats_add(s, t);
     return pack_of<W>(s);
 }
@@ -36,7 +36,7 @@ enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 template <Input INPUT, int PACKS>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                        const real *gamma, const real *beta, RowDropout drop, int N, int C) {
+                        const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int N, int C) {
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x;
     if (row >= N) return;
     const size_t start = (size_t)row * C;
@@ -71,7 +71,7 @@ enum { ROW_THREADS = 256 };
 template <Input INPUT, int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     forward_block_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                         const real *gamma, const real *beta, RowDropout drop, int C) {
+                         const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int C) {
     __shared__ float shared[2][ROW_THREADS / WARP];
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
@@ -212,7 +212,7 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
             Pack<VEC> kept = written;
             pack_forget(kept);
             pack_get(dx, kept);
-            dropout_multiply(dx, dropout_of_example(k.drop, b), row + r - b * k.split.T, c);
+            dropout_multiply(dx, k.drop, b, row + r - b * k.split.T, c);
             const Pack<VEC> branch = pack_of<VEC>(dx);
             pack_store(k.dbranch + (size_t)(row + r) * k.C + c, branch);
             pack_get(dx, branch);
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
             k.dresidual[start + c] = written;
             if constexpr (DROP) {
                 float branch[1] = {real_to_float(written)};
-                dropout_multiply(branch, dropout_of_example(k.drop, b), row % k.split.T, c);
+                dropout_multiply(branch, k.drop, b, row % k.split.T, c);
                 k.dbranch[start + c] = written = (real)branch[0];
             }
             if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);

@@ -42,11 +42,11 @@ GNS_HD static inline Dropout dropout_at(Dropout d, uint64_t example, int layer) 
 
 GNS_HD static inline float dropout_scale(Dropout d) { return (float)DROPOUT_ONE / (float)(DROPOUT_ONE - d.below); }
 
-// The bits of the block with (r, k).
-GNS_HD static inline RngBlock dropout_block(Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
+// Philox's counter of the block with (r, k).
+GNS_HD static inline RngBlock dropout_counter(Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     RngBlock counter = {{r << 16 | k, (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head, (uint32_t)d.example,
                          (uint32_t)1 << 31 | (uint32_t)(d.example >> 32)}};
-    return rng_rounds(counter, (uint32_t)d.seed, (uint32_t)(d.seed >> 32), DROPOUT_ROUNDS);
+    return counter;
 }
 
 // What an element is multiplied by.
@@ -54,6 +54,8 @@ GNS_HD static inline float dropout_factor(Dropout d, DropoutPlace place, uint32_
     bool pair = place == DROPOUT_PROBABILITY; // a row and a column of tokens
     uint32_t r = pair ? row / 16 * 8 + row % 8 : row, k = pair ? c / 16 * 4 + c % 8 / 2 : c / 8;
     uint32_t word = pair ? c / 8 % 2 * 2 + row / 8 % 2 : c % 8 / 2;
-    uint32_t bits = dropout_block(d, place, head, r, k).word[word] >> 16 * (c % 2) & DROPOUT_BITS;
+    RngBlock block =
+        rng_rounds(dropout_counter(d, place, head, r, k), (uint32_t)d.seed, (uint32_t)(d.seed >> 32), DROPOUT_ROUNDS);
+    uint32_t bits = block.word[word] >> 16 * (c % 2) & DROPOUT_BITS;
     return bits < d.below ? 0 : dropout_scale(d);
 }

@@ -213,6 +213,7 @@ struct Problem {
           host_dout(random_input(dout, 1.0)) {
         masks.dropout = dropout_at(dropout_of(kind.p, (uint64_t)(random_uniform() * 0x1p63)),
                                    (uint64_t)(random_uniform() * 0x1p40), (int)(random_uniform() * 100));
+        masks.constants = dropout_constants(masks.dropout);
         if (kind.length) draw_documents(kind.length);
     }
     void draw_documents(int length) {

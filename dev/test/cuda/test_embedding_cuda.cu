@@ -23,8 +23,8 @@ static void check_forward(const Case &k) {
     Error e = {};
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
     real *out = device_new<real>(k.count());
-    CHECK_OK(embedding_forward(out, k.d_tokens, NULL, device_from(wte), device_from(wpe), {{}, DROPOUT_EMBEDDING, k.T},
-                               k.B, k.C, 0, &e),
+    CHECK_OK(embedding_forward(out, k.d_tokens, NULL, device_from(wte), device_from(wpe),
+                               row_dropout({}, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
              &e);
     std::vector<double> want(k.count());
     for (size_t i = 0; i < want.size(); i++) {
@@ -158,7 +158,7 @@ static void check_masked_forward(const Case &k, const uint16_t *d_first, const s
     const Dropout d = dropout_at(dropout_of(0.9 * random_uniform(), random_u64()), random_u64() >> 2, 3);
     real *out = device_new<real>(k.count());
     CHECK_OK(embedding_forward(out, k.d_tokens, d_first, device_from(wte), device_from(wpe),
-                               {d, DROPOUT_EMBEDDING, k.T}, k.B, k.C, 0, &e),
+                               row_dropout(d, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
              &e);
     std::vector<double> want(k.count());
     for (size_t i = 0; i < want.size(); i++) {
@@ -235,7 +235,7 @@ static void test_many_elements(void) {
     const std::vector<real> wte = random_vector<real>((size_t)V * C), wpe = random_vector<real>((size_t)T * C);
     real *out = device_new<real>((size_t)N * C);
     CHECK_OK(embedding_forward(out, device_from(tokens), NULL, device_from(wte), device_from(wpe),
-                               {{}, DROPOUT_EMBEDDING, T}, B, C, 0, &e),
+                               row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
              &e);
     for (int row : {0, (int)(((size_t)1 << 31) / C), N - 1}) {
         const size_t token = tokens[(size_t)(row / T) * (T + 1) + row % T];

@@ -27,8 +27,8 @@ static Normalised layernorm_reference(const std::vector<real> &x, const std::vec
 
 static RowDropout random_dropout(Shape s, bool drops) {
     Dropout d = dropout_of(drops ? 0.05 + 0.9 * random_uniform() : 0, random_u64());
-    return {dropout_at(d, random_u64() >> 2, random_int(0, 1000)), random_int(0, 1) ? DROPOUT_MLP : DROPOUT_ATTENTION,
-            s.T};
+    const DropoutPlace place = random_int(0, 1) ? DROPOUT_MLP : DROPOUT_ATTENTION;
+    return row_dropout(dropout_at(d, random_u64() >> 2, random_int(0, 1000)), place, s.T);
 }
 
 // The factor of element i of a flat (B, T, C).
