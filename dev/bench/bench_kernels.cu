@@ -299,10 +299,12 @@ static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
     if (!wanted(b, "cross-entropy")) return;
     real *logits = randoms<real>(n, 0.0f, 2.0f);
     uint16_t *tokens = zipf_tokens(rows / T, V, 3);
-    float *losses = zeros<float>(rows);
-    run_case(b, "cross-entropy", chunks, 0, 2.0 * n * sizeof(real), [&](int) {
-        bench_check(crossentropy(losses, NULL, 0, logits, true, tokens, 0, rows, T, V, Vp, 0, &e), &e);
-    });
+    float *losses = zeros<float>(rows), *smoothed = zeros<float>(rows);
+    for (float *to : {(float *)NULL, smoothed})
+        run_case(b, to ? "cross-entropy, smoothing" : "cross-entropy", to ? 0 : chunks, 0, 2.0 * n * sizeof(real),
+                 [&](int) {
+                     bench_check(crossentropy(losses, to, 0.1f, logits, true, tokens, 0, rows, T, V, Vp, 0, &e), &e);
+                 });
 }
 
 static void updates(Bench *b, const Model *model) {

@@ -46,16 +46,12 @@ __device__ static inline int last_query(const AttentionMasks &masks, AttentionSh
 // Dropout of one head of an example.
 struct HeadDropout {
     Dropout dropout;
-    const DropoutConstants &constants;
     int head; // 0 to NH - 1
+    DropoutBlocks blocks;
 
     __device__ HeadDropout(const AttentionMasks &masks, int b, int head_)
-        : dropout(masks.dropout), constants(masks.constants), head(head_) {
-        dropout.example += b;
-    }
-    __device__ RngBlock block(int r, int k) const {
-        return dropout_block(constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, r, k));
-    }
+        : dropout(dropout_at(masks.dropout, masks.dropout.example + b, masks.dropout.layer)), head(head_),
+          blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
 };
 
 // Which of a lane's elements of a tile are kept: a bit each.
@@ -88,8 +84,9 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
 // The block of a 16 x 16 tile that has this lane's elements (math/dropout.h): the word of elements i and i + 1 is i / 2.
-__device__ static inline RngBlock lane_block(const HeadDropout &h, int query0, int key0) {
-    return h.block(query0 / 2 + threadIdx.x % 32 / 4, key0 / 4 + threadIdx.x % 4);
+__device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned query0, unsigned key0) {
+    unsigned lane = threadIdx.x % 32;
+    return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
 // Of elements i < E of a tile: 16 queries from query0 on, 2 E keys.
@@ -98,7 +95,7 @@ template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
         const RngBlock block = lane_block(h, query0, key0 + 16 * k);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            kept |= dropout_kept(h.constants, block.word[w]) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
+            kept |= dropout_kept(h.blocks.c, block.word[w]) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
     }
     return kept;
 }
@@ -110,11 +107,18 @@ template <int E> __device__ static inline unsigned lane_kept_transposed(const He
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
         const RngBlock block = lane_block(h, query0 + 16 * k, key0);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            kept |= dropout_kept(h.constants, block.word[w]) & (kept_bit(0) | kept_bit(1))
-                                                                   << (4 * k + w % 2 * 2 + w / 2);
+            kept |= dropout_kept(h.blocks.c, block.word[w]) & (kept_bit(0) | kept_bit(1))
+                                                                  << (4 * k + w % 2 * 2 + w / 2);
     }
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(kept));
     return transposed;
+}
+
+// All ones in each half of a word whose element is kept, of elements 2 i and 2 i + 1: a byte's sign bit, four times.
+__device__ static inline unsigned kept_pair(unsigned kept, int i) {
+    unsigned mask;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));
+    return mask;
 }
 
 __device__ static inline unsigned pack(float low, float high) {

@@ -109,7 +109,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
 template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const WarpMasks<M, false> &masks, int key0) {
     UNROLL_FOR (int k = 0; k < N / 4 && M == DROPPED; k++) {
         const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
-        UNROLL_FOR (int w = 0; w < 4; w++) p[4 * k + w] &= dropout_kept(masks.dropout.constants, block.word[w]);
+        UNROLL_FOR (int w = 0; w < 4; w++) p[4 * k + w] &= dropout_kept(masks.dropout.blocks.c, block.word[w]);
     }
 }
 

@@ -165,7 +165,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
 
     __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const Work &work, int warp_row_)
         : factor(M == DROPPED ? masks.constants.scale : 1.0f), warp_row(warp_row_),
-          dropout(masks, work.b, work.head % s.NH) {
+          dropout(masks, uniform(work.b), uniform(work.head) % s.NH) {
         int row = warp_row + threadIdx.x % 32 / 4;
         UNROLL_FOR (int i = 0; i < 2; i++)
             limit[i] =

@@ -170,7 +170,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     UNROLL_FOR (int k = 0; k < F::OTHERS / 16 && M == DROPPED; k++) {
         const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
         UNROLL_FOR (int w = 0; w < 4; w++)
-            dropout_clear(masks.dropout.constants, dp[8 * k + 2 * w], dp[8 * k + 2 * w + 1], block.word[w]);
+            dropout_clear(masks.dropout.blocks.c, dp[8 * k + 2 * w], dp[8 * k + 2 * w + 1], block.word[w]);
     }
     UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++)
         dp[i] = p[i] * (M == DROPPED ? fmaf(dp[i], masks.factor, -delta[i / 2 % 2]) : dp[i] - delta[i / 2 % 2]); // dS
@@ -200,14 +200,15 @@ template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, c
 // lse2 and delta of the thread's rows, for this kernel and for the next.
 template <class F>
 __device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
-                                AttentionRows rows, const float *lse, int head, int row, AttentionShape s) {
+                                AttentionRows rows, const float *lse, int head, int row, float factor,
+                                AttentionShape s) {
     UNROLL_FOR (int i = 0; i < 2; i++)
         lse2[i] = row + 8 * i < s.T ? lse[(size_t)head * s.T + row + 8 * i] * LOG2E : INFINITY;
     rows_dot<F::D>(delta, dout, out);
     if (threadIdx.x % 4) return;
     UNROLL_FOR (int i = 0; i < 2; i++) {
         rows.lse2[(size_t)head * s.padded_T() + row + 8 * i] = lse2[i];
-        rows.delta[(size_t)head * s.padded_T() + row + 8 * i] = delta[i];
+        rows.delta[(size_t)head * s.padded_T() + row + 8 * i] = delta[i] / factor;
     }
 }
 
@@ -231,11 +232,12 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
+        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         float dq[F::D / 2], lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
-        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row, s);
+        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
+                           masks.factor, s);
         int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::OTHERS;
-        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
@@ -262,6 +264,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
 __device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
 
 // dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is in flight, all earlier ones are done.
+// With dropout delta is divided by the factor of what is kept, by which dk and dv are multiplied in the end.
 // At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's bf16 P.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
@@ -291,8 +294,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     unsigned packed_kept[F::OTHERS / 4]; // without what drops
     if constexpr (M == DROPPED) {
         kept = lane_kept_transposed<F::OTHERS / 2>(masks.dropout, query0, masks.warp_row);
-        UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++)
-            packed_kept[i] = packed_p[i] & (kept >> i & (kept_bit(0) | kept_bit(1))) * 0xffff;
+        UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++) packed_kept[i] = packed_p[i] & kept_pair(kept, i);
     }
     registers_settle(dv);
     wgmma_fence();
@@ -305,7 +307,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
         float2 column = *(const float2 *)(delta + 8 * n);
         UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
-            if (M == DROPPED) dp[i] = kept & kept_bit(i) ? dp[i] * masks.factor : 0.0f;
+            if (M == DROPPED && i % 2 == 0) mask_clear(dp[i], dp[i + 1], kept_pair(kept, i / 2));
             dp[i] = probability * (dp[i] - (i % 2 ? column.y : column.x)); // dS
         }
     }
@@ -364,8 +366,9 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         stage_release<F>(&shared.empty[previous]);
         if (M != CAUSAL) stages_skip<F>(shared, ring, later);
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
+        float dk_scale = M == DROPPED ? scale * masks.factor : scale;
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
-        warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + work.column, warp_row, work.b);
+        warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();

@@ -127,12 +127,13 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
             float x[VEC];
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
-            if constexpr (SMOOTH) {
-                const int columns = V - (c0 + p * stride);
-                UNROLL_FOR (int j = 0; j < VEC; j++) *logits += j < columns ? x[j] : 0.0f;
-            }
+            if (SMOOTH && c0 + p * stride + VEC <= V)
+                UNROLL_FOR (int j = 0; j < VEC; j++) *logits += x[j];
         }
     }
+    const int tail = V / VEC * VEC; // the last pack, if part of it is padding
+    if (SMOOTH && tail / VEC % ROW_THREADS == (int)threadIdx.x)
+        for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
 
@@ -162,8 +163,10 @@ __device__ static inline void gradient_write(const Rows &k, real *row, const Row
     mask_padding(x, c, k.V); // exp(-inf) = 0
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
     if (SMOOTH)
+        UNROLL_FOR (int j = 0; j < VEC; j++) x[j] -= k.everywhere;
+    if (SMOOTH && c + VEC > k.V)
         UNROLL_FOR (int j = 0; j < VEC; j++)
-            if (c + j < k.V) x[j] -= k.everywhere;
+            if (c + j >= k.V) x[j] = 0.0f;
     if (e.target / VEC == c / VEC)
         UNROLL_FOR (int j = 0; j < VEC; j++)
             if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
@@ -203,7 +206,7 @@ template <bool SMOOTH> __global__ void __launch_bounds__(ROW_THREADS, 2) rows_ke
         Partial all = row_partial<true, SMOOTH>(cache, k.V, &logits);
         all = partial_join_block<SMOOTH>(all, shared[buffer], &logits, shared_sums[buffer]);
         const RowEnd end = row_end<SMOOTH>(k, r, target, all, logits, cache);
-#pragma unroll(SMOOTH ? 1 : 2)
+#pragma unroll 2
         for (int i = 0, c = threadIdx.x * VEC; i < TURNS_MAX * ROW_PACKS; i++, c += ROW_THREADS * VEC) {
             if (c < k.Vp) gradient_write<SMOOTH>(k, row, end, cache, c);
             if (c < fetched) pack_fetch((Pack<VEC> *)(cache + c), row + step + c, true);

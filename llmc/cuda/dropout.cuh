@@ -23,6 +23,26 @@ __device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBl
     return counter;
 }
 
+// Blocks whose counters differ in the first word alone. A round is linear in its products, so what the other words add to
+// the first two rounds is computed once, with the products of the first word left out: 12 products a block, not 14.
+struct DropoutBlocks {
+    const DropoutConstants &c;
+    uint32_t first, second[3];
+
+    __device__ DropoutBlocks(const DropoutConstants &c_, RngBlock counter) : c(c_) {
+        counter.word[0] = 0;
+        const RngBlock one = rng_round(counter, c.key[0][0], c.key[0][1]);
+        const RngBlock two = rng_round({{one.word[0], one.word[1], 0, 0}}, c.key[1][0], c.key[1][1]);
+        first = one.word[2], second[0] = two.word[0], second[1] = two.word[2], second[2] = two.word[3];
+    }
+    __device__ RngBlock block(uint32_t word) const {
+        const RngBlock p = rng_round({{word, 0, 0, 0}}, 0, 0), q = rng_round({{0, 0, p.word[2] ^ first, 0}}, 0, 0);
+        RngBlock x = {{q.word[0] ^ second[0], q.word[1], p.word[3] ^ second[1], second[2]}};
+        UNROLL_FOR (int i = 2; i < DROPOUT_ROUNDS; i++) x = rng_round(x, c.key[i][0], c.key[i][1]);
+        return x;
+    }
+};
+
 // Of the rows of a (B, T, C) tensor. Without dropout.below nothing drops.
 struct RowDropout {
     Dropout dropout; // of the layer and of the first example
@@ -42,6 +62,14 @@ __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsign
         : "=r"(kept)
         : "r"(word), "r"(c.below));
     return kept;
+}
+
+// The two elements of a mask: 0 where it is 0. All ones is no number.
+__device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
+    asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
+        "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
+        : "+f"(x), "+f"(y)
+        : "r"(mask));
 }
 
 // The two elements of a word: 0 where one drops.
