@@ -21,12 +21,12 @@ typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, con
                               AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
                               cudaStream_t stream, Error *e);
 
-// Any GPU from sm_80, any D <= 128: mma.sync in bf16, plain fp32 (no TF32) in the FP32 build.
+// Any GPU from REAL_OLDEST on, any D <= 128: mma.sync on 16 bits, plain fp32 (no TF32) in the FP32 build.
 AttentionForward attention_tiled_forward;
 AttentionBackward attention_tiled_backward;
 
 #ifndef GNS_FP32
-// bf16 on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
+// 16 bits on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e);
 AttentionForward attention_sm90_forward;
 AttentionBackward attention_sm90_backward;
@@ -119,11 +119,6 @@ __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));
     return mask;
-}
-
-__device__ static inline unsigned pack(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(unsigned *)&pair;
 }
 
 // Over the 4 lanes that share a row.
