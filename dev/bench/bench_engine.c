@@ -9,6 +9,7 @@
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             lamb, muon: and steps of these, with memory of their own; accumulate: 8 micro-steps a step;
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
+//             dropout (0.1), smoothing (0.1), documents (of 300 tokens on average): and an engine with it, of its own memory;
 //             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
 #include "plan/devices.h"
@@ -17,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 8 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 8, MASKED = 3, DOCUMENT_TOKENS = 300 };
 
 // One of the compared variants.
 typedef struct {
@@ -33,6 +34,7 @@ typedef struct {
     EngineConfig config;
     Engine *engine, *before;   // before: NULL, or of an earlier build
     Engine *other[OPTIMIZERS]; // with another optimizer, or NULL
+    Engine *masked[MASKED];    // NULL, or one for each word
     int micro_steps;           // of a step
     double peak;               // of the device, FLOP/s; 0: unknown
     uint16_t *tokens;          // (B, T + 1)
@@ -64,6 +66,8 @@ static int load_initial(const Bench *b, Engine *engine, Error *e) {
     return code;
 }
 
+static int separator(const Model *model) { return model->config.vocab - 1; }
+
 static int bench_create(Bench *b, Error *e) {
     const Model *model = b->config.model;
     size_t tensors = (size_t)model->tensor_count;
@@ -71,8 +75,10 @@ static int bench_create(Bench *b, Error *e) {
     TRY(memory_alloc((void **)&b->result.grad_sq, tensors * sizeof(double), "results", e));
     TRY(memory_alloc((void **)&b->result.example_sq, tensors * sizeof(double), "results", e));
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
-    for (size_t i = 0; i < count; i++) // Zipf's law, as text has it
-        b->tokens[i] = (uint16_t)(pow((double)model->config.vocab, rng_uniform(1, 1, i)) - 1);
+    for (size_t i = 0; i < count; i++) { // Zipf's law, as text has it
+        bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
+        b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
+    }
     TRY(engine_create(&GNS_ENGINE, &b->engine, &b->config, e));
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
@@ -90,8 +96,20 @@ static int before_create(Bench *b, Error *e) {
 #endif
 }
 
+static const char *const masked_names[MASKED] = {"dropout", "smoothing", "documents"};
+
+static int masked_create(Bench *b, int which, Error *e) {
+    EngineConfig config = b->config;
+    if (which == 0) config.dropout = dropout_of(0.1, 1);
+    if (which == 1) config.label_smoothing = 0.1f;
+    if (which == 2) config.document_mask = true, config.separator = (uint16_t)separator(config.model);
+    TRY(engine_create(&GNS_ENGINE, &b->masked[which], &config, e));
+    return load_initial(b, b->masked[which], e);
+}
+
 static void bench_destroy(Bench *b) {
     for (int o = 0; o < OPTIMIZERS; o++) engine_destroy(b->other[o]);
+    for (int i = 0; i < MASKED; i++) engine_destroy(b->masked[i]);
     engine_destroy(b->before);
     engine_destroy(b->engine);
     memory_free(b->tokens);
@@ -217,8 +235,15 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before, sample, optimizer[OPTIMIZERS];
+    bool tune, before, sample, optimizer[OPTIMIZERS], masked[MASKED];
 } Words;
+
+// Is it one of the masks'?
+static bool read_masked(const char *word, Words *words) {
+    for (int i = 0; i < MASKED; i++)
+        if (strcmp(word, masked_names[i]) == 0) return words->masked[i] = true;
+    return false;
+}
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
@@ -233,9 +258,11 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
         else if (strcmp(argv[i], "muon") == 0) words->optimizer[OPTIMIZER_MUON] = true;
         else if (strcmp(argv[i], "sample") == 0) words->sample = true;
         else if (strcmp(argv[i], "accumulate") == 0) b->micro_steps = 8;
-        else
-            return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, lamb, muon, accumulate, before",
-                        "no word is called %s", argv[i]);
+        else if (!read_masked(argv[i], words))
+            return FAIL(
+                e, ERR_USAGE,
+                "gelu, block, exact, tune, lamb, muon, accumulate, sample, dropout, smoothing, documents, before",
+                "no word is called %s", argv[i]);
     }
     return 0;
 }
@@ -313,6 +340,11 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     if (words.before && words.tune) {
         TRY(tuned(b->before, b->tuning[1], e));
         add_arm(b, "before, tuned", b->before, GNS_LN, b->tuning[1], "before");
+    }
+    for (int i = 0; i < MASKED; i++) {
+        if (!words.masked[i]) continue;
+        TRY(masked_create(b, i, e));
+        add_arm(b, masked_names[i], b->masked[i], GNS_LN, "", "gns ln");
     }
     TRY(measure(b, e));
     tell(b);
