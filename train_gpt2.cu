@@ -20,6 +20,7 @@
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
+#include "model/arena.h"
 #include "model/cuda_sizes.h"
 #include "model/shard.h"
 
@@ -143,12 +144,25 @@ static void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { /
 typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
-    GnsMode mode; // of the backward
+    GnsMode mode;    // of the backward
+    Dropout dropout; // of the first row; of no layer
+    bool documents;
 } Pass;
 
 static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
-    return {B, T, B * T, C, {B, T, NH, C / NH}, mode};
+    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, engine->config.document_mask};
+}
+
+// Dropout of the rows of a tensor (B, T, C), in both passes.
+static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
+    return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
+}
+
+static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l) {
+    const bool documents = p->documents;
+    return {documents ? engine->document_first : NULL, documents ? engine->document_last : NULL,
+            dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
 // The bias of a weight, and beta of a gamma: the next tensor of a layer.
@@ -290,24 +304,26 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, sum = a + b.
+// out = LN(x), x = a or, where b is not NULL, sum = a + what dropout leaves of b, the branch at `place` of block b_layer.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
-                      const real *b, TensorKind w, int l, Error *e) {
-    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l), p->N,
-                             p->C, engine->stream, e);
+                      const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
+    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
+                             dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, LN1_W, l, e);
+    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
 
 // From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: it is not sent for here.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
+    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
+                          engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
-    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
+    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, DROPOUT_ATTENTION, l, LN2_W, l,
+                   e));
     TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
     return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
 }
@@ -318,8 +334,12 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
     if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
-    TRY(embedding_forward(engine->block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), p->B,
-                          p->T, p->C, engine->stream, e));
+    if (p->documents)
+        TRY(embedding_documents(engine->document_first, engine->document_last, engine->tokens, engine->config.separator,
+                                p->B, p->T, engine->stream, e));
+    TRY(embedding_forward(engine->block[0].x, engine->tokens, p->documents ? engine->document_first : NULL,
+                          weight(engine, WTE, 0), weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0),
+                          p->B, p->C, engine->stream, e));
     TRY(weights_await(engine, 1, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
@@ -328,11 +348,11 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
         TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, LN1_W, l + 1,
-                       e));
+        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, DROPOUT_MLP, l,
+                       LN1_W, l + 1, e));
     }
     return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
-                      engine->delta, LNF_W, 0, e);
+                      engine->delta, DROPOUT_MLP, L - 1, LNF_W, 0, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
@@ -381,8 +401,10 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
         TRY(head_logits(engine, first, rows, false, e));
-        TRY(crossentropy(engine->loss + first, engine->logits, train ? engine->loss_scale : 0.0f, engine->tokens,
-                         (int)first, rows, p->T, model->config.vocab, Vp, engine->stream, e));
+        float *smoothed = train && engine->smoothed ? engine->smoothed + first : NULL;
+        TRY(crossentropy(engine->loss + first, smoothed, engine->config.label_smoothing, engine->logits,
+                         train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, p->T, model->config.vocab,
+                         Vp, engine->stream, e));
         if (!train) continue;
         TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
                        weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
@@ -395,15 +417,23 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
+// With dropout the gradient of what was added to the residual stream last is in dy, until it is needed: the branch of the
+// matrix whose bias ln_backward took the gradient of, or the embeddings. Otherwise it is dx, all of it.
+static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
+
 // dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
-// projection's bias, the column sums of the new dx, comes from the same pass. bias_layer < 0: there is none.
+// projection's bias, the column sums of branch_gradient, comes from the same pass. bias_layer < 0: after the embeddings.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
-    if (bias_layer >= 0) before = column_gradient(engine, bias, bias_layer, p->mode);
+    RowDropout drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
+    if (bias_layer >= 0) {
+        before = column_gradient(engine, bias, bias_layer, p->mode);
+        drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
+    }
     return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
-                              column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, x, mean, rstd,
-                              weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
+                              column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, drop, engine->dy, x,
+                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
 // The gradient of the bias of w, unless that of w brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
@@ -414,15 +444,16 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const 
                          columns, engine->scratch, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
+// The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
 // gelu' as it stores the product, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
+    const real *branch = branch_gradient(engine, p);
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    if (!fused) TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));
+    if (!fused) TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     else
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       engine->dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
+                       engine->dwide, branch, weight(engine, FCPROJ_W, l), k->fc, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
@@ -437,21 +468,23 @@ static int block_recompute(Engine *engine, const Pass *p, const Block *k, int l,
 
 // dx: gradient of the block's output on entry, of its input on return.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    real *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
+    // of attention's output: where dy is in use, after dqkv (N, 3C)
+    real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
-    TRY(linear_dweight(engine, p, k->gelu, dx, FCPROJ_W, l, e));
+    TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
     TRY(gelu_backward_wide(engine, p, k, l, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
     TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
     // attention
-    TRY(linear_dweight(engine, p, k->attention, dx, PROJ_W, l, e));
-    TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
+    TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
+    TRY(linear_dinput(engine, dattention, branch, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
-                           engine->stream, e));
+    TRY(attention_backward(dwide, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
+                           p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
@@ -460,20 +493,34 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// The gradient of wpe with documents: as that of a matrix whose rows positions choose.
+static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
+    cudaStream_t stream = engine->stream;
+    EmbeddingOrder order;
+    TRY(embedding_sort(&order, engine->tokens, engine->document_first, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, WPE, 0), NULL, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
+    if (p->mode != GNS_EXACT) return 0;
+    TRY(embedding_sort(&order, engine->tokens, engine->document_first, true, p->B, p->T, engine->sorted, stream, e));
+    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, order, p->B, p->T, p->C,
+                                     engine->scratch, stream, e);
+}
+
+// branch_gradient (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has added U and |U|^2, and engine_result doubles the cross term.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
+    const real *dx = branch_gradient(engine, p);
+    float *dwpe = p->documents ? NULL : grad(engine, WPE, 0);
+    double *position_sq = p->documents ? NULL : example_sq(engine, WPE, 0);
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    TRY(embedding_sort(&order, engine->tokens, false, p->B, p->T, engine->sorted, stream, e));
-    TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, p->B, p->T, p->C,
-                           engine->scratch, stream, e));
+    TRY(embedding_sort(&order, engine->tokens, NULL, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, WTE, 0), dwpe, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
+    if (p->documents) TRY(positions_backward(engine, p, dx, e));
     if (p->mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, example_sq(engine, WPE, 0),
-                                     engine->dx, engine->head_at_token, order, p->B, p->T, p->C, engine->scratch,
-                                     stream, e);
+    TRY(embedding_sort(&order, engine->tokens, NULL, true, p->B, p->T, engine->sorted, stream, e));
+    return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, position_sq, dx,
+                                     engine->head_at_token, order, p->B, p->T, p->C, engine->scratch, stream, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {
@@ -503,12 +550,15 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
+static void cuda_examples(Engine *engine, uint64_t first) { engine->example = first; }
+
 static void cuda_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 
 static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    const Pass p = pass_of(engine, n, engine->config.seq_len, mode);
+    Pass p = pass_of(engine, n, engine->config.seq_len, mode);
+    p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), e));
     TRY(forward(engine, &p, e));
@@ -517,6 +567,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, p.N, engine->stream, e));
+    if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, p.N, engine->stream, e));
+    engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
     engine->first = engine->config.shard_grads;
     engine->watch = {};
@@ -568,7 +620,8 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     double *stats = engine->stats_host;
     TRY(engine_send_stats(engine, e));
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
-    result->loss_sum = result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
+    result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
+    result->loss_sum = engine->smoothed ? stats[STAT_SMOOTHED] / engine->config.seq_len : result->nll_sum;
     memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
     if (result->rank_sq)
         memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
@@ -592,11 +645,21 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
+// Where documents are kept apart, the tokens before the last one of the n are no concern of the next.
+static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
+    int first = engine->config.document_mask ? n - 1 : 0;
+    while (first > 0 && tokens[first] != engine->config.separator) first--;
+    return first;
+}
+
 // The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const size_t tile = 64;
-    const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
+    const int before = tokens_before_document(engine, tokens, n);
     assert(n > 0 && n <= engine->config.seq_len);
+    tokens += before, n -= before;
+    Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
+    p.documents = false;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
@@ -627,7 +690,7 @@ const EngineApi cuda_engine = {
     .unpin = cuda_unpin,
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
-    .examples = NULL,
+    .examples = cuda_examples,
     .scale_loss = cuda_scale_loss,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,

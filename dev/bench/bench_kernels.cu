@@ -189,13 +189,13 @@ static void layernorms(Bench *b, int B, int C, int L) {
         if (!backward)
             run_case(b, "layernorm forward", 2 * L, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, y + s, gamma, beta, N, C, 0, &e), &e);
+                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, y + s, gamma, beta, {}, N, C, 0, &e), &e);
             });
         else
             run_case(b, "layernorm backward", 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, y + s, x + s, mean, rstd, gamma, B,
-                                               T, C, workspace, 0, &e),
+                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, NULL, {}, y + s, x + s, mean, rstd,
+                                               gamma, B, T, C, workspace, 0, &e),
                             &e);
             });
     }
@@ -222,7 +222,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     }
 }
 
-static void attention_case(Bench *b, AttentionShape s, int times, const char *what) {
+static void attention_case(Bench *b, AttentionShape s, int times, const char *what, const AttentionMasks &masks = {}) {
     Error e = {};
     const size_t n = (size_t)s.B * T * s.C();
     const double pairs = 0.5 * s.T * s.T * s.heads(), product_flops = 2 * pairs * s.D; // half: the causal mask
@@ -238,11 +238,26 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, 0, &e)
-                                 : attention_forward(out, lse, from, ticket, s, 0, &e),
+            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, masks, 0, &e)
+                                 : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
                         &e);
         });
     }
+}
+
+// With dropout; with documents of this mean length.
+static void masked_attention(Bench *b, AttentionShape s, int length, const char *suffix) {
+    Error e = {};
+    const size_t n = (size_t)s.B * s.T;
+    AttentionMasks masks = {zeros<uint16_t>(n), zeros<uint16_t>(n), {}, {}};
+    std::vector<uint16_t> tokens(n + s.B);
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = rng_uniform(1, 2, i) * length < 1;
+    uint16_t *to = zeros<uint16_t>(tokens.size());
+    cudaMemcpy(to, tokens.data(), tokens.size() * sizeof(uint16_t), cudaMemcpyHostToDevice);
+    bench_check(embedding_documents((uint16_t *)masks.first, (uint16_t *)masks.last, to, 1, s.B, s.T, 0, &e), &e);
+    attention_case(b, s, 0, (std::string(", documents") + suffix).c_str(), masks);
+    attention_case(b, s, 0, (std::string(", dropout") + suffix).c_str(),
+                   {NULL, NULL, dropout_of(0.1, 1), dropout_constants(dropout_of(0.1, 1))});
 }
 
 static void embeddings(Bench *b, int B, int C, int V, int Vp) {
@@ -263,13 +278,15 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
         void *workspace = zeros<char>(embedding_backward_workspace_bytes(B, T, C));
         if (!backward)
             run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
-                bench_check(embedding_forward(dx + i % SETS * n, tokens, wte, wpe, B, T, C, 0, &e), &e);
+                bench_check(embedding_forward(dx + i % SETS * n, tokens, NULL, wte, wpe,
+                                              row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
+                            &e);
             });
         else
             run_case(b, "embedding sort and backward", 1, 0, tensor + 8.0 * C * (distinct + T), [&](int i) {
                 EmbeddingOrder order;
                 const real *from = dx + i % SETS * n;
-                bench_check(embedding_sort(&order, tokens, false, B, T, sorted, 0, &e), &e);
+                bench_check(embedding_sort(&order, tokens, NULL, false, B, T, sorted, 0, &e), &e);
                 bench_check(embedding_backward(dwte, dwpe, from, order, B, T, C, workspace, 0, &e), &e);
             });
     }
@@ -282,9 +299,11 @@ static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
     if (!wanted(b, "cross-entropy")) return;
     real *logits = randoms<real>(n, 0.0f, 2.0f);
     uint16_t *tokens = zipf_tokens(rows / T, V, 3);
-    float *losses = zeros<float>(rows);
-    run_case(b, "cross-entropy", chunks, 0, 2.0 * n * sizeof(real),
-             [&](int) { bench_check(crossentropy(losses, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+    float *losses = zeros<float>(rows), *smoothed = zeros<float>(rows);
+    for (float *to : {(float *)NULL, smoothed})
+        run_case(
+            b, to ? "cross-entropy, smoothing" : "cross-entropy", to ? 0 : chunks, 0, 2.0 * n * sizeof(real),
+            [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
 }
 
 static void updates(Bench *b, const Model *model) {
@@ -340,6 +359,8 @@ static void bench_model(Bench *b, const char *name) {
     products(b, &m, B, examples * T, chunks, model.vocab_padded);
     attention_case(b, s, m.layers, "");
     attention_case(b, {s.B / 2, T, s.NH, 128}, 0, ", heads of 128");
+    masked_attention(b, s, 300, "");
+    masked_attention(b, {s.B / 2, T, s.NH, 128}, 300, ", heads of 128");
     layernorms(b, B, m.channels, m.layers);
     gelu_and_biases(b, B, m.channels, m.layers);
     crossentropies(b, examples * T, chunks, m.vocab, model.vocab_padded);
@@ -380,8 +401,8 @@ static void bench_create(Bench *b) {
     bench_check(hold_create(&b->hold, &e), &e);
     b->nvml = nvml_open();
     b->seconds = 1.0;
-    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
-           REAL_NAME, b->nvml.device ? "" : "; no NVML: energy is not measured");
+    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount, REAL_NAME,
+           b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {

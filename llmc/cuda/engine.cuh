@@ -51,20 +51,22 @@ struct Engine {
     bool scaled;                 // grad_scale is this step's
     float loss_scale;            // scale_loss
 
-    Block *block;         // (L)
-    Block base;           // activations of all blocks; each has a slice
-    real *x_final;        // (B, T, C)  output of the last block
-    real *lnf;            // (B, T, C)
-    float *meanf, *rstdf; // (B, T)
-    real *delta;          // (B, T, C)  a branch's output, not yet added to the residual stream
-    uint16_t *tokens;     // (B, T + 1)
-    unsigned *ticket;     // (1) of attention's work, 0 between its kernels
-    float *loss;          // (B, T)
-    real *logits;         // (head_rows, Vp)  a chunk of the head
-    real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch
-    real *dwide;          // (B, T, 4C) gradient of qkv, fc
-    void *sorted;         // workspace of embedding_sort
-    void *scratch;        // of whichever kernel runs
+    Block *block;                             // (L)
+    Block base;                               // activations of all blocks; each has a slice
+    real *x_final;                            // (B, T, C)  output of the last block
+    real *lnf;                                // (B, T, C)
+    float *meanf, *rstdf;                     // (B, T)
+    real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
+    uint16_t *tokens;                         // (B, T + 1)
+    uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
+    unsigned *ticket;                         // (1) of attention's work, 0 between its kernels
+    float *loss;                              // (B, T)
+    float *smoothed;                          // (B, T) the same with label smoothing, or NULL
+    real *logits;                             // (head_rows, Vp)  a chunk of the head
+    real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
+    real *dwide;                              // (B, T, 4C) gradient of qkv, fc
+    void *sorted;                             // workspace of embedding_sort
+    void *scratch;                            // of whichever kernel runs
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
@@ -76,13 +78,14 @@ struct Engine {
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
+    uint64_t example;        // of the run, the first of the next micro-step
     GnsMode mode;            // the least that a micro-step of this step has measured
     bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
-// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of
-// this rank's own gradients, and scratch for the last.
-enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
+// Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor:
+// |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
+enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;

@@ -124,7 +124,10 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
     ADD(what, engine->tokens, N + c->micro_batch, FORWARD, BACKWARD);
+    if (c->document_mask) ADD(what, engine->document_first, N, FORWARD, BACKWARD);
+    if (c->document_mask) ADD(what, engine->document_last, N, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
+    if (c->label_smoothing > 0 && !c->inference) ADD(what, engine->smoothed, N, HEAD, BACKWARD);
 }
 
 static void layout_scratch(Engine *engine, Arena *a) {
@@ -137,7 +140,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
-    ADD(what, engine->dwide, N * 4 * C, BACKWARD, BACKWARD);
+    ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->gns != GNS_EXACT) return;
