@@ -20,7 +20,8 @@ enum { ROWS = 128, GROUP_ROWS = 64, GROUPS = 2, PAIR = 2, DEPTH = 64, HALF = 32 
 enum { TURNS = 4 }; // tiles between the one that is fetched and the one that is stored, both included, and one more
 enum { THREADS = (GROUPS + 1) * WARPGROUP, FINISHERS = 3, SERVANT_REGISTERS = 104, WORKER_REGISTERS = 200 };
 
-template <int COLUMNS_, int STAGES_, int SLOTS_> struct Layout {
+template <int COLUMNS_, int STAGES_, int SLOTS_, bool STAGGER_ = true> struct Layout {
+    static constexpr bool STAGGER = STAGGER_;
     static constexpr int COLUMNS = COLUMNS_, STAGES = STAGES_, SLOTS = SLOTS_, PANELS = COLUMNS / PANEL;
     static constexpr int A_BYTES = ROWS * PANEL_ROW_BYTES, B_BYTES = COLUMNS * PANEL_ROW_BYTES;
     static constexpr int SLOT_BYTES = GROUP_ROWS * COLUMNS * (int)sizeof(real);
@@ -143,7 +144,7 @@ __device__ void multiply(typename L::Shared &s, const Job &job, int rank) {
     };
     for (int odd = 0; tile_next<true>(s, turns) >= 0; odd ^= 1) {
         int previous = 0;
-        if (group == 1 && turn == 1) barrier_wait(&s.full[L::STAGES - 1], 0); // from here on the other group is ahead
+        if (L::STAGGER && turn == 1) barrier_wait(&s.full[L::STAGES - 1], 0); // from here on the other group is ahead
 #        pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             barrier_wait(&s.full[ring.stage], ring.parity);
