@@ -1,12 +1,9 @@
 // linear_sm90: see linear_sm90.cuh.
 //
 // Blocks are persistent, one a multiprocessor, in pairs: a pair's tile is 256 rows, a block's 128, and each block fetches
-// half of the pair's part of b for both. A block is
-// - two warpgroups that multiply, 64 rows each. One has the other's stages to go through while that one rounds its sums
-//   and leaves them in a slot of shared memory;
-// - a producer thread, which copies stages of 64 of the summed dimension to shared memory;
-// - three warps that finish slots (GELU, residual) and store them, while the others are at the next tile.
-// A row's sums do not depend on other rows.
+// half of the pair's part of b for both. A block is a producer thread, which copies stages of 64 of the summed dimension
+// to shared memory, and two warpgroups that take turns: while one multiplies its tile, the other finishes and stores its
+// last one. A row's sums do not depend on other rows.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -16,30 +13,30 @@
 
 namespace {
 
-enum { ROWS = 128, GROUP_ROWS = 64, GROUPS = 2, PAIR = 2, DEPTH = 64, HALF = 32 };
-enum { TURNS = 4 }; // tiles between the one that is fetched and the one that is stored, both included, and one more
-enum { THREADS = (GROUPS + 1) * WARPGROUP, FINISHERS = 3, SERVANT_REGISTERS = 104, WORKER_REGISTERS = 200 };
+enum { ROWS = 128, HALVES = 2, GROUPS = 2, WARPS = 4, PAIR = 2, DEPTH = 64, HALF_DEPTH = 32 };
+enum { TURNS = 4, THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
-template <int COLUMNS_, int STAGES_, int SLOTS_, bool STAGGER_ = true> struct Layout {
-    static constexpr bool STAGGER = STAGGER_;
-    static constexpr int COLUMNS = COLUMNS_, STAGES = STAGES_, SLOTS = SLOTS_, PANELS = COLUMNS / PANEL;
+template <int COLUMNS_, int STAGES_> struct Layout {
+    static constexpr int COLUMNS = COLUMNS_, STAGES = STAGES_, PANELS = COLUMNS / PANEL;
     static constexpr int A_BYTES = ROWS * PANEL_ROW_BYTES, B_BYTES = COLUMNS * PANEL_ROW_BYTES;
-    static constexpr int SLOT_BYTES = GROUP_ROWS * COLUMNS * (int)sizeof(real);
-    static constexpr int CHUNKS = SLOT_BYTES / 16 / WARP; // of a slot: a warp's 16 bytes a thread
+    static constexpr int SLOT_ROWS = 16, SLOT_BYTES = SLOT_ROWS * COLUMNS * (int)sizeof(real);
     struct Shared {
-        char a[STAGES][A_BYTES], b[STAGES][B_BYTES], slot[SLOTS][SLOT_BYTES];
-        alignas(16) real bias[2][COLUMNS];
-        uint64_t full[STAGES], empty[STAGES], slot_full[SLOTS], slot_empty[SLOTS];
-        int tile[TURNS];
+        char a[STAGES][A_BYTES], b[STAGES][B_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
+        alignas(16) real bias[GROUPS][WARPS][COLUMNS];
+        uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
         uint64_t tile_full[TURNS], tile_empty[TURNS];
+        int tile[TURNS];
     };
 };
+
+template <LinearEpilogue e> constexpr bool HAS_BIAS = e == LINEAR_BIAS || e == LINEAR_GELU || e == LINEAR_RESIDUAL;
+template <LinearEpilogue e> constexpr bool HAS_EXTRA = e == LINEAR_RESIDUAL || e == LINEAR_DGELU;
 
 // Tiles of a pair of blocks go in bands of `band` tiles side by side, so that the band's part of b stays in L2.
 struct Job {
     int m, n, depths; // depths: stages a tile
     int tiles_m, tiles_n, band;
-    const real *bias, *extra;
+    const real *bias;
     unsigned *tickets;
 
     __device__ int tiles() const { return tiles_m * tiles_n; }
@@ -64,98 +61,180 @@ __device__ int tile_draw(const Job &job) {
     return tile < job.tiles() ? tile : -1;
 }
 
-// A role's next tile. AS_WARP: all lanes of a warp call, else one thread.
-template <bool AS_WARP, class Shared> __device__ int tile_next(Shared &s, Ring<TURNS> &ring) {
-    barrier_wait(&s.tile_full[ring.stage], ring.parity);
-    const int tile = s.tile[ring.stage];
+// The tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
+template <bool AS_WARP, class Shared> __device__ int tile_of(Shared &s, int turn) {
+    barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
+    const int tile = s.tile[turn % TURNS];
     if (AS_WARP) __syncwarp();
-    if (!AS_WARP || threadIdx.x % WARP == 0) barrier_arrive_at(&s.tile_empty[ring.stage], 0);
-    ring.advance();
+    if (!AS_WARP || threadIdx.x % WARP == 0) barrier_arrive_at(&s.tile_empty[turn % TURNS], 0);
     return AS_WARP ? uniform(tile) : tile;
 }
 
-template <class L, LinearEpilogue EPILOGUE, bool B_ALONG>
+template <class L, bool B_ALONG>
 __device__ void produce(typename L::Shared &s, const CUtensorMap *a, const CUtensorMap *b, const Job &job, int rank) {
-    constexpr bool BIAS = EPILOGUE == LINEAR_BIAS || EPILOGUE == LINEAR_GELU || EPILOGUE == LINEAR_RESIDUAL;
     Ring<L::STAGES> ring;
-    Ring<TURNS> turns;
-    int drawn = rank == 0 ? tile_draw(job) : 0;
-    for (int odd = 0;; odd ^= 1) {
+    int drawn = rank == 0 ? tile_draw(job) : 0, ends = 0;
+    for (int turn = 0; ends < GROUPS; turn++) {
+        uint64_t *tile_full = &s.tile_full[turn % TURNS];
         if (rank == 0) {
-            barrier_wait(&s.tile_empty[turns.stage], turns.parity ^ 1);
-            for (int to = 0; to < PAIR; to++) send_at(&s.tile[turns.stage], drawn, &s.tile_full[turns.stage], to);
+            barrier_wait(&s.tile_empty[turn % TURNS], (turn / TURNS & 1) ^ 1);
+            for (int to = 0; to < PAIR; to++) send_at(&s.tile[turn % TURNS], drawn, tile_full, to);
             if (drawn >= 0) drawn = tile_draw(job); // it is there when this tile has been fetched
         }
-        barrier_expect(&s.tile_full[turns.stage], sizeof(int));
-        const int tile = tile_next<false>(s, turns);
-        if (tile < 0) return;
+        barrier_expect(tile_full, sizeof(int));
+        const int tile = tile_of<false>(s, turn);
+        if (tile < 0) {
+            ends++;
+            continue;
+        }
         const Place place = place_of<L>(job, tile, rank);
-        const int bias_bytes = BIAS ? min(L::COLUMNS, job.n - place.column) * (int)sizeof(real) : 0;
 #        pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             uint64_t *full = &s.full[ring.stage];
             char *b_half = s.b[ring.stage] + rank * (L::B_BYTES / PAIR);
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-            barrier_expect(full, L::A_BYTES + L::B_BYTES + (k == 0 ? bias_bytes : 0));
+            barrier_expect(full, L::A_BYTES + L::B_BYTES);
             copy_box_in(s.a[ring.stage], a, full, 0, place.row, k, 0);
             if (B_ALONG) copy_box_in_all(b_half, b, full, 0, place.column + rank * L::COLUMNS / PAIR, k, 0, 3);
-            else copy_box_in_all(b_half, b, full, 0, k * DEPTH + rank * HALF, place.column / PANEL, 0, 3);
-            if (BIAS && k == 0) copy_run_in(s.bias[odd], job.bias + place.column, bias_bytes, full);
+            else copy_box_in_all(b_half, b, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL, 0, 3);
             ring.advance();
         }
     }
 }
 
-// The sums (64, COLUMNS), with the bias, as rounded, into a slot.
-template <class L, bool BIAS>
-__device__ void leave(char *slot, const float (&c)[L::COLUMNS / 2], const real *bias) {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = lane % 16;
-    char *own = slot + (warp * 16 + row) * PANEL_ROW_BYTES;
+__device__ float2 unpacked(unsigned x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
+__device__ unsigned packed(float x, float y) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *(const unsigned *)&pair;
+}
+
+// Two neighbouring sums, with the bias, as they are stored. x: of extra.
+template <LinearEpilogue EPILOGUE> __device__ unsigned finished(float v0, float v1, unsigned x) {
+    const float2 extra = unpacked(x);
+    if (EPILOGUE == LINEAR_DGELU) return packed(v0 * gelu_derivative(extra.x), v1 * gelu_derivative(extra.y));
+    const unsigned rounded = packed(v0, v1);
+    if (EPILOGUE != LINEAR_RESIDUAL) return rounded;
+    const float2 r = unpacked(rounded);
+    return packed(r.x + extra.x, r.y + extra.y);
+}
+
+// A warp's 16 x 16 at columns 16 j of its slot: four 8 x 8 matrices, as stmatrix and ldmatrix have them.
+__device__ unsigned matrices_at(char *slot, int j) {
+    const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
+    return shared_address(slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16);
+}
+__device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrices_at(slot, j)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+__device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(matrices_at(slot, j))
+                 : "memory");
+}
+
+__device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
+    matrices_load(slot, j, r);
+    UNROLL_FOR (int q = 0; q < 4; q++) {
+        const float2 v = unpacked(r[q]);
+        r[q] = packed(gelu(v.x), gelu(v.y));
+    }
+}
+
+// Sends a warp's slot out.
+__device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int column) {
+    fence_before_copy_out();
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) {
+        copy_box_out(map, slot, 0, row, column / PANEL);
+        copy_out_commit();
+    }
+}
+
+// Waits until the warp's slot has been read by the copy out.
+__device__ void slot_wait() {
+    if (threadIdx.x % WARP == 0) copy_out_wait_read();
+    __syncwarp();
+}
+
+// Stores a warp's 16 rows of sums; extra is in the slot.
+template <class L, LinearEpilogue EPILOGUE>
+__device__ void rows_out(const float (&c)[L::COLUMNS / 2], char *slot, const real *bias, const CUtensorMap *out,
+                         const CUtensorMap *second, int row, int column) {
     UNROLL_FOR (int j = 0; j < L::COLUMNS / 16; j++) {
-        unsigned r[4];
-        UNROLL_FOR (int h = 0; h < 2; h++) {
+        unsigned r[4], x[4] = {};
+        if (HAS_EXTRA<EPILOGUE>) matrices_load(slot, j, x);
+        UNROLL_FOR (int q = 0; q < 4; q++) { // 8 columns on with q / 2, 8 rows on with q % 2
             float2 add = {0.0f, 0.0f};
-            if (BIAS) add = __bfloat1622float2(*(const __nv_bfloat162 *)(bias + 16 * j + 8 * h + lane % 4 * 2));
-            UNROLL_FOR (int i = 0; i < 2; i++) {
-                const __nv_bfloat162 pair =
-                    __floats2bfloat162_rn(c[8 * j + 4 * h + 2 * i] + add.x, c[8 * j + 4 * h + 2 * i + 1] + add.y);
-                r[2 * h + i] = *(const unsigned *)&pair;
-            }
+            if (HAS_BIAS<EPILOGUE>)
+                add = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
+            const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
+            r[q] = finished<EPILOGUE>(c[i] + add.x, c[i + 1] + add.y, x[q]);
         }
-        const int piece = (2 * (j % 4) + lane / 16) ^ row % 8;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         shared_address(own + j / 4 * GROUP_ROWS * PANEL_ROW_BYTES + piece * 16)),
-                     "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                     : "memory");
+        matrices_store(slot, j, r);
+    }
+    slot_out(out, slot, row, column);
+    if constexpr (EPILOGUE == LINEAR_GELU) {
+        constexpr int HELD = L::COLUMNS / 48; // computed before the copy out has read the slot
+        unsigned held[HELD][4];
+        UNROLL_FOR (int j = 0; j < HELD; j++) matrices_gelu(slot, j, held[j]);
+        slot_wait();
+        UNROLL_FOR (int j = 0; j < HELD; j++) matrices_store(slot, j, held[j]);
+        UNROLL_FOR (int j = HELD; j < L::COLUMNS / 16; j++) {
+            unsigned r[4];
+            matrices_gelu(slot, j, r);
+            matrices_store(slot, j, r);
+        }
+        slot_out(second, slot, row, column);
     }
 }
 
 template <class L, LinearEpilogue EPILOGUE, bool B_ALONG>
-__device__ void multiply(typename L::Shared &s, const Job &job, int rank) {
-    constexpr bool BIAS = EPILOGUE == LINEAR_BIAS || EPILOGUE == LINEAR_GELU || EPILOGUE == LINEAR_RESIDUAL;
-    const int group = uniform(threadIdx.x / WARPGROUP), lane = threadIdx.x % 32;
-    Ring<L::STAGES> ring;
-    Ring<TURNS> turns;
-    float c[L::COLUMNS / 2];
-    int turn = group;
+__device__ void multiply(typename L::Shared &s, const CUtensorMap *out, const CUtensorMap *second, const Job &job,
+                         int rank) {
+    constexpr bool BIAS = HAS_BIAS<EPILOGUE>, EXTRA = HAS_EXTRA<EPILOGUE>;
+    const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
+    const int lane = threadIdx.x % WARP;
+    char *slot = s.slot[group][warp];
+    real *bias = s.bias[group][warp];
+    uint64_t *own_full = &s.own_full[group][warp];
+    float c[HALVES][L::COLUMNS / 2];
+    unsigned own_parity = 0;
     auto release = [&](int stage) {
         __syncwarp();
         if (lane < PAIR) barrier_arrive_at(&s.empty[stage], rank ^ lane);
     };
-    for (int odd = 0; tile_next<true>(s, turns) >= 0; odd ^= 1) {
+    for (int turn = group;; turn += GROUPS) {
+        const int tile = tile_of<true>(s, turn);
+        if (tile < 0) break;
+        Place place = place_of<L>(job, tile, rank);
+        place.row += warp * L::SLOT_ROWS;
+        if ((BIAS || EXTRA) && lane == 0) {
+            const int bytes = BIAS ? min(L::COLUMNS, job.n - place.column) * (int)sizeof(real) : 0;
+            barrier_expect(own_full, bytes + (EXTRA ? L::SLOT_BYTES : 0));
+            if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
+            if (EXTRA) {
+                copy_out_wait_read();
+                copy_box_in(slot, second, own_full, 0, place.row, place.column / PANEL);
+            }
+        }
+        Ring<L::STAGES> ring;
+        ring.stage = turn * job.depths % L::STAGES, ring.parity = turn * job.depths / L::STAGES & 1;
         int previous = 0;
-        if (L::STAGGER && turn == 1) barrier_wait(&s.full[L::STAGES - 1], 0); // from here on the other group is ahead
 #        pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             barrier_wait(&s.full[ring.stage], ring.parity);
-            const uint64_t a = operand(s.a[ring.stage] + group * GROUP_ROWS * PANEL_ROW_BYTES, 0);
-            const uint64_t b = operand(s.b[ring.stage], HALF * PANEL_ROW_BYTES);
-            registers_settle(c);
+            const uint64_t a = operand(s.a[ring.stage], 0);
+            const uint64_t b = operand(s.b[ring.stage], HALF_DEPTH * PANEL_ROW_BYTES);
+            UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
             wgmma_fence();
-            UNROLL_FOR (int i = 0; i < DEPTH / 16; i++) {
-                const int b_step = B_ALONG ? 2 * i : (i / 2 * (L::B_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
-                wgmma<true, B_ALONG>(c, a + 2 * i, b + b_step, k > 0 || i > 0);
-            }
+            UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
+                UNROLL_FOR (int h = 0; h < HALVES; h++) {
+                    const int b_step = B_ALONG ? 2 * i : (i / 2 * (L::B_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
+                    wgmma<true, B_ALONG>(c[h], a + 2 * i + (h * (L::A_BYTES / HALVES) >> 4), b + b_step, k > 0 || i > 0);
+                }
             wgmma_commit();
             if (k > 0) {
                 wgmma_wait<1>();
@@ -166,104 +245,24 @@ __device__ void multiply(typename L::Shared &s, const Job &job, int rank) {
         }
         wgmma_wait<0>();
         release(previous);
-        registers_settle(c);
-        const int slot = turn % L::SLOTS;
-        barrier_wait(&s.slot_empty[slot], (turn / L::SLOTS & 1) ^ 1);
-        leave<L, BIAS>(s.slot[slot], c, s.bias[odd]);
-        fence_before_copy_out();
-        warp_arrive(&s.slot_full[slot]);
-        turn += GROUPS;
-    }
-}
-
-// A lane's 16 bytes of a chunk of a slot: where they are in memory, and whether they are in the matrix.
-struct Piece {
-    size_t at;
-    bool there;
-};
-__device__ Piece piece_at(const Job &job, int row, int column, int chunk) {
-    const int p = chunk * WARP + threadIdx.x % WARP, r = p / 8 % GROUP_ROWS;
-    const int c = p / (8 * GROUP_ROWS) * PANEL + (p % 8 ^ r % 8) * VEC;
-    return {(size_t)(row + r) * job.n + column + c, row + r < job.m && column + c < job.n};
-}
-
-template <LinearEpilogue EPILOGUE> __device__ Pack<VEC> finished(const Pack<VEC> &pack, const Pack<VEC> &extra) {
-    float x[VEC], y[VEC];
-    pack_get(x, pack);
-    pack_get(y, extra);
-    UNROLL_FOR (int v = 0; v < VEC; v++)
-        x[v] = EPILOGUE == LINEAR_GELU       ? gelu(x[v])
-               : EPILOGUE == LINEAR_RESIDUAL ? y[v] + x[v]
-                                             : x[v] * gelu_derivative(y[v]);
-    return pack_of<VEC>(x);
-}
-
-// Finishes a slot in place. For GELU it is on its way out already, and is not written before it has left.
-template <class L, LinearEpilogue EPILOGUE>
-__device__ void finish_slot(char *slot, uint64_t *full, unsigned parity, const CUtensorMap *out, const Job &job,
-                            Place place, int warp) {
-    constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL || EPILOGUE == LINEAR_DGELU;
-    constexpr int BATCH = 8;
-    const int lane = threadIdx.x % WARP;
-    for (int first = warp; first < L::CHUNKS; first += FINISHERS * BATCH) {
-        Pack<VEC> packs[BATCH], extra[BATCH];
-        UNROLL_FOR (int i = 0; i < BATCH; i++) {
-            const Piece piece = piece_at(job, place.row, place.column, first + FINISHERS * i);
-            const bool there = EXTRA && piece.there && first + FINISHERS * i < L::CHUNKS;
-            extra[i] = there ? pack_load<VEC>(job.extra + piece.at) : Pack<VEC>{};
-        }
-        if (first == warp) {
-            barrier_wait(full, parity);
-            if (EPILOGUE == LINEAR_GELU && warp == 0 && lane == 0) {
-                copy_box_out(out, slot, 0, place.row, place.column / PANEL);
-                copy_out_commit();
+        UNROLL_FOR (int h = 0; h < HALVES; h++) {
+            registers_settle(c[h]);
+            if ((BIAS && h == 0) || EXTRA) {
+                barrier_wait(own_full, own_parity);
+                own_parity ^= 1;
             }
-        }
-        UNROLL_FOR (int i = 0; i < BATCH; i++) {
-            const int chunk = first + FINISHERS * i;
-            if (chunk < L::CHUNKS)
-                packs[i] = finished<EPILOGUE>(pack_load<VEC>((real *)slot + (chunk * WARP + lane) * VEC), extra[i]);
-        }
-        if (EPILOGUE == LINEAR_GELU && first == warp) {
-            if (warp == 0 && lane == 0) copy_out_wait_read();
-            threads_sync(1, FINISHERS * WARP);
-        }
-        UNROLL_FOR (int i = 0; i < BATCH; i++) {
-            const int chunk = first + FINISHERS * i;
-            if (chunk < L::CHUNKS) pack_store((real *)slot + (chunk * WARP + lane) * VEC, packs[i]);
-        }
-    }
-    fence_before_copy_out();
-    threads_sync(1, FINISHERS * WARP);
-}
-
-template <class L, LinearEpilogue EPILOGUE>
-__device__ void finish(typename L::Shared &s, const CUtensorMap *out, const CUtensorMap *second, const Job &job,
-                       int rank) {
-    constexpr bool STORE_ONLY = EPILOGUE == LINEAR_PLAIN || EPILOGUE == LINEAR_BIAS;
-    const int warp = uniform(threadIdx.x / WARP % 4 - 1), thread = threadIdx.x % WARPGROUP - WARP;
-    Ring<TURNS> turns;
-    int turn = 0;
-    if (STORE_ONLY && thread > 0) return;
-    for (;;) {
-        const int tile = tile_next<!STORE_ONLY>(s, turns);
-        if (tile < 0) break;
-        Place place = place_of<L>(job, tile, rank);
-        for (int group = 0; group < GROUPS; group++, turn++, place.row += GROUP_ROWS) {
-            const int slot = turn % L::SLOTS;
-            const unsigned parity = turn / L::SLOTS & 1;
-            if (STORE_ONLY) barrier_wait(&s.slot_full[slot], parity);
-            else finish_slot<L, EPILOGUE>(s.slot[slot], &s.slot_full[slot], parity, out, job, place, warp);
-            if (thread == 0) {
-                copy_box_out(EPILOGUE == LINEAR_GELU ? second : out, s.slot[slot], 0, place.row,
-                             place.column / PANEL);
-                copy_out_commit();
+            if (!EXTRA) slot_wait();
+            rows_out<L, EPILOGUE>(c[h], slot, bias, out, second, place.row, place.column);
+            place.row += ROWS / HALVES;
+            if (EXTRA && h == 0 && lane == 0) {
+                barrier_expect(own_full, L::SLOT_BYTES);
                 copy_out_wait_read();
-                barrier_arrive(&s.slot_empty[slot]);
+                copy_box_in(slot, second, own_full, 0, place.row, place.column / PANEL);
             }
         }
+        __syncwarp(); // before the bias is overwritten
     }
-    if (thread == 0) copy_out_wait();
+    if (lane == 0) copy_out_wait();
 }
 
 #    endif
@@ -278,27 +277,22 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], PAIR * GROUPS * 4);
+            barrier_init(&s.empty[i], PAIR * WARPS);
         }
-        for (int i = 0; i < L::SLOTS; i++) {
-            barrier_init(&s.slot_full[i], 4);
-            barrier_init(&s.slot_empty[i], 1);
-        }
-        constexpr bool STORE_ONLY = EPILOGUE == LINEAR_PLAIN || EPILOGUE == LINEAR_BIAS;
+        for (int i = 0; i < GROUPS * WARPS; i++) barrier_init(&s.own_full[0][i], 1);
         for (int i = 0; i < TURNS; i++) {
             barrier_init(&s.tile_full[i], 1);
-            barrier_init(&s.tile_empty[i], PAIR * (1 + GROUPS * 4 + (STORE_ONLY ? 1 : FINISHERS)));
+            barrier_init(&s.tile_empty[i], PAIR * (1 + WARPS));
         }
         barriers_publish();
     }
     cluster_sync();
     if (group == GROUPS) {
-        registers_give<SERVANT_REGISTERS>();
-        if (threadIdx.x % WARPGROUP >= WARP) finish<L, EPILOGUE>(s, &out, &second, job, rank);
-        else if (threadIdx.x % WARPGROUP == 0) produce<L, EPILOGUE, B_ALONG>(s, &a, &b, job, rank);
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x == GROUPS * WARPGROUP) produce<L, B_ALONG>(s, &a, &b, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
-        multiply<L, EPILOGUE, B_ALONG>(s, job, rank);
+        multiply<L, EPILOGUE, B_ALONG>(s, &out, &second, job, rank);
     }
     __syncwarp();
     cluster_sync(); // the other block may still signal this one's barriers
@@ -316,13 +310,13 @@ int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int 
     return copy_map(map, matrix, t, e);
 }
 
-// The same for copies out.
+// The same for copies of a warp's rows, in and out.
 int out_map(CUtensorMap *map, const real *matrix, int rows, int columns, int panels, Error *e) {
     const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                           3,
                           {PANEL, (cuuint64_t)rows, (cuuint64_t)columns / PANEL},
                           {columns * sizeof(real), PANEL_ROW_BYTES},
-                          {PANEL, GROUP_ROWS, (cuuint32_t)panels},
+                          {PANEL, 16, (cuuint32_t)panels},
                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
     return copy_map(map, matrix, t, e);
 }
@@ -334,12 +328,13 @@ int launch(const Linear &l, cudaStream_t stream, Error *e) {
     int blocks;
     TRY(panels_map(&a, l.a, l.m, l.k, ROWS, 1, e));
     if (B_ALONG) TRY(panels_map(&b, l.b, l.n, l.k, L::COLUMNS / PAIR, 1, e));
-    else TRY(panels_map(&b, l.b, l.k, l.n, HALF, L::PANELS, e));
+    else TRY(panels_map(&b, l.b, l.k, l.n, HALF_DEPTH, L::PANELS, e));
     TRY(out_map(&out, l.out, l.m, l.n, L::PANELS, e));
-    TRY(out_map(&second, EPILOGUE == LINEAR_GELU ? l.second : l.out, l.m, l.n, L::PANELS, e));
+    const real *other = EPILOGUE == LINEAR_GELU ? l.second : HAS_EXTRA<EPILOGUE> ? l.extra : l.out;
+    TRY(out_map(&second, other, l.m, l.n, L::PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
-    Job job = {l.m, l.n, l.k / DEPTH, ceil_div(l.m, PAIR * ROWS), ceil_div(l.n, L::COLUMNS), 16, l.bias, l.extra, l.tickets};
+    Job job = {l.m, l.n, l.k / DEPTH, ceil_div(l.m, PAIR * ROWS), ceil_div(l.n, L::COLUMNS), 16, l.bias, l.tickets};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {PAIR, 1, 1};
