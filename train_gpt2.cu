@@ -16,6 +16,7 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -30,6 +31,7 @@
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
+    CUDA_TRY(cudaMemsetAsync(engine->tickets, 0, sizeof *engine->tickets, engine->stream), e);
     CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
@@ -67,6 +69,7 @@ static int engine_open(Engine *engine, Error *e) {
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    TRY(linear_sm90_usable(&engine->fused, c->model->config.channels, c->model->config.channels, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -175,6 +178,40 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
+// The same by linear_sm90, with what follows it.
+static int linear_fused(Engine *engine, LinearEpilogue epilogue, real *y, real *second, const real *x,
+                        const real *extra, TensorKind w, int layer, int N, Error *e) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    const Linear linear = {.m = N,
+                           .n = (int)t->columns,
+                           .k = (int)t->rows,
+                           .epilogue = epilogue,
+                           .out = y,
+                           .second = second,
+                           .a = x,
+                           .b = weight(engine, w, layer),
+                           .bias = weight(engine, bias_of(w), layer),
+                           .extra = extra,
+                           .tickets = engine->tickets};
+    return linear_sm90(linear, engine->stream, e);
+}
+
+// y = x W + b, gelu = GELU(y)
+static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
+    if (engine->fused) return linear_fused(engine, LINEAR_GELU, y, gelu, x, NULL, w, layer, N, e);
+    TRY(linear_forward(engine, y, x, w, layer, N, e));
+    const size_t columns = model_tensor(engine->config.model, w, layer)->columns;
+    return gelu_forward(gelu, y, N * columns, engine->stream, e);
+}
+
+// The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
+// and ln_residual, which must follow, adds it.
+static int linear_residual(Engine *engine, real *sum, const real *residual, const real *x, TensorKind w, int layer,
+                           int N, Error *e) {
+    if (engine->fused) return linear_fused(engine, LINEAR_RESIDUAL, sum, NULL, x, residual, w, layer, N, e);
+    return linear_forward(engine, engine->delta, x, w, layer, N, e);
+}
+
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -246,11 +283,17 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, sum = a + b.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l), p->N,
                              p->C, engine->stream, e);
+}
+
+// out = LN(sum), the sum of linear_residual.
+static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
+                       const real *residual, TensorKind w, int l, Error *e) {
+    if (engine->fused) return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, w, l, e);
+    return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, w, l, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
@@ -262,14 +305,12 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, E
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, p->attention, engine->stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
-    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
-    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    TRY(linear_residual(engine, k->x_mid, k->x, k->attention, PROJ_W, l, p->N, e));
+    TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, LN2_W, l, e));
+    return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
-// residual stream.
+// engine->tokens (B, T + 1) -> lnf (B, T, C).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
@@ -279,15 +320,15 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
+        real *sum = l == L - 1 ? engine->x_final : next->x;
         TRY(block_forward(engine, p, k, l, e));
-        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
+        TRY(linear_residual(engine, sum, k->x_mid, k->gelu, FCPROJ_W, l, p->N, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, LN1_W, l + 1,
-                       e));
+        TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, LN1_W, l + 1, e));
     }
-    return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
-                      engine->delta, LNF_W, 0, e);
+    return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
+                       engine->block[L - 1].x_mid, LNF_W, 0, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------

@@ -32,6 +32,7 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
+    bool fused; // linear_sm90 takes the products of a block's forward pass
     void *memory; // the one device allocation
 
     real *weight;    // what the kernels read: flat, in the layout of the tensor table
@@ -62,6 +63,7 @@ struct Engine {
     void *sorted;         // workspace of embedding_sort
     void *scratch;        // of whichever kernel runs
     void *matmul_scratch;
+    unsigned *tickets;    // (1) of linear_sm90
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
 

@@ -177,7 +177,7 @@ __device__ void rows_out(const float (&c)[L::COLUMNS / 2], char *slot, const rea
     }
     slot_out(out, slot, row, column);
     if constexpr (EPILOGUE == LINEAR_GELU) {
-        constexpr int HELD = L::COLUMNS / 48; // computed before the copy out has read the slot
+        constexpr int HELD = L::COLUMNS / 64; // computed before the copy out has read the slot
         unsigned held[HELD][4];
         UNROLL_FOR (int j = 0; j < HELD; j++) matrices_gelu(slot, j, held[j]);
         slot_wait();
@@ -233,7 +233,8 @@ __device__ void multiply(typename L::Shared &s, const CUtensorMap *out, const CU
             UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
                 UNROLL_FOR (int h = 0; h < HALVES; h++) {
                     const int b_step = B_ALONG ? 2 * i : (i / 2 * (L::B_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
-                    wgmma<true, B_ALONG>(c[h], a + 2 * i + (h * (L::A_BYTES / HALVES) >> 4), b + b_step, k > 0 || i > 0);
+                    wgmma<true, B_ALONG>(c[h], a + 2 * i + (h * (L::A_BYTES / HALVES) >> 4), b + b_step,
+                                         k > 0 || i > 0);
                 }
             wgmma_commit();
             if (k > 0) {
@@ -321,8 +322,7 @@ int out_map(CUtensorMap *map, const real *matrix, int rows, int columns, int pan
     return copy_map(map, matrix, t, e);
 }
 
-template <class L, LinearEpilogue EPILOGUE, bool B_ALONG>
-int launch(const Linear &l, cudaStream_t stream, Error *e) {
+template <class L, LinearEpilogue EPILOGUE, bool B_ALONG> int launch(const Linear &l, cudaStream_t stream, Error *e) {
     const auto kernel = linear_kernel<L, EPILOGUE, B_ALONG>;
     CUtensorMap a, b, out, second;
     int blocks;
@@ -348,6 +348,38 @@ int launch(const Linear &l, cudaStream_t stream, Error *e) {
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, a, b, out, second, job), e);
 }
 
+typedef Layout<192, 4> Tiles;
+
 } // namespace
+
+int linear_sm90_usable(bool *yes, int n, int k, Error *e) {
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<Tiles, LINEAR_BIAS, false>), e);
+    *yes = attributes.maxThreadsPerBlock >= THREADS && n % PANEL == 0 && k % DEPTH == 0 && k >= Tiles::STAGES * DEPTH;
+    return 0;
+}
+
+int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
+    switch (l.epilogue) {
+    case LINEAR_PLAIN:
+        return (l.transpose_b ? launch<Tiles, LINEAR_PLAIN, true> : launch<Tiles, LINEAR_PLAIN, false>)(l, stream, e);
+    case LINEAR_BIAS: return launch<Tiles, LINEAR_BIAS, false>(l, stream, e);
+    case LINEAR_GELU: return launch<Tiles, LINEAR_GELU, false>(l, stream, e);
+    case LINEAR_RESIDUAL: return launch<Tiles, LINEAR_RESIDUAL, false>(l, stream, e);
+    case LINEAR_DGELU: return launch<Tiles, LINEAR_DGELU, true>(l, stream, e);
+    }
+    return FAIL(e, ERR_INTERNAL, NULL, "no epilogue %d", (int)l.epilogue);
+}
+
+#else
+
+int linear_sm90_usable(bool *yes, int, int, Error *) {
+    *yes = false;
+    return 0;
+}
+
+int linear_sm90(const Linear &, cudaStream_t, Error *e) {
+    return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
+}
 
 #endif

@@ -14,14 +14,14 @@ typedef enum {
 
 // out (m, n) = a (m, k) op(b): op(b) (k, n), stored (n, k) if transposed.
 struct Linear {
-    int m, n, k;
-    bool transpose_b;
-    LinearEpilogue epilogue;
-    real *out, *second;
-    const real *a, *b, *bias, *extra;
-    unsigned *tickets; // one on the device, 0 before and after
+    int m = 0, n = 0, k = 0;
+    bool transpose_b = false;
+    LinearEpilogue epilogue = LINEAR_PLAIN;
+    real *out = NULL, *second = NULL;
+    const real *a = NULL, *b = NULL, *bias = NULL, *extra = NULL;
+    unsigned *tickets = NULL; // one on the device, 0 before and after
 };
 
-// Sets *yes if this GPU, this build and the shape allow linear_sm90.
-int linear_sm90_usable(bool *yes, const Linear &l, Error *e);
+// Sets *yes if this GPU and this build have linear_sm90, and it takes n and k: multiples of 64, k at least 256.
+int linear_sm90_usable(bool *yes, int n, int k, Error *e);
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e);

@@ -50,7 +50,8 @@ static void check_row(const Case &c, const std::vector<real> &out, int row) {
     for (int j = 0; j < l.n; j++) {
         double sum = l.bias ? value(c.bias[j]) : 0.0;
         for (int k = 0; k < l.k; k++)
-            sum += value(c.a[(size_t)row * l.k + k]) * value(c.b[l.transpose_b ? (size_t)j * l.k + k : (size_t)k * l.n + j]);
+            sum += value(c.a[(size_t)row * l.k + k]) *
+                   value(c.b[l.transpose_b ? (size_t)j * l.k + k : (size_t)k * l.n + j]);
         const double x = value(c.extra[(size_t)row * l.n + j]), once = ROUNDING * fabs(sum) + 2e-5;
         want[j] = sum, tolerance[j] = once;
         if (l.epilogue == LINEAR_RESIDUAL) want[j] += x, tolerance[j] += ROUNDING * fabs(want[j]);
@@ -93,9 +94,9 @@ static void check_bits(const Case &c, const std::vector<real> &out) {
         Linear biased = c.l;
         biased.epilogue = LINEAR_BIAS, biased.out = unused;
         CHECK_OK(linear_sm90(biased, 0, &e), &e);
-        CHECK_OK(layernorm_forward(expected, unused, mean, rstd, c.l.extra, unused, c.l.bias, c.l.bias, c.l.m, c.l.n, 0,
-                                   &e),
-                 &e);
+        CHECK_OK(
+            layernorm_forward(expected, unused, mean, rstd, c.l.extra, unused, c.l.bias, c.l.bias, c.l.m, c.l.n, 0, &e),
+            &e);
         CHECK(as_doubles(host_from(expected, n)) == as_doubles(out), "the residual sum's bits differ");
     }
 }
@@ -123,7 +124,10 @@ static void linear_case(Size s, LinearEpilogue epilogue, bool transpose_b) {
     std::vector<Output> outputs = {{c.l.out, n * sizeof(real)}};
     if (c.l.second) outputs.push_back({c.l.second, n * sizeof(real)});
     run_twice(
-        "linear", [&] { for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes)); },
+        "linear",
+        [&] {
+            for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
+        },
         [&] { CHECK_OK(linear_sm90(c.l, 0, &e), &e); }, outputs);
     const std::vector<real> out = host_from(c.l.out, n);
     for (int row : {0, std::min(63, s.m - 1), std::min(128, s.m - 1), random_int(0, s.m - 1), s.m - 1})
