@@ -191,9 +191,46 @@ __device__ void rows_out(const float (&c)[L::COLUMNS / 2], char *slot, const rea
     }
 }
 
-template <class L, LinearEpilogue EPILOGUE, bool B_ALONG>
-__device__ void multiply(typename L::Shared &s, const CUtensorMap *out, const CUtensorMap *second, const Job &job,
+// A stage has been read, in both blocks: a warp's part.
+__device__ void stage_release(uint64_t *empty, int rank) {
+    __syncwarp();
+    if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (int)(threadIdx.x % WARP));
+}
+
+// The sums of a warpgroup's tile, of its first N columns.
+template <class L, bool B_ALONG, int N>
+__device__ void multiply(float (&c)[HALVES][L::COLUMNS / 2], typename L::Shared &s, Ring<L::STAGES> ring, int depths,
                          int rank) {
+    int previous = 0;
+#        pragma unroll 1
+    for (int k = 0; k < depths; k++) {
+        barrier_wait(&s.full[ring.stage], ring.parity);
+        const uint64_t a = operand(s.a[ring.stage], 0);
+        const uint64_t b = operand(s.b[ring.stage], HALF_DEPTH * PANEL_ROW_BYTES);
+        UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
+        wgmma_fence();
+        UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
+            UNROLL_FOR (int h = 0; h < HALVES; h++) {
+                const int b_step = B_ALONG ? 2 * i : (i / 2 * (L::B_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
+                wgmma<true, B_ALONG>(reinterpret_cast<float(&)[N / 2]>(c[h]),
+                                     a + 2 * i + (h * (L::A_BYTES / HALVES) >> 4), b + b_step, k > 0 || i > 0);
+            }
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();
+            stage_release(&s.empty[previous], rank);
+        }
+        previous = ring.stage;
+        ring.advance();
+    }
+    wgmma_wait<0>();
+    stage_release(&s.empty[previous], rank);
+    UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
+}
+
+template <class L, LinearEpilogue EPILOGUE, bool B_ALONG>
+__device__ void work(typename L::Shared &s, const CUtensorMap *out, const CUtensorMap *second, const Job &job,
+                     int rank) {
     constexpr bool BIAS = HAS_BIAS<EPILOGUE>, EXTRA = HAS_EXTRA<EPILOGUE>;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
@@ -202,10 +239,6 @@ __device__ void multiply(typename L::Shared &s, const CUtensorMap *out, const CU
     uint64_t *own_full = &s.own_full[group][warp];
     float c[HALVES][L::COLUMNS / 2];
     unsigned own_parity = 0;
-    auto release = [&](int stage) {
-        __syncwarp();
-        if (lane < PAIR) barrier_arrive_at(&s.empty[stage], rank ^ lane);
-    };
     for (int turn = group;; turn += GROUPS) {
         const int tile = tile_of<true>(s, turn);
         if (tile < 0) break;
@@ -222,32 +255,9 @@ __device__ void multiply(typename L::Shared &s, const CUtensorMap *out, const CU
         }
         Ring<L::STAGES> ring;
         ring.stage = turn * job.depths % L::STAGES, ring.parity = turn * job.depths / L::STAGES & 1;
-        int previous = 0;
-#        pragma unroll 1
-        for (int k = 0; k < job.depths; k++) {
-            barrier_wait(&s.full[ring.stage], ring.parity);
-            const uint64_t a = operand(s.a[ring.stage], 0);
-            const uint64_t b = operand(s.b[ring.stage], HALF_DEPTH * PANEL_ROW_BYTES);
-            UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
-            wgmma_fence();
-            UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
-                UNROLL_FOR (int h = 0; h < HALVES; h++) {
-                    const int b_step = B_ALONG ? 2 * i : (i / 2 * (L::B_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
-                    wgmma<true, B_ALONG>(c[h], a + 2 * i + (h * (L::A_BYTES / HALVES) >> 4), b + b_step,
-                                         k > 0 || i > 0);
-                }
-            wgmma_commit();
-            if (k > 0) {
-                wgmma_wait<1>();
-                release(previous);
-            }
-            previous = ring.stage;
-            ring.advance();
-        }
-        wgmma_wait<0>();
-        release(previous);
+        if (job.n - place.column > PANEL) multiply<L, B_ALONG, L::COLUMNS>(c, s, ring, job.depths, rank);
+        else multiply<L, B_ALONG, PANEL>(c, s, ring, job.depths, rank);
         UNROLL_FOR (int h = 0; h < HALVES; h++) {
-            registers_settle(c[h]);
             if ((BIAS && h == 0) || EXTRA) {
                 barrier_wait(own_full, own_parity);
                 own_parity ^= 1;
@@ -293,7 +303,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         if (threadIdx.x == GROUPS * WARPGROUP) produce<L, B_ALONG>(s, &a, &b, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
-        multiply<L, EPILOGUE, B_ALONG>(s, &out, &second, job, rank);
+        work<L, EPILOGUE, B_ALONG>(s, &out, &second, job, rank);
     }
     __syncwarp();
     cluster_sync(); // the other block may still signal this one's barriers
