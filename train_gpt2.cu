@@ -31,8 +31,8 @@
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->tickets, 0, sizeof *engine->tickets, engine->stream), e);
     CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         const ReduceSegment segment = {t->offset, t->count};
@@ -69,7 +69,7 @@ static int engine_open(Engine *engine, Error *e) {
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
-    TRY(linear_sm90_usable(&engine->fused, c->model->config.channels, c->model->config.channels, e));
+    TRY(linear_sm90_usable(&engine->fused_forward, c->model->config.channels, c->model->config.channels, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -192,13 +192,13 @@ static int linear_fused(Engine *engine, LinearEpilogue epilogue, real *y, real *
                            .b = weight(engine, w, layer),
                            .bias = weight(engine, bias_of(w), layer),
                            .extra = extra,
-                           .tickets = engine->tickets};
+                           .tickets = engine->ticket};
     return linear_sm90(linear, engine->stream, e);
 }
 
 // y = x W + b, gelu = GELU(y)
 static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
-    if (engine->fused) return linear_fused(engine, LINEAR_GELU, y, gelu, x, NULL, w, layer, N, e);
+    if (engine->fused_forward) return linear_fused(engine, LINEAR_GELU, y, gelu, x, NULL, w, layer, N, e);
     TRY(linear_forward(engine, y, x, w, layer, N, e));
     const size_t columns = model_tensor(engine->config.model, w, layer)->columns;
     return gelu_forward(gelu, y, N * columns, engine->stream, e);
@@ -208,7 +208,7 @@ static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, Tenso
 // and ln_residual, which must follow, adds it.
 static int linear_residual(Engine *engine, real *sum, const real *residual, const real *x, TensorKind w, int layer,
                            int N, Error *e) {
-    if (engine->fused) return linear_fused(engine, LINEAR_RESIDUAL, sum, NULL, x, residual, w, layer, N, e);
+    if (engine->fused_forward) return linear_fused(engine, LINEAR_RESIDUAL, sum, NULL, x, residual, w, layer, N, e);
     return linear_forward(engine, engine->delta, x, w, layer, N, e);
 }
 
@@ -292,7 +292,7 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
 // out = LN(sum), the sum of linear_residual.
 static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
                        const real *residual, TensorKind w, int l, Error *e) {
-    if (engine->fused) return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, w, l, e);
+    if (engine->fused_forward) return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, w, l, e);
     return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, w, l, e);
 }
 
@@ -303,7 +303,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
 // From k->x and k->ln1 to k->gelu.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, p->attention, engine->stream, e));
+    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
     TRY(linear_residual(engine, k->x_mid, k->x, k->attention, PROJ_W, l, p->N, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, LN2_W, l, e));
@@ -428,7 +428,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, p->attention, engine->stream, e));
+    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
+                           engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_B, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));

@@ -1,11 +1,13 @@
 // bench_engine: whole training steps through engine.h: time of a step, tokens a second, share of the device's peak, and
 // the time in which the host queues a step (where that is nearly the whole step, the device waits for the host). Variants
-// are measured step by step in turns, in one process; the result is the median of the rounds' ratios.
+// take turns of a few steps in one process, and a turn's first step does not count: it still has the clock that the
+// variant before left. The result is the median of the rounds' ratios.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
 //     model   a preset, or `demo`: that of make demo
-//     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products
+//     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
+//             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -13,38 +15,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 3, ARMS_MAX = 4 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 6 };
 
 // One of the compared variants.
 typedef struct {
     const char *name;
+    Engine *engine;
     GnsMode mode;
-    bool tuned;
+    const char *tuning;  // of the matrix products; "": the heuristic's
     const char *against; // the name of the one that it is compared with, or NULL
     double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
 } Arm;
 
 typedef struct {
     EngineConfig config;
-    Engine *engine;
-    double peak;      // of the device, FLOP/s; 0: unknown
-    uint16_t *tokens; // (B, T + 1)
+    Engine *engine, *before; // before: NULL, or of an earlier build
+    double peak;             // of the device, FLOP/s; 0: unknown
+    uint16_t *tokens;        // (B, T + 1)
     StepResult result;
-    int rounds, steps; // to do; done
-    char tuning[TUNING_BYTES];
-    bool tuned; // the engine's algorithms are timed ones
+    int rounds, steps;            // to do; done
+    char tuning[2][TUNING_BYTES]; // the engine's, the earlier one's
     Arm arm[ARMS_MAX];
     int arms;
 } Bench;
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-static int load_initial(Engine *engine, const Model *model, Error *e) {
+#ifdef GNS_BEFORE
+extern const EngineApi GNS_BEFORE;
+#endif
+
+// Initial values; those of the first block in all blocks, which is quicker.
+static int load_initial(const Bench *b, Engine *engine, Error *e) {
+    const Model *model = b->config.model;
     float *values;
     TRY(memory_alloc_zero((void **)&values, model->flat_count * sizeof *values, "parameters", e));
     for (int k = 0; k < model->tensor_count; k++) {
-        const Tensor *t = &model->tensors[k];
-        model_init_values(model, t, 1, 0, t->count, values + t->offset);
+        const Tensor *t = &model->tensors[k], *first = model_tensor(model, t->kind, 0);
+        if (t->layer > 0) memcpy(values + t->offset, values + first->offset, t->count * sizeof *values);
+        else model_init_values(model, t, 1, 0, t->count, values + t->offset);
     }
     int code = engine_load(engine, STATE_PARAM, (Range){0, model->flat_count}, values, e);
     memory_free(values);
@@ -64,10 +73,21 @@ static int bench_create(Bench *b, Error *e) {
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
     b->peak = device_peak_flops(&device);
-    return load_initial(b->engine, model, e);
+    return load_initial(b, b->engine, e);
+}
+
+static int before_create(Bench *b, Error *e) {
+#ifdef GNS_BEFORE
+    TRY(engine_create(&GNS_BEFORE, &b->before, &b->config, e));
+    return load_initial(b, b->before, e);
+#else
+    (void)b;
+    return FAIL(e, ERR_USAGE, "dev/bench/before.sh TREE links one", "this build has no earlier engine");
+#endif
 }
 
 static void bench_destroy(Bench *b) {
+    engine_destroy(b->before);
     engine_destroy(b->engine);
     memory_free(b->tokens);
     memory_free(b->result.example_sq);
@@ -75,52 +95,52 @@ static void bench_destroy(Bench *b) {
     memory_free(b);
 }
 
-static void add_arm(Bench *b, const char *name, GnsMode mode, bool tuned, const char *against) {
+static void add_arm(Bench *b, const char *name, Engine *engine, GnsMode mode, const char *tuning, const char *against) {
     Arm *arm = &b->arm[b->arms++];
     arm->name = name;
+    arm->engine = engine;
     arm->mode = mode;
-    arm->tuned = tuned;
+    arm->tuning = tuning;
     arm->against = against;
 }
 
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
-static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
+static int step(Bench *b, const Arm *arm, double *queued, Error *e) {
     Range all = {0, b->config.model->flat_count};
     UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
     u.step = ++b->steps;
     u.batch = b->config.micro_batch;
     double start = clock_seconds();
-    TRY(engine_begin_step(b->engine, e));
-    TRY(engine_micro_step(b->engine, b->tokens, b->config.micro_batch, mode, e));
-    TRY(engine_norms(b->engine, all, e));
-    TRY(engine_update(b->engine, all, &u, e));
+    TRY(engine_begin_step(arm->engine, e));
+    TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
+    TRY(engine_norms(arm->engine, all, e));
+    TRY(engine_update(arm->engine, all, &u, e));
     *queued = clock_seconds() - start;
-    return engine_result(b->engine, &b->result, e);
+    return engine_result(arm->engine, &b->result, e);
 }
 
-// The first step after a new choice of algorithms sets them up, and is not counted.
-static int switch_tuning(Bench *b, const Arm *arm, Error *e) {
-    double ignored;
-    if (arm->tuned == b->tuned) return 0;
-    TRY(engine_set_tuning(b->engine, arm->tuned ? b->tuning : "", e));
-    b->tuned = arm->tuned;
-    return step(b, arm->mode, &ignored, e);
+// The first step of a turn, which also sets up new algorithms, is not counted.
+static int turn(Bench *b, Arm *arm, int round, Error *e) {
+    double queued, seconds = 0, queued_sum = 0;
+    if (strcmp(engine_tuning(arm->engine), arm->tuning) != 0) TRY(engine_set_tuning(arm->engine, arm->tuning, e));
+    for (int i = 0; i < TURN; i++) {
+        double start = clock_seconds();
+        TRY(step(b, arm, &queued, e));
+        if (i == 0) continue;
+        seconds += clock_seconds() - start;
+        queued_sum += queued;
+    }
+    if (round < 0) return 0;
+    arm->seconds[round] = seconds / (TURN - 1);
+    arm->queued[round] = queued_sum / (TURN - 1);
+    return 0;
 }
 
 // Every other round runs backwards, so that no variant is always the first.
 static int measure(Bench *b, Error *e) {
     for (int r = -WARM_UP; r < b->rounds; r++)
-        for (int i = 0; i < b->arms; i++) {
-            double queued;
-            Arm *arm = &b->arm[r % 2 ? b->arms - 1 - i : i];
-            TRY(switch_tuning(b, arm, e));
-            double start = clock_seconds();
-            TRY(step(b, arm->mode, &queued, e));
-            if (r < 0) continue;
-            arm->seconds[r] = clock_seconds() - start;
-            arm->queued[r] = queued;
-        }
+        for (int i = 0; i < b->arms; i++) TRY(turn(b, &b->arm[r % 2 ? b->arms - 1 - i : i], r, e));
     return 0;
 }
 
@@ -143,7 +163,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     memcpy(queued, arm->queued, sizeof queued);
     double s = median(sorted, b->rounds), tokens = (double)b->config.micro_batch * b->config.seq_len;
     double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
-    printf("%-10s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
+    printf("%-13s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
            1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
     if (peak > 0) printf(", MFU %.1f%%", 100 * flops / s / peak);
     printf(", queued in %.3f ms\n", 1e3 * median(queued, b->rounds));
@@ -188,29 +208,50 @@ static void tell_memory(const Bench *b, const char *name) {
 
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
-static int read_words(Bench *b, int argc, char **argv, bool *tune, Error *e) {
+typedef struct {
+    bool tune, before;
+} Words;
+
+static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
     for (int i = 5; i < argc; i++) {
         if (strcmp(argv[i], "gelu") == 0) b->config.recompute = RECOMPUTE_GELU;
         else if (strcmp(argv[i], "block") == 0) b->config.recompute = RECOMPUTE_BLOCK;
         else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
-        else if (strcmp(argv[i], "tune") == 0) *tune = true;
-        else return FAIL(e, ERR_USAGE, "gelu, block, exact, tune", "no word is called %s", argv[i]);
+        else if (strcmp(argv[i], "tune") == 0) words->tune = true;
+        else if (strcmp(argv[i], "before") == 0) words->before = true;
+        else return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, before", "no word is called %s", argv[i]);
     }
     return 0;
 }
 
-static int bench_run(Bench *b, bool tune, const char *name, Error *e) {
+// Tunes the engine, and keeps what it chose in `text`.
+static int tuned(Engine *engine, char *text, Error *e) {
+    double start = clock_seconds();
+    TRY(engine_tune(engine, e));
+    snprintf(text, TUNING_BYTES, "%s", engine_tuning(engine));
+    printf("tuned in %.1f s\n", clock_seconds() - start);
+    return 0;
+}
+
+static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     tell_memory(b, name);
     TRY(bench_create(b, e));
-    add_arm(b, "gns off", GNS_OFF, false, NULL);
-    add_arm(b, "gns ln", GNS_LN, false, "gns off");
-    if (b->config.gns == GNS_EXACT) add_arm(b, "gns exact", GNS_EXACT, false, "gns off");
-    if (tune) {
-        add_arm(b, "tuned", GNS_LN, true, "gns ln");
-        TRY(engine_tune(b->engine, e));
-        snprintf(b->tuning, sizeof b->tuning, "%s", engine_tuning(b->engine));
-        b->tuned = true;
+    if (!words.before) add_arm(b, "gns off", b->engine, GNS_OFF, "", NULL);
+    add_arm(b, "gns ln", b->engine, GNS_LN, "", words.before ? "before" : "gns off");
+    if (b->config.gns == GNS_EXACT)
+        add_arm(b, "gns exact", b->engine, GNS_EXACT, "", words.before ? "gns ln" : "gns off");
+    if (words.tune) {
+        TRY(tuned(b->engine, b->tuning[0], e));
+        add_arm(b, "tuned", b->engine, GNS_LN, b->tuning[0], "gns ln");
+    }
+    if (words.before) {
+        TRY(before_create(b, e));
+        add_arm(b, "before", b->before, GNS_LN, "", NULL);
+    }
+    if (words.before && words.tune) {
+        TRY(tuned(b->before, b->tuning[1], e));
+        add_arm(b, "before, tuned", b->before, GNS_LN, b->tuning[1], "before");
     }
     TRY(measure(b, e));
     tell(b);
@@ -223,7 +264,8 @@ static int run(int argc, char **argv, Error *e) {
     ModelConfig shape = {.vocab = 50257};
     Model model;
     Bench *b;
-    bool tune = false;
+    Words words = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "demo") == 0) shape = (ModelConfig){.layers = 2, .heads = 6, .channels = 192, .vocab = 256};
     else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
     if (rounds < 1 || rounds > ROUNDS_MAX) return FAIL(e, ERR_USAGE, "1 to 1000", "%d rounds", rounds);
@@ -234,8 +276,8 @@ static int run(int argc, char **argv, Error *e) {
     b->config.micro_batch = argument(argc, argv, 2, 64);
     b->config.seq_len = seq_len;
     b->rounds = rounds;
-    int code = read_words(b, argc, argv, &tune, e);
-    if (!code) code = bench_run(b, tune, name, e);
+    int code = read_words(b, argc, argv, &words, e);
+    if (!code) code = bench_run(b, words, name, e);
     bench_destroy(b);
     model_destroy(&model);
     return code;

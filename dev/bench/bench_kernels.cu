@@ -1,512 +1,403 @@
-// Benchmark of the memory-bound CUDA kernels: first each against a plain float64 twin on a small shape, then time,
-// bytes that must move (inputs once, outputs once), GB/s, and the share of the device's copy bandwidth measured in the
-// same run. Inputs rotate among SETS sets, each larger than the L2 cache.
+// bench_kernels: every matrix product and kernel of a training step, one after the other on a hot card (timing.cuh): time,
+// energy, clock, and the share of the ceiling, which is the larger of the time that its bytes take at the card's copy
+// bandwidth (inputs once, outputs once) and that its FLOPs take at the rate of an 8192^3 product, both measured in the
+// same run. Then what they add up to, by their number in a step of one micro-step.
 //
-//     bench_kernels [B [FAMILY]]      micro-batch at T = 1024 (default 64); layernorm, gelu, embedding, crossentropy
-//                                     or reduce alone
+//     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
+//
+//     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
+//     quick   0.3 s a kernel instead of 1 s: d12 and d48 in less than 60 s
+//     tune    products with the algorithms that --tune chooses
+//     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
+//     only    the products and kernels with this in their name
+#include "timing.cuh"
+#include "../test/cuda/hold.cuh"
+#include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
+#include "math/rng.h"
+#include "model/model.h"
 
-#include <functional>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
+#include <string>
 #include <vector>
 
-enum { SETS = 3, REPEATS = 5, CALLS = 12 };
+enum { T = 1024, SETS = 3, HELD = 24 }; // inputs rotate among SETS sets, so that none is in the L2 cache
 
-static void cuda_check(cudaError_t code) {
-    if (code == cudaSuccess) return;
-    fprintf(stderr, "error: %s\n", cudaGetErrorString(code));
-    exit(ERR_INTERNAL);
-}
-static void call_check(int code, const Error *e) {
-    if (code == 0) return;
-    error_print(e, 0, 1);
-    exit(code);
-}
+typedef struct {
+    Nvml nvml;
+    Hold hold;
+    Matmul *mm;
+    double seconds;          // a kernel
+    double bandwidth, flops; // the ceilings, a second
+    bool held;
+    std::vector<std::string> only;
+    double step_seconds, step_joules; // of the model, so far
+} Bench;
 
-// ---- Data -----------------------------------------------------------------------------------------------------------
-
-static inline __host__ __device__ uint32_t hash(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-static inline __host__ __device__ float uniform(uint32_t seed, size_t i) { // -1.7..1.7: variance 1
-    return (hash(hash(seed) + (uint32_t)i) / 4294967296.0f - 0.5f) * 3.4641016f;
-}
-
-template <typename X> __global__ void fill_kernel(X *p, size_t n, uint32_t seed, float mean, float scale) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        p[i] = (X)(mean + scale * uniform(seed, i));
-}
+// ---- Memory of one case ---------------------------------------------------------------------------------------------
 
 static std::vector<void *> allocations;
 
-template <typename X> static X *device_new(size_t n) {
+template <typename X> static X *zeros(size_t n) {
     X *p = NULL;
     cuda_check(cudaMalloc(&p, n * sizeof(X)));
     cuda_check(cudaMemset(p, 0, n * sizeof(X)));
     allocations.push_back(p);
     return p;
 }
-template <typename X> static X *device_random(size_t n, uint32_t seed, float mean = 0.0f, float scale = 1.0f) {
-    X *p = device_new<X>(n);
-    fill_kernel<<<1024, 256>>>(p, n, seed, mean, scale);
+
+template <typename X> __global__ static void fill_kernel(X *x, size_t n, uint64_t stream, float mean, float scale) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        x[i] = (X)(float)(mean + scale * 3.46 * (rng_uniform(1, stream, i) - 0.5)); // deviation: scale
+}
+
+template <typename X> static X *randoms(size_t n, float mean = 0.0f, float scale = 1.0f) {
+    X *x = zeros<X>(n);
+    fill_kernel<<<1024, 256>>>(x, n, allocations.size(), mean, scale);
     cuda_check(cudaGetLastError());
-    return p;
+    return x;
 }
-template <typename X> static X *device_from(const std::vector<X> &v) {
-    X *p = device_new<X>(v.size());
-    cuda_check(cudaMemcpy(p, v.data(), v.size() * sizeof(X), cudaMemcpyHostToDevice));
-    return p;
-}
+
 static void free_all(void) {
     cuda_check(cudaDeviceSynchronize());
     for (void *p : allocations) cuda_check(cudaFree(p));
     allocations.clear();
 }
 
-static inline double value(double x) { return x; }
-template <typename X> static inline double value(X x) { return (float)x; }
-template <typename X> static std::vector<double> host_from(const X *p, size_t n) {
-    std::vector<X> v(n);
-    cuda_check(cudaMemcpy(v.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
-    std::vector<double> d(n);
-    for (size_t i = 0; i < n; i++) d[i] = value(v[i]);
-    return d;
-}
-
-// Zipf: token k with a chance like 1 / (k + 1).
-static std::vector<uint16_t> zipf_tokens(int B, int T, int V, uint32_t seed) {
+// Zipf: token k with a chance like 1 / (k + 1). (B, T + 1)
+static uint16_t *zipf_tokens(int B, int V, uint64_t stream, std::vector<uint16_t> *host = NULL) {
     std::vector<uint16_t> tokens((size_t)B * (T + 1));
-    for (size_t i = 0; i < tokens.size(); i++) {
-        const int t = (int)(pow(V + 1.0, hash(seed + (uint32_t)i * 31) / 4294967296.0) - 1.0);
-        tokens[i] = (uint16_t)(t < V ? t : V - 1);
-    }
-    return tokens;
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (uint16_t)(pow((double)V, rng_uniform(1, stream, i)) - 1);
+    uint16_t *device = zeros<uint16_t>(tokens.size());
+    cuda_check(cudaMemcpy(device, tokens.data(), tokens.size() * sizeof(uint16_t), cudaMemcpyHostToDevice));
+    if (host) *host = tokens;
+    return device;
 }
 
-// ---- Twins ----------------------------------------------------------------------------------------------------------
+// ---- One case -------------------------------------------------------------------------------------------------------
 
-static int failures = 0;
-
-// |got - want| / |want|; a NaN fails.
-static void twin_check(const char *name, const std::vector<double> &got, const std::vector<double> &want, double most) {
-    double difference = 0.0, norm = 0.0;
-    for (size_t i = 0; i < want.size(); i++) {
-        difference += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    const double error = sqrt(difference / norm);
-    const bool good = error <= most;
-    if (!good) failures++;
-    printf("%s %-34s relative error %.1e (at most %.0e)\n", good ? "ok  " : "FAIL", name, error, most);
+static bool wanted(const Bench *b, const char *name) {
+    for (const std::string &word : b->only)
+        if (strstr(name, word.c_str())) return true;
+    return b->only.empty();
 }
 
-static const double STORED = sizeof(real) == 2 ? 3e-3 : 3e-6, SUMMED = 1e-5;
-
-static void twin_layernorm(void) {
+// How many times as long the call takes beside a kernel that holds HELD multiprocessors.
+static double time_held(Bench *b, const BenchCall &call, double seconds) {
     Error e = {};
-    const int B = 3, T = 50, C = 768, N = B * T;
+    const int calls = (int)fmax(5e-3 / seconds, 2.0);
+    cudaEvent_t from, to;
+    cuda_check(cudaEventCreate(&from));
+    cuda_check(cudaEventCreate(&to));
+    bench_check(hold_begin(&b->hold, HELD, 4e3 * calls * seconds + 0.1, &e), &e);
+    cuda_check(cudaEventRecord(from));
+    for (int i = 0; i < calls; i++) call(i);
+    cuda_check(cudaEventRecord(to));
+    const double ms = batch_ms(from, to);
+    bench_check(hold_end(&b->hold, &e), &e);
+    cuda_check(cudaEventDestroy(from));
+    cuda_check(cudaEventDestroy(to));
+    return ms * 1e-3 / calls / seconds;
+}
+
+// times: calls in a step.
+static Timing run_case(Bench *b, const char *name, int times, double flops, double bytes, const BenchCall &call) {
+    const Timing t = time_hot(&b->nvml, b->seconds, call);
+    const double floor = fmax(b->flops > 0 ? flops / b->flops : 0, b->bandwidth > 0 ? bytes / b->bandwidth : 0);
+    b->step_seconds += times * t.seconds;
+    b->step_joules += times * timing_joules(t);
+    printf("%-34s %4d %9.1f us %8.2f mJ %4.0f W %4u MHz %8.1f MB %5.0f GB/s", name, times, t.seconds * 1e6,
+           1e3 * timing_joules(t), t.watts, t.mhz, bytes * 1e-6, bytes / t.seconds * 1e-9);
+    if (flops > 0)
+        printf(" %8.1f GFLOP %4.0f TFLOP/s %5.2f pJ/FLOP", flops * 1e-9, flops / t.seconds * 1e-12,
+               1e12 * timing_joules(t) / flops);
+    if (floor > 0) printf(" %5.1f%%", 100 * floor / t.seconds);
+    if (b->held) printf(" held %.2fx", time_held(b, call, t.seconds));
+    printf("\n");
+    free_all();
+    return t;
+}
+
+// ---- Matrix products ------------------------------------------------------------------------------------------------
+
+static void product(Bench *b, const char *name, int times, MatmulShape s) {
+    if (!wanted(b, name)) return;
+    const size_t out_count = (size_t)s.m * s.n, out_bytes = out_count * (s.out_float ? sizeof(float) : sizeof(real));
+    const size_t a = (size_t)s.m * s.k, w = (size_t)s.k * s.n;
+    const size_t extra = s.epilogue == MATMUL_DGELU ? out_count : s.epilogue == MATMUL_BIAS ? s.n : 0;
+    const double bytes = (double)(a + w + extra) * sizeof(real) + (double)out_bytes * (s.accumulate ? 2 : 1);
+    real *left = randoms<real>(SETS * a), *right = randoms<real>(w, 0, 0.05f);
+    real *more = extra ? randoms<real>(extra) : NULL;
+    void *out = zeros<char>(out_bytes);
+    Error e = {};
+    run_case(b, name, times, 2.0 * s.m * s.n * s.k, bytes,
+             [&](int i) { bench_check(matmul_run(b->mm, s, out, left + i % SETS * a, right, more, &e), &e); });
+}
+
+// x (rows, in), W (in, out)
+static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
+    return {.m = rows, .n = out, .k = in, .epilogue = epilogue};
+}
+static MatmulShape dinput(int rows, int in, int out, MatmulEpilogue epilogue) {
+    return {.m = rows, .n = in, .k = out, .transpose_b = true, .epilogue = epilogue};
+}
+static MatmulShape dweight(int rows, int in, int out) {
+    return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true};
+}
+
+static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int chunks, int Vp) {
+    const int C = m->channels, L = m->layers, N = B * T;
+    product(b, "qkv forward", L, forward(N, C, 3 * C, MATMUL_BIAS));
+    product(b, "proj forward", L, forward(N, C, C, MATMUL_BIAS));
+    product(b, "fc forward", L, forward(N, C, 4 * C, MATMUL_BIAS));
+    product(b, "fcproj forward", L, forward(N, 4 * C, C, MATMUL_BIAS));
+    product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
+    product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
+    product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
+    product(b, "fcproj dinput and dgelu", L, dinput(N, 4 * C, C, MATMUL_DGELU));
+    product(b, "qkv dweight", L, dweight(N, C, 3 * C));
+    product(b, "proj dweight", L, dweight(N, C, C));
+    product(b, "fc dweight", L, dweight(N, C, 4 * C));
+    product(b, "fcproj dweight", L, dweight(N, 4 * C, C));
+    product(b, "head forward", chunks, dinput(head_rows, Vp, C, MATMUL_PLAIN)); // logits = x wte^T
+    product(b, "head dinput", chunks, forward(head_rows, Vp, C, MATMUL_PLAIN));
+    product(b, "head dweight", chunks, dweight(head_rows, Vp, C));
+}
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+static void layernorms(Bench *b, int B, int C, int L) {
+    if (!wanted(b, "layernorm forward") && !wanted(b, "layernorm backward")) return;
+    Error e = {};
+    const int N = B * T;
     const size_t n = (size_t)N * C;
-    real *x = device_random<real>(n, 1), *dy = device_random<real>(n, 2),
-         *gamma = device_random<real>(C, 3, 1.0f, 0.2f);
-    real *beta = device_random<real>(C, 4), *out = device_new<real>(n), *dr = device_random<real>(n, 5);
-    float *mean = device_new<float>(N), *rstd = device_new<float>(N), *sums = device_new<float>(3 * C);
-    double *squares = device_new<double>(3);
-    const std::vector<double> before = host_from(dr, n), h_x = host_from(x, n), h_dy = host_from(dy, n);
-    const std::vector<double> h_gamma = host_from(gamma, C), h_beta = host_from(beta, C);
-    call_check(layernorm_forward(NULL, out, mean, rstd, x, NULL, gamma, beta, N, C, 0, &e), &e);
-    void *workspace = device_new<char>(layernorm_backward_workspace_bytes(B, T, C));
-    call_check(layernorm_backward(dr, true, {sums, squares, false}, {sums + C, squares + 1, false},
-                                  {sums + 2 * C, squares + 2, false}, dy, x, mean, rstd, gamma, B, T, C, workspace, 0,
-                                  &e),
-               &e);
-    std::vector<double> y(n), dx(n), want(3 * C), example(2 * C), norms(2);
-    for (int i = 0; i < N; i++) {
-        double m = 0.0, v = 0.0, m1 = 0.0, m2 = 0.0;
-        const double *xi = &h_x[(size_t)i * C], *di = &h_dy[(size_t)i * C];
-        for (int c = 0; c < C; c++) m += xi[c] / C;
-        for (int c = 0; c < C; c++) v += (xi[c] - m) * (xi[c] - m) / C;
-        const double r = 1.0 / sqrt(v + 1e-5);
-        for (int c = 0; c < C; c++) {
-            m1 += di[c] * h_gamma[c] / C;
-            m2 += di[c] * h_gamma[c] * (xi[c] - m) * r / C;
-        }
-        if (i % T == 0) example.assign(2 * C, 0.0);
-        for (int c = 0; c < C; c++) {
-            const double xhat = (xi[c] - m) * r;
-            y[(size_t)i * C + c] = xhat * h_gamma[c] + h_beta[c];
-            dx[(size_t)i * C + c] = before[(size_t)i * C + c] + r * (di[c] * h_gamma[c] - m1 - xhat * m2);
-            example[c] += di[c] * xhat;
-            example[C + c] += di[c];
-        }
-        for (int c = 0; i % T == T - 1 && c < 2 * C; c++) {
-            want[c] += example[c];
-            norms[c / C] += example[c] * example[c];
-        }
+    const double tensor = (double)n * sizeof(real);
+    for (int backward = 0; backward < 2; backward++) {
+        real *x = randoms<real>(SETS * n), *y = randoms<real>(SETS * n), *dr = randoms<real>(SETS * n);
+        real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
+        float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
+        double *squares = zeros<double>(3);
+        void *workspace = zeros<char>(layernorm_backward_workspace_bytes(B, T, C));
+        const ColumnGradient dgamma = {sums, squares, true}, dbeta = {sums + C, squares + 1, true};
+        const ColumnGradient dbias = {sums + 2 * C, squares + 2, true};
+        if (!backward)
+            run_case(b, "layernorm forward", 2 * L, 0, 4 * tensor, [&](int i) {
+                const size_t s = i % SETS * n;
+                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, y + s, gamma, beta, N, C, 0, &e), &e);
+            });
+        else
+            run_case(b, "layernorm backward", 2 * L + 1, 0, 4 * tensor, [&](int i) {
+                const size_t s = i % SETS * n;
+                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, y + s, x + s, mean, rstd, gamma, B,
+                                               T, C, workspace, 0, &e),
+                            &e);
+            });
     }
-    const std::vector<double> written = host_from(dr, n);
-    for (size_t i = 0; i < n; i++) want[2 * C + i % C] += written[i];
-    twin_check("layernorm forward", host_from(out, n), y, STORED);
-    twin_check("layernorm backward dresidual", written, dx, STORED);
-    twin_check("layernorm backward sums", host_from(sums, 3 * C), want, SUMMED);
-    twin_check("layernorm per-example squares", host_from(squares, 2), norms, SUMMED);
-    free_all();
 }
 
-static double gelu_twin(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
-
-static void twin_gelu(void) {
+static void gelu_and_biases(Bench *b, int B, int C, int L) {
     Error e = {};
-    const int B = 2, T = 70, C = 264;
-    const size_t n = (size_t)B * T * C;
-    real *x = device_random<real>(n, 1, 0.0f, 1.5f), *dy = device_random<real>(n, 2), *y = device_new<real>(n);
-    float *sum = device_new<float>(C);
-    const std::vector<double> h_x = host_from(x, n), h_dy = host_from(dy, n);
-    void *workspace = device_new<char>(bias_backward_workspace_bytes(B, T, C));
-    call_check(gelu_forward(y, x, n, 0, &e), &e);
-    call_check(bias_backward(dy, {sum, NULL, false}, dy, x, B, T, C, workspace, 0, &e), &e);
-    std::vector<double> want(n), dx(n), bias(C), written = host_from(dy, n);
-    for (size_t i = 0; i < n; i++) {
-        want[i] = gelu_twin(h_x[i]);
-        dx[i] = h_dy[i] * (gelu_twin(h_x[i] + 1e-5) - gelu_twin(h_x[i] - 1e-5)) / 2e-5;
-        bias[i % C] += written[i];
+    const size_t n = (size_t)B * T * 4 * C;
+    if (wanted(b, "gelu forward")) {
+        real *x = randoms<real>(SETS * n), *y = zeros<real>(n);
+        run_case(b, "gelu forward", L, 0, 2.0 * n * sizeof(real),
+                 [&](int i) { bench_check(gelu_forward(y, x + i % SETS * n, n, 0, &e), &e); });
     }
-    twin_check("gelu forward", host_from(y, n), want, STORED);
-    twin_check("gelu backward", written, dx, STORED);
-    twin_check("gelu backward bias", host_from(sum, C), bias, SUMMED);
-    free_all();
+    for (int columns : {4 * C, 3 * C}) {
+        const char *name = columns == 4 * C ? "bias gradient, fc" : "bias gradient, qkv";
+        if (!wanted(b, name)) continue;
+        const size_t count = (size_t)B * T * columns;
+        real *dy = randoms<real>(SETS * count);
+        const ColumnGradient dbias = {zeros<float>(columns), NULL, true};
+        void *workspace = zeros<char>(bias_backward_workspace_bytes(B, T, columns));
+        run_case(b, name, L, 0, (double)count * sizeof(real), [&](int i) {
+            bench_check(bias_backward(NULL, dbias, dy + i % SETS * count, NULL, B, T, columns, workspace, 0, &e), &e);
+        });
+    }
 }
 
-static void twin_embedding(void) {
+static void attention_case(Bench *b, AttentionShape s, int times, const char *what) {
     Error e = {};
-    const int B = 4, T = 200, C = 64, V = 900;
-    const size_t n = (size_t)B * T * C;
-    const std::vector<uint16_t> tokens = zipf_tokens(B, T, V, 1);
-    uint16_t *d_tokens = device_from(tokens);
-    real *dx = device_random<real>(n, 2);
-    float *dwte = device_new<float>((size_t)V * C), *dwpe = device_new<float>((size_t)T * C);
-    EmbeddingOrder order;
-    call_check(
-        embedding_sort(&order, d_tokens, false, B, T, device_new<char>(embedding_sort_workspace_bytes(B, T)), 0, &e),
-        &e);
-    void *workspace = device_new<char>(embedding_backward_workspace_bytes(B, T, C));
-    call_check(embedding_backward(dwte, dwpe, dx, order, B, T, C, workspace, 0, &e), &e);
-    const std::vector<double> h_dx = host_from(dx, n);
-    std::vector<double> want_wte((size_t)V * C), want_wpe((size_t)T * C);
-    for (int i = 0; i < B * T; i++)
-        for (int c = 0; c < C; c++) {
-            want_wte[(size_t)tokens[(size_t)(i / T) * (T + 1) + i % T] * C + c] += h_dx[(size_t)i * C + c];
-            want_wpe[(size_t)(i % T) * C + c] += h_dx[(size_t)i * C + c];
-        }
-    twin_check("embedding backward dwte", host_from(dwte, want_wte.size()), want_wte, SUMMED);
-    twin_check("embedding backward dwpe", host_from(dwpe, want_wpe.size()), want_wpe, SUMMED);
-    free_all();
+    const size_t n = (size_t)s.B * T * s.C();
+    const double pairs = 0.5 * s.T * s.T * s.heads(), product_flops = 2 * pairs * s.D; // half: the causal mask
+    for (int backward = 0; backward < 2; backward++) {
+        char name[64];
+        snprintf(name, sizeof name, "attention %s%s", backward ? "backward" : "forward", what);
+        if (!wanted(b, name)) continue;
+        real *qkv = randoms<real>(SETS * 3 * n), *out = randoms<real>(n), *dout = randoms<real>(n);
+        real *dqkv = zeros<real>(3 * n);
+        float *lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f);
+        unsigned *ticket = zeros<unsigned>(1);
+        void *workspace = zeros<char>(attention_workspace_bytes(s));
+        const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
+        run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
+            const real *from = qkv + i % SETS * 3 * n;
+            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, 0, &e)
+                                 : attention_forward(out, lse, from, ticket, s, 0, &e),
+                        &e);
+        });
+    }
 }
 
-static void twin_crossentropy(void) {
+static void embeddings(Bench *b, int B, int C, int V, int Vp) {
+    if (!wanted(b, "embedding forward") && !wanted(b, "embedding backward")) return;
     Error e = {};
-    const int T = 12, V = 50257, Vp = 50304;
-    const size_t n = (size_t)T * Vp;
-    const std::vector<uint16_t> tokens = zipf_tokens(1, T, V, 1);
-    real *logits = device_random<real>(n, 2, 0.0f, 3.0f);
-    float *losses = device_new<float>(T);
-    const std::vector<double> x = host_from(logits, n);
-    call_check(crossentropy(losses, logits, true, device_from(tokens), 0, T, T, V, Vp, 0, &e), &e);
-    std::vector<double> want(n), want_losses(T);
-    for (int t = 0; t < T; t++) {
-        double sum = 0.0;
-        for (int v = 0; v < V; v++) sum += exp(x[(size_t)t * Vp + v]);
-        want_losses[t] = log(sum) - x[(size_t)t * Vp + tokens[t + 1]];
-        for (int v = 0; v < V; v++)
-            want[(size_t)t * Vp + v] = (exp(x[(size_t)t * Vp + v]) / sum - (v == tokens[t + 1])) / T;
+    const int N = B * T;
+    const size_t n = (size_t)N * C;
+    const double tensor = (double)n * sizeof(real);
+    for (int backward = 0; backward < 2; backward++) {
+        std::vector<uint16_t> host;
+        std::vector<bool> seen(V);
+        uint16_t *tokens = zipf_tokens(B, V, 1, &host);
+        int distinct = 0;
+        for (uint16_t token : host) distinct += !seen[token], seen[token] = true;
+        real *dx = randoms<real>(SETS * n), *wte = randoms<real>((size_t)Vp * C), *wpe = randoms<real>((size_t)T * C);
+        float *dwte = zeros<float>((size_t)Vp * C), *dwpe = zeros<float>((size_t)T * C);
+        void *sorted = zeros<char>(embedding_sort_workspace_bytes(B, T));
+        void *workspace = zeros<char>(embedding_backward_workspace_bytes(B, T, C));
+        if (!backward)
+            run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
+                bench_check(embedding_forward(dx + i % SETS * n, tokens, wte, wpe, B, T, C, 0, &e), &e);
+            });
+        else
+            run_case(b, "embedding sort and backward", 1, 0, tensor + 8.0 * C * (distinct + T), [&](int i) {
+                EmbeddingOrder order;
+                const real *from = dx + i % SETS * n;
+                bench_check(embedding_sort(&order, tokens, false, B, T, sorted, 0, &e), &e);
+                bench_check(embedding_backward(dwte, dwpe, from, order, B, T, C, workspace, 0, &e), &e);
+            });
     }
-    twin_check("crossentropy losses", host_from(losses, T), want_losses, SUMMED);
-    twin_check("crossentropy dlogits", host_from(logits, n), want, STORED);
-    free_all();
 }
 
-static void twin_reduce(void) {
+// In place: after the first call the logits are gradients, which are as good a set of numbers to time.
+static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
     Error e = {};
-    const size_t n = 100000, E = 5;
-    float *x = device_random<float>(E * n, 1), *gradient = device_new<float>(n);
-    const std::vector<ReduceSegment> segments = {{0, 3 * n}, {3 * n + 1, 7}, {4 * n, n}};
-    double *squares = device_new<double>(3), *example_squares = device_new<double>(1);
-    call_check(reduce_squares(squares, x, E * n, device_from(segments), 3,
-                              device_new<char>(reduce_squares_workspace_bytes(3)), 0, &e),
-               &e);
-    call_check(reduce_examples(gradient, example_squares, x, E, n, device_new<char>(reduce_examples_workspace_bytes(E)),
-                               0, &e),
-               &e);
-    const std::vector<double> h = host_from(x, E * n);
-    std::vector<double> want(3), sum(n), want_examples(1);
-    for (size_t s = 0; s < 3; s++)
-        for (size_t i = 0; i < segments[s].count; i++) want[s] += h[segments[s].offset + i] * h[segments[s].offset + i];
-    for (size_t i = 0; i < E * n; i++) {
-        sum[i % n] += h[i];
-        want_examples[0] += h[i] * h[i];
+    const size_t n = (size_t)rows * Vp;
+    if (!wanted(b, "cross-entropy")) return;
+    real *logits = randoms<real>(n, 0.0f, 2.0f);
+    uint16_t *tokens = zipf_tokens(rows / T, V, 3);
+    float *losses = zeros<float>(rows);
+    run_case(b, "cross-entropy", chunks, 0, 2.0 * n * sizeof(real),
+             [&](int) { bench_check(crossentropy(losses, logits, true, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+}
+
+static void updates(Bench *b, const Model *model) {
+    Error e = {};
+    const size_t n = model->flat_count;
+    if (wanted(b, "squared norms")) {
+        std::vector<ReduceSegment> host;
+        for (int i = 0; i < model->tensor_count; i++)
+            host.push_back({model->tensors[i].offset, model->tensors[i].count});
+        const int S = (int)host.size();
+        ReduceSegment *segments = zeros<ReduceSegment>(S);
+        cuda_check(cudaMemcpy(segments, host.data(), S * sizeof *segments, cudaMemcpyHostToDevice));
+        float *x = randoms<float>(n);
+        double *squares = zeros<double>(S);
+        void *workspace = zeros<char>(reduce_squares_workspace_bytes(S));
+        run_case(b, "squared norms", 1, 0, 4.0 * n,
+                 [&](int) { bench_check(reduce_squares(squares, x, n, segments, S, workspace, 0, &e), &e); });
     }
-    twin_check("reduce squares", host_from(squares, 3), want, SUMMED);
-    twin_check("reduce examples, gradient", host_from(gradient, n), sum, SUMMED);
-    twin_check("reduce examples, squares", host_from(example_squares, 1), want_examples, SUMMED);
-    free_all();
+    if (!wanted(b, "adamw")) return;
+    const OptimizerArrays a = {randoms<float>(n),           zeros<real>(n),    randoms<float>(n),
+                               randoms<float>(n, 1, 0.01f), randoms<float>(n), zeros<uint8_t>(n / DECAY_GRANULE)};
+    const AdamWStep step = adamw_step(1e-4, 0.9, 0.95, 1e-8, 0.1, 100, 1.0);
+    float *scale = randoms<float>(1, 1.0f, 0.0f);
+    run_case(b, "adamw", 1, 0, (sizeof(real) == 2 ? 30.0 : 28.0) * n,
+             [&](int) { bench_check(optimizer_update(&a, n, step, scale, 0, &e), &e); });
 }
 
-// ---- Timing ---------------------------------------------------------------------------------------------------------
+// ---- Models ---------------------------------------------------------------------------------------------------------
 
-static double copy_bandwidth; // bytes/s, read plus written
-
-// Best over REPEATS of the mean over CALLS calls, in seconds. call(set).
-static double time_of(const std::function<void(int)> &call) {
-    cudaEvent_t start, stop;
-    cuda_check(cudaEventCreate(&start));
-    cuda_check(cudaEventCreate(&stop));
-    for (int i = 0; i < SETS; i++) call(i);
-    double best = INFINITY;
-    for (int repeat = 0; repeat < REPEATS; repeat++) {
-        cuda_check(cudaEventRecord(start));
-        for (int i = 0; i < CALLS; i++) call(i % SETS);
-        cuda_check(cudaEventRecord(stop));
-        cuda_check(cudaEventSynchronize(stop));
-        float ms = 0.0f;
-        cuda_check(cudaEventElapsedTime(&ms, start, stop));
-        best = fmin(best, ms * 1e-3 / (int)CALLS);
-    }
-    cuda_check(cudaEventDestroy(start));
-    cuda_check(cudaEventDestroy(stop));
-    return best;
+// As engine_head_examples.
+static int head_examples(int B, int Vp) {
+    const int most = (int)size_max(CUDA_HEAD_BYTES / ((size_t)T * Vp * sizeof(real)), 1);
+    const int chunks = (B + most - 1) / most;
+    return (B + chunks - 1) / chunks;
 }
 
-static void report(const char *name, double bytes, const std::function<void(int)> &call) {
-    const double seconds = time_of(call);
-    printf("%-44s %9.1f us %8.1f MB %7.0f GB/s %6.1f%%\n", name, seconds * 1e6, bytes * 1e-6, bytes / seconds * 1e-9,
-           100.0 * bytes / seconds / copy_bandwidth);
-    fflush(stdout);
+static void bench_model(Bench *b, const char *name) {
+    const int B = strcmp(name, "d12") == 0 ? 64 : strcmp(name, "d48") == 0 ? 16 : 32;
+    Error e = {};
+    ModelConfig m = {};
+    Model model;
+    m.vocab = 50257;
+    m.context = T;
+    if (!model_preset(&m, name))
+        bench_check(FAIL(&e, ERR_USAGE, "bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]",
+                         "no model or word is called %s", name),
+                    &e);
+    bench_check(model_create(&model, &m, &e), &e);
+    const int examples = head_examples(B, model.vocab_padded), chunks = (B + examples - 1) / examples;
+    const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
+    b->step_seconds = b->step_joules = 0;
+    printf("%s, micro-batch %d x %d\n", name, B, T);
+    products(b, &m, B, examples * T, chunks, model.vocab_padded);
+    attention_case(b, s, m.layers, "");
+    attention_case(b, {s.B / 2, T, s.NH, 128}, 0, ", heads of 128");
+    layernorms(b, B, m.channels, m.layers);
+    gelu_and_biases(b, B, m.channels, m.layers);
+    crossentropies(b, examples * T, chunks, m.vocab, model.vocab_padded);
+    embeddings(b, B, m.channels, m.vocab, model.vocab_padded);
+    updates(b, &model);
+    printf("%s, sum over a step: %.2f ms, %.2f J\n", name, 1e3 * b->step_seconds, b->step_joules);
+    model_destroy(&model);
 }
 
-static void measure_copy(void) {
+static void measure_ceilings(Bench *b) {
     const size_t bytes = (size_t)1 << 30;
-    char *from[SETS], *to = (char *)device_random<float>(bytes / 4, 1);
-    for (int s = 0; s < SETS; s++) from[s] = (char *)device_random<float>(bytes / 4, s);
-    const double seconds =
-        time_of([&](int s) { cuda_check(cudaMemcpyAsync(to, from[s], bytes, cudaMemcpyDeviceToDevice)); });
-    copy_bandwidth = 2.0 * bytes / seconds;
-    printf("device copy, read + written: %.0f GB/s\n", copy_bandwidth * 1e-9);
-    free_all();
+    const int n = 8192;
+    const std::vector<std::string> only = b->only;
+    b->only.clear();
+    MatmulShape s = forward(n, n, n, MATMUL_PLAIN);
+    real *left = randoms<real>((size_t)n * n), *right = randoms<real>((size_t)n * n), *out = zeros<real>((size_t)n * n);
+    Error e = {};
+    const BenchCall multiply = [&](int) { bench_check(matmul_run(b->mm, s, out, left, right, NULL, &e), &e); };
+    time_hot(&b->nvml, 0.5, multiply); // warms the card up
+    const double flops = 2.0 * n * n * n, product_bytes = 3.0 * n * n * sizeof(real);
+    const Timing t = run_case(b, "8192^3", 0, flops, product_bytes, multiply);
+    char *from = (char *)randoms<float>(bytes / 4), *to = zeros<char>(bytes);
+    const Timing copy = run_case(b, "copy, read and written", 0, 0, 2.0 * bytes,
+                                 [&](int) { cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice)); });
+    b->flops = flops / t.seconds;
+    b->bandwidth = 2.0 * bytes / copy.seconds;
+    b->only = only;
 }
 
-static void bench_layernorm(int B, int T, int C) {
+static void bench_create(Bench *b) {
     Error e = {};
-    const int N = B * T;
-    const size_t n = (size_t)N * C;
-    const double tensor = (double)n * sizeof(real);
-    real *x[SETS], *y[SETS], *dr[SETS], *out[SETS];
-    for (int s = 0; s < SETS; s++) {
-        x[s] = device_random<real>(n, 4 * s);
-        y[s] = device_random<real>(n, 4 * s + 1);
-        dr[s] = device_random<real>(n, 4 * s + 2);
-        out[s] = device_new<real>(n);
-    }
-    real *gamma = device_random<real>(C, 77, 1.0f, 0.2f), *beta = device_random<real>(C, 78);
-    float *mean = device_new<float>(N), *rstd = device_new<float>(N), *sums = device_new<float>(3 * C);
-    double *squares = device_new<double>(3);
-    void *workspace = device_new<char>(layernorm_backward_workspace_bytes(B, T, C));
-    const ColumnGradient dgamma = {sums, squares, false}, dbeta = {sums + C, squares + 1, false};
-    const ColumnGradient dbias = {sums + 2 * C, squares + 2, false}, none = {};
-    const ColumnGradient dgamma_only = {sums, NULL, false}, dbeta_only = {sums + C, NULL, false};
-    char name[96];
-#define NAME(what) (snprintf(name, sizeof(name), "%s %dx%d", what, N, C), name)
-    report(NAME("layernorm forward"), 2 * tensor, [&](int s) {
-        call_check(layernorm_forward(NULL, out[s], mean, rstd, x[s], NULL, gamma, beta, N, C, 0, &e), &e);
-    });
-    report(NAME("residual + layernorm forward"), 4 * tensor, [&](int s) {
-        call_check(layernorm_forward(dr[s], out[s], mean, rstd, x[s], y[s], gamma, beta, N, C, 0, &e), &e);
-    });
-    call_check(layernorm_forward(NULL, out[0], mean, rstd, x[0], NULL, gamma, beta, N, C, 0, &e), &e);
-    report(NAME("layernorm backward, no norms"), 4 * tensor, [&](int s) {
-        call_check(layernorm_backward(dr[s], true, dgamma_only, dbeta_only, none, y[s], x[s], mean, rstd, gamma, B, T,
-                                      C, workspace, 0, &e),
-                   &e);
-    });
-    report(NAME("layernorm backward, norms"), 4 * tensor, [&](int s) {
-        call_check(layernorm_backward(dr[s], true, dgamma, dbeta, none, y[s], x[s], mean, rstd, gamma, B, T, C,
-                                      workspace, 0, &e),
-                   &e);
-    });
-    report(NAME("layernorm backward, norms, bias"), 4 * tensor, [&](int s) {
-        call_check(layernorm_backward(dr[s], true, dgamma, dbeta, dbias, y[s], x[s], mean, rstd, gamma, B, T, C,
-                                      workspace, 0, &e),
-                   &e);
-    });
-    report(NAME("layernorm backward, norms, overwrite"), 3 * tensor, [&](int s) {
-        call_check(layernorm_backward(dr[s], false, dgamma, dbeta, none, y[s], x[s], mean, rstd, gamma, B, T, C,
-                                      workspace, 0, &e),
-                   &e);
-    });
-    free_all();
-}
-
-static void bench_gelu(int B, int T, int C) {
-    Error e = {};
-    const int N = B * T;
-    const size_t n = (size_t)N * C;
-    const double tensor = (double)n * sizeof(real);
-    real *x[SETS], *dy[SETS];
-    for (int s = 0; s < SETS; s++) x[s] = device_random<real>(n, s), dy[s] = device_random<real>(n, s + 9);
-    real *out = device_new<real>(n);
-    float *sum = device_new<float>(C);
-    double *square = device_new<double>(1);
-    void *workspace = device_new<char>(bias_backward_workspace_bytes(B, T, C));
-    const ColumnGradient dbias = {sum, square, false};
-    char name[96];
-    report(NAME("gelu forward"), 2 * tensor, [&](int s) { call_check(gelu_forward(out, x[s], n, 0, &e), &e); });
-    report(NAME("gelu backward, bias and norms"), 3 * tensor,
-           [&](int s) { call_check(bias_backward(out, dbias, dy[s], x[s], B, T, C, workspace, 0, &e), &e); });
-    report(NAME("bias backward, norms"), tensor,
-           [&](int s) { call_check(bias_backward(NULL, dbias, dy[s], NULL, B, T, C, workspace, 0, &e), &e); });
-    free_all();
-}
-
-static void bench_embedding(int B, int T, int C, int V) {
-    Error e = {};
-    const int N = B * T;
-    const size_t n = (size_t)N * C;
-    const double tensor = (double)n * sizeof(real);
-    std::vector<uint16_t> h_tokens[SETS];
-    uint16_t *tokens[SETS];
-    real *dx[SETS];
-    EmbeddingOrder order[SETS], by_example[SETS];
-    void *sort_workspace[SETS], *example_workspace[SETS];
-    for (int s = 0; s < SETS; s++) {
-        h_tokens[s] = zipf_tokens(B, T, V, 1000u * s);
-        tokens[s] = device_from(h_tokens[s]);
-        dx[s] = device_random<real>(n, s);
-        sort_workspace[s] = device_new<char>(embedding_sort_workspace_bytes(B, T));
-        example_workspace[s] = device_new<char>(embedding_sort_workspace_bytes(B, T));
-        call_check(embedding_sort(&by_example[s], tokens[s], true, B, T, example_workspace[s], 0, &e), &e);
-    }
-    std::vector<bool> seen(V);
-    int distinct = 0;
-    for (int i = 0; i < N; i++) {
-        const int token = h_tokens[0][(size_t)(i / T) * (T + 1) + i % T];
-        distinct += !seen[token];
-        seen[token] = true;
-    }
-    real *wte = device_random<real>((size_t)V * C, 5), *wpe = device_random<real>((size_t)T * C, 6);
-    real *out = device_new<real>(n);
-    float *dwte = device_new<float>((size_t)V * C), *dwpe = device_new<float>((size_t)T * C);
-    float *UG = device_random<float>(n, 7);
-    double *sums = device_new<double>(3);
-    void *workspace = device_new<char>(embedding_backward_workspace_bytes(B, T, C));
-    void *square_workspace = device_new<char>(embedding_example_squares_workspace_bytes(B, C));
-    char name[96];
-    report(NAME("embedding forward"), tensor + (double)distinct * C * sizeof(real),
-           [&](int s) { call_check(embedding_forward(out, tokens[s], wte, wpe, B, T, C, 0, &e), &e); });
-    report(NAME("embedding sort"), 10.0 * N,
-           [&](int s) { call_check(embedding_sort(&order[s], tokens[s], false, B, T, sort_workspace[s], 0, &e), &e); });
-    report(NAME("embedding backward"), 2 * tensor + 8.0 * C * (distinct + T),
-           [&](int s) { call_check(embedding_backward(dwte, dwpe, dx[s], order[s], B, T, C, workspace, 0, &e), &e); });
-    report(NAME("embedding per-example norms"), tensor + 4.0 * n, [&](int s) {
-        call_check(embedding_example_squares(sums, sums + 1, sums + 2, dx[s], UG, by_example[s], B, T, C,
-                                             square_workspace, 0, &e),
-                   &e);
-    });
-    free_all();
-}
-
-static void bench_crossentropy(int R, int T, int V, int Vp) {
-    Error e = {};
-    const size_t n = (size_t)R * Vp;
-    const double tensor = (double)n * sizeof(real);
-    real *logits[SETS];
-    for (int s = 0; s < SETS; s++) logits[s] = device_random<real>(n, s, 0.0f, 2.0f);
-    uint16_t *tokens = device_from(zipf_tokens(ceil(R / (double)T), T, V, 3));
-    float *losses = device_new<float>(R);
-    char name[96];
-    snprintf(name, sizeof(name), "crossentropy loss %dx%d", R, Vp);
-    report(name, tensor,
-           [&](int s) { call_check(crossentropy(losses, logits[s], false, tokens, 0, R, T, V, Vp, 0, &e), &e); });
-    // In place: after the first call the logits are gradients, which are as good a set of numbers to time.
-    snprintf(name, sizeof(name), "crossentropy gradient %dx%d", R, Vp);
-    report(name, 2 * tensor,
-           [&](int s) { call_check(crossentropy(losses, logits[s], true, tokens, 0, R, T, V, Vp, 0, &e), &e); });
-    free_all();
-}
-
-static void bench_reduce(void) {
-    Error e = {};
-    // A GPT-2 124M: two embeddings and 146 tensors of the layers' sizes.
-    std::vector<ReduceSegment> segments;
-    size_t n = 0;
-    auto add = [&](size_t count) {
-        segments.push_back({n, count});
-        n += round_up(count, 64);
-    };
-    const size_t C = 768;
-    add(50304 * C);
-    add(1024 * C);
-    for (int l = 0; l < 12; l++)
-        for (size_t count : {C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C}) add(count);
-    add(C);
-    add(C);
-    const int S = (int)segments.size();
-    float *x[SETS];
-    for (int s = 0; s < SETS; s++) x[s] = device_random<float>(n, s);
-    ReduceSegment *d_segments = device_from(segments);
-    double *squares = device_new<double>(S);
-    void *workspace = device_new<char>(reduce_squares_workspace_bytes(S));
-    report("reduce squares, 148 tensors of 124M", 4.0 * n,
-           [&](int s) { call_check(reduce_squares(squares, x[s], n, d_segments, S, workspace, 0, &e), &e); });
-    const int E = 8;
-    const size_t m = 4 * C * C;
-    float *gradient = device_new<float>(m);
-    void *example_workspace = device_new<char>(reduce_examples_workspace_bytes(E));
-    report("reduce examples, 8 of 768x3072", 4.0 * m * (E + 2),
-           [&](int s) { call_check(reduce_examples(gradient, squares, x[s], E, m, example_workspace, 0, &e), &e); });
-    float *losses = device_random<float>(65536, 1);
-    report("reduce sum of 65536", 4.0 * 65536, [&](int) { call_check(reduce_sum(squares, losses, 65536, 0, &e), &e); });
-    free_all();
+    void *workspace;
+    cudaDeviceProp device;
+    cuda_check(cudaGetDeviceProperties(&device, 0));
+    cuda_check(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
+    bench_check(memory_alloc_zero((void **)&b->mm, sizeof *b->mm, "matmul plans", &e), &e);
+    bench_check(matmul_create(b->mm, workspace, 0, &e), &e);
+    bench_check(hold_create(&b->hold, &e), &e);
+    b->nvml = nvml_open();
+    b->seconds = 1.0;
+    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
+           sizeof(real) == 2 ? "bf16" : "fp32", b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {
-    const int B = argc > 1 ? atoi(argv[1]) : 64, T = 1024;
-    cudaDeviceProp device;
-    if (B < 1) {
-        fprintf(stderr, "error: the micro-batch is a positive number\n");
-        return ERR_USAGE;
+    std::vector<const char *> models;
+    Bench b = {};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    bench_create(&b);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "quick") == 0) b.seconds = 0.33;
+        else if (strcmp(argv[i], "tune") == 0) matmul_tune(b.mm, true);
+        else if (strcmp(argv[i], "held") == 0) b.held = true;
+        else if (strncmp(argv[i], "only=", 5) == 0) b.only.push_back(argv[i] + 5);
+        else models.push_back(argv[i]);
     }
-    if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) {
-        fprintf(stderr, "error: no usable GPU\n");
-        return ERR_NO_GPU;
-    }
-    printf("%s, %d multiprocessors, %s\n", device.name, device.multiProcessorCount,
-           sizeof(real) == 2 ? "bf16" : "fp32");
-    const char *only = argc > 2 ? argv[2] : NULL;
-    auto wanted = [&](const char *family) { return !only || strcmp(only, family) == 0; };
-    if (wanted("layernorm")) twin_layernorm();
-    if (wanted("gelu")) twin_gelu();
-    if (wanted("embedding")) twin_embedding();
-    if (wanted("crossentropy")) twin_crossentropy();
-    if (wanted("reduce")) twin_reduce();
-    measure_copy();
-    printf("%-44s %12s %11s %12s %7s\n", "kernel", "time", "bytes", "bandwidth", "of copy");
-    if (wanted("layernorm")) {
-        bench_layernorm(B, T, 768);
-        bench_layernorm((B + 1) / 2, T, 1024);
-        bench_layernorm((B + 3) / 4, T, 1600);
-    }
-    if (wanted("gelu")) {
-        bench_gelu(B, T, 3072);
-        bench_gelu(B, T, 2304);
-    }
-    if (wanted("embedding")) bench_embedding(B, T, 768, 50257);
-    if (wanted("crossentropy")) bench_crossentropy(8192, T, 50257, 50304);
-    if (wanted("reduce")) bench_reduce();
-    return failures ? 1 : 0;
+    if (models.empty()) models = {"d12", "d48"};
+    measure_ceilings(&b);
+    for (const char *name : models) bench_model(&b, name);
+    return 0;
 }

@@ -7,8 +7,8 @@
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
-// One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from
-// counters, one set a device: calls on one device must follow one another, as on one stream.
+// One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from a
+// counter, `ticket`: a number of device memory that is 0, and 0 again after the call. Calls that may overlap need one each.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -25,11 +25,12 @@ struct AttentionShape {
 
 // All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each
 // (NH, D).
-int attention_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
+int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s, cudaStream_t stream,
+                      Error *e);
 
 // Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
 int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, AttentionShape s, cudaStream_t stream, Error *e);
+                       void *workspace, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e);
 
 // Backward only: 8 bytes a query and head, T rounded up to 128.
 size_t attention_workspace_bytes(AttentionShape s);

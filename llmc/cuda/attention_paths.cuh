@@ -8,15 +8,16 @@
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
-// The workspace of the backward. In the padding lse2 is infinite, so that P = exp2(S - lse2) is zero, and delta is zero.
+// The workspace of the backward, filled by its first kernel. In the padding lse2 is infinite, so that P = exp2(S - lse2) is zero, and delta is zero.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O)
 };
 
-typedef int AttentionForward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e);
-typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                              cudaStream_t stream, Error *e);
+typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
+                             cudaStream_t stream, Error *e);
+typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
+                              AttentionRows rows, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e);
 
 // Any GPU from sm_80, any D <= 128: mma.sync in bf16, plain fp32 (no TF32) in the FP32 build.
 AttentionForward attention_tiled_forward;
@@ -31,9 +32,16 @@ AttentionBackward attention_sm90_backward;
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-// Fills the workspace from lse, dout and out: the start of every backward.
-int attention_rows_fill(AttentionRows *rows, void *workspace, const float *lse, const real *dout, const real *out,
-                        AttentionShape s, cudaStream_t stream, Error *e);
+constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
+
+__device__ static inline float dot_vectors(uint4 a, uint4 b) {
+    real x[VECTOR], y[VECTOR];
+    *(uint4 *)x = a;
+    *(uint4 *)y = b;
+    float sum = 0.0f;
+    UNROLL_FOR (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
+    return sum;
+}
 
 template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;

@@ -34,15 +34,14 @@ template <int D_> struct ForwardLayout {
 
 namespace {
 
-__device__ unsigned forward_tickets; // see work_draw
-
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class F> __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, AttentionShape s) {
+template <class F>
+__device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, unsigned *ticket, AttentionShape s) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_draw(&forward_tickets, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
+        Work work = work_draw(ticket, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
         int row = work.tile * F::QUERIES;
         uint64_t *q_full = &shared.q_full[q_ring.stage];
         barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
@@ -207,7 +206,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
-                   AttentionShape s, float scale) {
+                   unsigned *ticket, AttentionShape s, float scale) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
@@ -228,7 +227,7 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, s);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, ticket, s);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
@@ -239,7 +238,8 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
 
 } // namespace
 
-int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+int attention_sm90_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
+                           cudaStream_t stream, Error *e) {
     typedef ForwardLayout<64> Narrow;
     typedef ForwardLayout<128> Wide;
     const auto kernel = s.D == 64 ? forward_kernel<Narrow> : forward_kernel<Wide>;
@@ -251,7 +251,7 @@ int attention_sm90_forward(real *out, float *lse, const real *qkv, AttentionShap
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, s, attention_scale(s));
+    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, ticket, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
 }
 

@@ -131,14 +131,14 @@ struct Work {
 // Draws the next work item, for one of `workers` that draw until there is none. A block draws when it is free: one that
 // starts late, because NCCL holds its multiprocessor, leaves its items to the others (items dealt out at launch made the
 // kernels up to 1.8 times as long there). A tile's result does not depend on the block that computes it.
-// *tickets counts the draws. Each worker's last draw finds no item; the last of these wraps the count to 0, where the
+// *ticket counts the draws. Each worker's last draw finds no item; the last of these wraps the count to 0, where the
 // next kernel starts.
 // Heads are taken in lots of at most `at_once`, one for each multiprocessor, so that a head's keys and values stay in
 // L2 until its tiles are done. Within a lot, tiles go from the last to the first: under the causal mask, from the longest
 // to the shortest for queries. Lots are of one size, so that the last one keeps all blocks busy too.
-__device__ static inline Work work_draw(unsigned *tickets, int workers, int at_once, int tiles, AttentionShape s) {
+__device__ static inline Work work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
-    int item = (int)atomicInc(tickets, s.heads() * tiles + workers - 1);
+    int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);
     if (item >= s.heads() * tiles) return {-1, 0, 0, 0};
     int lot = item / (lot_heads * tiles), rest = item - lot * lot_heads * tiles;
     int heads = min(lot_heads, s.heads() - lot * lot_heads), head = lot * lot_heads + rest % heads;

@@ -6,6 +6,9 @@
 // the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, for that). At B 64, NH 12,
 // T 1024, D 64: 258 GFLOP as usually counted, 361 done.
 //
+// dQ comes first. Its blocks own queries, so they take delta = rowsum(dO * O) of theirs, from a tile of O beside that of
+// dO, and leave it and lse2 for the other kernel.
+//
 // Both kernels: one block a multiprocessor, persistent; a feeder warp copies tiles to two warpgroups of 64 rows each,
 // which keep the tensor cores busy in turn. A block's own rows have stages of their own: at D = 64 the next ones are
 // copied during the work on these; at D = 128 shared memory has no room for that.
@@ -18,6 +21,10 @@ enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FE
 // The feeder's warpgroup is the last and gives most of its registers to the others; at launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
+struct Maps {
+    CUtensorMap dqkv, qkv, dout, out; // dqkv in boxes of STORE_ROWS, the others of BOX_ROWS
+};
+
 // Of a kernel's rows a block owns 2 x 64, and walks over tiles of OTHERS rows of the other side:
 // dQ      owns queries (q, dout), walks over keys (k, v) from the diagonal back to key 0
 // dK, dV  own keys (k, v), walk over queries (q, dout) from the diagonal to the end
@@ -25,25 +32,22 @@ template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // lse2 and delta belong to the queries, which a stage of own rows or of tiles has.
-    static constexpr int QUERIES = DQ ? ROWS : OTHERS, QUERY_STAGES = DQ ? OWN_STAGES : STAGES;
-    static constexpr int STATISTICS_BYTES = QUERIES * (int)sizeof(float);
+    // Own tensors; dQ's third is out. lse2 and delta come with a tile of queries; in dQ a thread keeps those of its rows.
+    static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
     // Arrivals that free a stage: one a warp where wgmma alone reads it, one a thread where threads read lse2 and delta.
     static constexpr int RELEASES = DQ ? 4 * GROUPS : WARPGROUP * GROUPS;
     struct Shared {
-        char own[2][OWN_STAGES][GROUPS][OWN_BYTES];
+        char own[OWN][OWN_STAGES][GROUPS][OWN_BYTES];
         char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
         char other[2][STAGES][TILE];
-        float lse2[QUERY_STAGES][QUERIES], delta[QUERY_STAGES][QUERIES];
+        float lse2[DQ ? 1 : STAGES][OTHERS], delta[DQ ? 1 : STAGES][OTHERS];
         Work work[OWN_STAGES];
         uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
 };
 
 namespace {
-
-__device__ unsigned dq_tickets, dkdv_tickets; // see work_draw
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -81,10 +85,11 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
 
 // Copies rows row.. of a head's queries (q, dout) or keys (k, v) to shared memory.
 template <bool QUERIES, int ROWS, int D>
-__device__ void pair_in(char *first, char *second, const CUtensorMap *qkv, const CUtensorMap *dout, uint64_t *full,
-                        const Work &work, int row, AttentionShape s) {
-    tile_in<ROWS, D>(first, qkv, full, (QUERIES ? 0 : s.C()) + work.column, row, work.b);
-    tile_in<ROWS, D>(second, QUERIES ? dout : qkv, full, (QUERIES ? 0 : 2 * s.C()) + work.column, row, work.b);
+__device__ void pair_in(char *first, char *second, const Maps &maps, uint64_t *full, const Work &work, int row,
+                        AttentionShape s) {
+    tile_in<ROWS, D>(first, &maps.qkv, full, (QUERIES ? 0 : s.C()) + work.column, row, work.b);
+    tile_in<ROWS, D>(second, QUERIES ? &maps.dout : &maps.qkv, full, (QUERIES ? 0 : 2 * s.C()) + work.column, row,
+                     work.b);
 }
 
 template <class F>
@@ -94,14 +99,13 @@ __device__ void statistics_in(typename F::Shared &shared, int stage, AttentionRo
 }
 
 template <class F>
-__device__ void feed(typename F::Shared &shared, const CUtensorMap *qkv, const CUtensorMap *dout, AttentionRows rows,
+__device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows rows, unsigned *ticket,
                      AttentionShape s) {
-    constexpr int own_bytes = 2 * GROUPS * F::OWN_BYTES + (F::DQ ? 2 * F::STATISTICS_BYTES : 0);
-    constexpr int other_bytes = 2 * F::TILE + (F::DQ ? 0 : 2 * F::STATISTICS_BYTES);
+    constexpr int own_bytes = F::OWN * GROUPS * F::OWN_BYTES, other_bytes = 2 * F::TILE + 2 * F::STATISTICS_BYTES;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_draw(F::DQ ? &dq_tickets : &dkdv_tickets, gridDim.x, gridDim.x, s.tiles(ROWS), s);
+        Work work = work_draw(ticket, gridDim.x, gridDim.x, s.tiles(ROWS), s);
         uint64_t *own_full = &shared.own_full[own.stage];
         barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
         shared.work[own.stage] = work;
@@ -112,11 +116,14 @@ __device__ void feed(typename F::Shared &shared, const CUtensorMap *qkv, const C
         barrier_expect(own_full, own_bytes);
         int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // the most tiles of the other side first
 #        pragma unroll 1
-        for (int g = 0; g < GROUPS; g++)
-            pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], qkv, dout, own_full,
-                                     work, row + 64 * g, s);
+        for (int g = 0; g < GROUPS; g++) {
+            pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], maps, own_full, work,
+                                     row + 64 * g, s);
+            if (F::DQ)
+                tile_in<64, F::D>(shared.own[F::OWN - 1][own.stage][g], &maps.out, own_full, work.column, row + 64 * g,
+                                  work.b);
+        }
         size_t first = (size_t)work.head * s.padded_T();
-        if (F::DQ) statistics_in<F>(shared, own.stage, rows, first + row, own_full);
         own.advance();
         int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // tile of keys, or first query
 #        pragma unroll 1
@@ -124,8 +131,8 @@ __device__ void feed(typename F::Shared &shared, const CUtensorMap *qkv, const C
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, other_bytes);
-            pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], qkv, dout, full,
-                                             work, F::DQ ? n * F::OTHERS : n, s);
+            pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], maps, full, work,
+                                             F::DQ ? n * F::OTHERS : n, s);
             if (!F::DQ) statistics_in<F>(shared, ring.stage, rows, first + n, full);
             ring.advance();
         }
@@ -162,8 +169,40 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     multiply_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
+// delta of a thread's rows lane / 4 and 8 below in its warp's 16 of two tiles (64, D); 4 lanes share a row.
+template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, const char *out) {
+    int lane = threadIdx.x % 32;
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
+        float sum[2] = {};
+        UNROLL_FOR (int panel = 0; panel < D / PANEL; panel++)
+            UNROLL_FOR (int half = 0; half < 2; half++) {
+                int at = (panel * 64 + row) * PANEL_ROW_BYTES + ((half * 4 + lane % 4) ^ row % 8) * 16;
+                sum[half] += dot_vectors(*(const uint4 *)(dout + at), *(const uint4 *)(out + at));
+            }
+        float x = sum[0] + sum[1];
+        x += __shfl_xor_sync(~0u, x, 2);
+        delta[i] = x + __shfl_xor_sync(~0u, x, 1);
+    }
+}
+
+// lse2 and delta of the thread's rows, for this kernel and for the next.
 template <class F>
-__device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
+__device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
+                                AttentionRows rows, const float *lse, int head, int row, AttentionShape s) {
+    UNROLL_FOR (int i = 0; i < 2; i++)
+        lse2[i] = row + 8 * i < s.T ? lse[(size_t)head * s.T + row + 8 * i] * LOG2E : INFINITY;
+    rows_dot<F::D>(delta, dout, out);
+    if (threadIdx.x % 4) return;
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        rows.lse2[(size_t)head * s.padded_T() + row + 8 * i] = lse2[i];
+        rows.delta[(size_t)head * s.padded_T() + row + 8 * i] = delta[i];
+    }
+}
+
+template <class F>
+__device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, const float *lse,
+                        AttentionShape s, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
@@ -180,10 +219,9 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        const float *lse2_row = shared.lse2[own.stage] + row - block_row;
-        const float *delta_row = shared.delta[own.stage] + row - block_row;
-        float dq[F::D / 2], lse2[2] = {lse2_row[0], lse2_row[8]}, delta[2] = {delta_row[0], delta_row[8]};
+        float dq[F::D / 2], lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
+        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row, s);
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
@@ -300,18 +338,18 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 
 template <class F>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    backward_kernel(const __grid_constant__ CUtensorMap dqkv, const __grid_constant__ CUtensorMap qkv,
-                    const __grid_constant__ CUtensorMap dout, AttentionRows rows, AttentionShape s, float scale) {
+    backward_kernel(const __grid_constant__ Maps maps, AttentionRows rows, const float *lse, unsigned *ticket,
+                    AttentionShape s, float scale) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x == FEEDER) feed<F>(shared, &qkv, &dout, rows, s);
+        if (threadIdx.x == FEEDER) feed<F>(shared, maps, rows, ticket, s);
     } else {
         registers_take<WORKER_REGISTERS>();
-        if constexpr (F::DQ) dq_work<F>(shared, &dqkv, s, scale);
-        else dkdv_work<F>(shared, &dqkv, s, scale);
+        if constexpr (F::DQ) dq_work<F>(shared, &maps.dqkv, rows, lse, s, scale);
+        else dkdv_work<F>(shared, &maps.dqkv, s, scale);
     }
 #    endif
 }
@@ -319,8 +357,8 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 } // namespace
 
 template <bool DQ>
-static int launch(AttentionShape s, const CUtensorMap &dqkv, const CUtensorMap &qkv, const CUtensorMap &dout,
-                  AttentionRows rows, cudaStream_t stream, Error *e) {
+static int launch(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
+                  cudaStream_t stream, Error *e) {
     typedef BackwardLayout<64, DQ> Narrow;
     typedef BackwardLayout<128, DQ> Wide;
     const auto kernel = s.D == 64 ? backward_kernel<Narrow> : backward_kernel<Wide>;
@@ -328,18 +366,19 @@ static int launch(AttentionShape s, const CUtensorMap &dqkv, const CUtensorMap &
     int blocks;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<blocks, THREADS, bytes, stream>>>(dqkv, qkv, dout, rows, s, attention_scale(s));
+    kernel<<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s));
     return CUDA_LAUNCHED(e);
 }
 
-int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                            cudaStream_t stream, Error *e) {
-    CUtensorMap dqkv_map, qkv_map, dout_map;
-    TRY(attention_sm90_map(&dqkv_map, dqkv, 3 * s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&dout_map, dout, s.C(), BOX_ROWS, s, e));
-    TRY(launch<false>(s, dqkv_map, qkv_map, dout_map, rows, stream, e));
-    return launch<true>(s, dqkv_map, qkv_map, dout_map, rows, stream, e);
+int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
+                            AttentionRows rows, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e) {
+    Maps maps;
+    TRY(attention_sm90_map(&maps.dqkv, dqkv, 3 * s.C(), STORE_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.qkv, qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.dout, dout, s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.out, out, s.C(), BOX_ROWS, s, e));
+    TRY(launch<true>(maps, rows, lse, ticket, s, stream, e));
+    return launch<false>(maps, rows, lse, ticket, s, stream, e);
 }
 
 #endif

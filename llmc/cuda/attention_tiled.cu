@@ -279,6 +279,53 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
+// Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
+enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
+
+// A lane's share of the dot product of two rows of D.
+__device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
+    float sum = 0.0f;
+    if (D % VECTOR == 0) {
+        for (int d = lane * VECTOR; d < D; d += ROW_LANES * VECTOR)
+            sum += dot_vectors(*(const uint4 *)(a + d), *(const uint4 *)(b + d));
+    } else {
+        for (int d = lane; d < D; d += ROW_LANES) sum += real_to_float(a[d]) * real_to_float(b[d]);
+    }
+    return sum;
+}
+
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring
+// blocks take neighbouring heads of the same rows, which lie side by side in memory.
+__global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
+                                   AttentionShape s) {
+    int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
+    int b = chunk / (padded_T / BLOCK_ROWS), row0 = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS;
+    int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
+
+    float delta[ROWS_A_THREAD];
+    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+        size_t start = ((size_t)b * s.T + t) * s.C() + h * s.D; // (B, T, C)
+        delta[i] = t < s.T ? lane_dot(dout + start, out + start, s.D, lane) : 0.0f;
+    }
+    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
+        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+        UNROLL_FOR (int offset = ROW_LANES / 2; offset > 0; offset /= 2)
+            delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
+        if (lane == 0) {
+            rows.delta[(size_t)head * padded_T + t] = delta[i];
+            rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;
+        }
+    }
+}
+
+static int rows_fill(AttentionRows rows, const float *lse, const real *dout, const real *out, AttentionShape s,
+                     cudaStream_t stream, Error *e) {
+    const size_t count = (size_t)s.heads() * s.padded_T();
+    rows_kernel<<<(unsigned)(count / BLOCK_ROWS), ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
+    return CUDA_LAUNCHED(e);
+}
+
 // A block owns ROWS queries and walks over the keys they see.
 template <int DP>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -351,7 +398,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, 1.0f, 1.0f, at.row, s);
 }
 
-int attention_tiled_forward(real *out, float *lse, const real *qkv, AttentionShape s, cudaStream_t stream, Error *e) {
+int attention_tiled_forward(real *out, float *lse, const real *qkv, unsigned *, AttentionShape s, cudaStream_t stream,
+                            Error *e) {
     const auto kernel = s.D <= 64 ? forward_kernel<64> : forward_kernel<128>;
     const size_t bytes = 3 * ROWS * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
     TRY(shared_memory_allow(kernel, bytes, e));
@@ -359,10 +407,11 @@ int attention_tiled_forward(real *out, float *lse, const real *qkv, AttentionSha
     return CUDA_LAUNCHED(e);
 }
 
-int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s,
-                             cudaStream_t stream, Error *e) {
+int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
+                             AttentionRows rows, unsigned *, AttentionShape s, cudaStream_t stream, Error *e) {
     const int own = 2 * ROWS, other = 2 * (s.D <= 64 ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
     const size_t bytes = (own + other) * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+    TRY(rows_fill(rows, lse, dout, out, s, stream, e));
     for (auto kernel : {s.D <= 64 ? dkdv_kernel<64> : dkdv_kernel<128>, s.D <= 64 ? dq_kernel<64> : dq_kernel<128>}) {
         TRY(shared_memory_allow(kernel, bytes, e));
         kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s));

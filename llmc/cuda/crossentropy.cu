@@ -1,9 +1,9 @@
 // crossentropy: see crossentropy.cuh.
 //
-// A block a row. The row is read once, which takes the maximum and the sum of exponentials (online softmax: Milakov,
-// Gimelshein 2018, arXiv 1805.02867), and kept in shared memory for the gradient where a multiprocessor has room for two
-// rows (GPT-2's 50304 bf16 logits fit): one block computes while the other waits for memory. Other rows are read again,
-// mostly from the L2 cache.
+// A block takes rows, one at a time. A row is read once, which takes the maximum and the sum of exponentials (online
+// softmax: Milakov, Gimelshein 2018, arXiv 1805.02867), and kept in shared memory for the gradient where a multiprocessor
+// has room for two rows (GPT-2's 50304 bf16 logits fit). As the gradient frees the row's place, the block's next row is
+// copied there: memory is never idle. Other rows have a block each and are read again, mostly from the L2 cache.
 #include "cuda/crossentropy.cuh"
 #include "cuda/vec.cuh"
 #include "math/loss.h"
@@ -28,8 +28,13 @@ typedef struct {
     float *losses;
     real *logits; // overwritten by the gradient
     const uint16_t *tokens;
-    int row0, T, V, Vp;
+    int R, row0, T, V, Vp;
 } Rows;
+
+__device__ static inline int row_target(const Rows &k, int r) {
+    const int n = k.row0 + r;
+    return k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
+}
 
 // Part of a softmax: the maximum of some logits, and the sum of exp(logit - max).
 typedef struct {
@@ -84,15 +89,27 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
 #endif
 }
 
-enum { ROW_PACKS = 4 }; // loads in flight
+// Packs a thread takes at once, and in how many turns it takes a row in shared memory.
+enum { ROW_PACKS = 4, TURN = ROW_THREADS * ROW_PACKS * VEC };
+enum { TURNS_MAX = (CACHE_BYTES_MAX / sizeof(real) + TURN - 1) / TURN };
+static_assert(TURNS_MAX <= 3, "fetch_wait_turn knows no more");
 
-// The thread's part of the row; CACHED: copies it to cache too.
-template <bool CACHED> __device__ inline Partial row_partial(const real *row, real *cache, int V) {
+// Waits for the fetches of turn `turn`: those of TURNS_MAX are committed.
+__device__ static inline void fetch_wait_turn(int turn) {
+    if (turn == TURNS_MAX - 1) fetch_wait<0>();
+    else if (turn == TURNS_MAX - 2) fetch_wait<1>();
+    else fetch_wait<2>();
+}
+
+// The thread's part of the row. FETCHED: row is in shared memory.
+template <bool FETCHED> __device__ inline Partial row_partial(const real *row, int V) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
-    for (int c0 = threadIdx.x * VEC; c0 < V; c0 += stride * ROW_PACKS) {
+    int turn = 0;
+    for (int c0 = threadIdx.x * VEC; c0 < V; c0 += TURN) {
         Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
+        if (FETCHED) fetch_wait_turn(turn++);
         UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
             if (c0 + p * stride < V) packs[p] = logits_load(row, c0 + p * stride, V);
         UNROLL_FOR (int p = 0; p < ROW_PACKS; p++)
@@ -101,7 +118,6 @@ template <bool CACHED> __device__ inline Partial row_partial(const real *row, re
         mine.max = max;
         UNROLL_FOR (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
-            if (CACHED) pack_store(cache + c0 + p * stride, packs[p]);
             float x[VEC];
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
@@ -110,50 +126,76 @@ template <bool CACHED> __device__ inline Partial row_partial(const real *row, re
     return mine;
 }
 
-template <bool GRADIENT, bool CACHED>
-__global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
-    extern __shared__ __align__(16) unsigned char cache_bytes[];
-    __shared__ Partial shared[ROW_WARPS];
-    real *cache = reinterpret_cast<real *>(cache_bytes); // (Vp); a thread reads back only what it wrote
-    real *row = k.logits + (size_t)blockIdx.x * k.Vp;
-    const int n = k.row0 + blockIdx.x;
-    const int target = k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
-    const Partial all = partial_join_block(row_partial<CACHED>(row, cache, k.V), shared);
-    const float logsumexp = loss_logsumexp(all.max, all.sum);
-    if constexpr (!GRADIENT) {
-        if (threadIdx.x == 0) k.losses[blockIdx.x] = loss_at(logsumexp, real_to_float(row[target]));
-        return;
-    }
+// What the gradient of a row needs: exp(x - shift) = softmax / T.
+typedef struct {
+    int target;
+    float shift, onehot;
+} RowEnd;
 
-    const float shift = logsumexp + logf((float)k.T), onehot = 1.0f / k.T; // exp(x - shift) = softmax / T
+// Writes the loss of row r, from the logits at `row`, in the thread that has the target's column.
+__device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partial all, const real *row) {
+    const float logsumexp = loss_logsumexp(all.max, all.sum);
+    if (target / VEC % ROW_THREADS == (int)threadIdx.x) k.losses[r] = loss_at(logsumexp, real_to_float(row[target]));
+    return {target, logsumexp + logf((float)k.T), 1.0f / k.T};
+}
+
+// Columns c.. of the gradient, from logits at `from`.
+__device__ static inline void gradient_write(real *row, const RowEnd &e, const real *from, int c, int V) {
+    float x[VEC] = {};
+    if (c < V) pack_get(x, pack_load<VEC>(from + c));
+    mask_padding(x, c, V); // exp(-inf) = 0
+    UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
+    if (e.target / VEC == c / VEC)
+        UNROLL_FOR (int j = 0; j < VEC; j++)
+            if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
+    pack_store(row + c, pack_of<VEC>(x));
+}
+
+// A block a row, of any length.
+template <bool GRADIENT> __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
+    __shared__ Partial shared[ROW_WARPS];
+    const int r = blockIdx.x;
+    real *row = k.logits + (size_t)r * k.Vp;
+    const RowEnd end = row_end(k, r, row_target(k, r), partial_join_block(row_partial<false>(row, k.V), shared), row);
 #pragma unroll 4
-    for (int c = threadIdx.x * VEC; c < k.Vp; c += ROW_THREADS * VEC) {
-        float x[VEC] = {};
-        if (c < k.V) pack_get(x, pack_load<VEC>((CACHED ? cache : row) + c));
-        mask_padding(x, c, k.V); // exp(-inf) = 0
-        float p[VEC];
-        UNROLL_FOR (int j = 0; j < VEC; j++) p[j] = exp_minus(x[j], shift);
-        if (target / VEC == c / VEC) { // this thread has it
-            UNROLL_FOR (int j = 0; j < VEC; j++) {
-                if (c + j != target) continue;
-                k.losses[blockIdx.x] = loss_at(logsumexp, x[j]);
-                p[j] = loss_gradient_at_target(p[j], onehot);
-            }
+    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC) gradient_write(row, end, row, c, k.V);
+}
+
+// Block i takes rows i, i + blocks, ... through its cache (Vp), of which a thread reads only what it has fetched.
+__global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_constant__ Rows k) {
+    extern __shared__ __align__(16) unsigned char cache_bytes[];
+    __shared__ Partial shared[2][ROW_WARPS]; // by turns: one barrier a row is enough
+    real *cache = reinterpret_cast<real *>(cache_bytes), *row = k.logits + (size_t)blockIdx.x * k.Vp;
+    const size_t step = (size_t)gridDim.x * k.Vp;
+    for (int i = 0, c = threadIdx.x * VEC; i < TURNS_MAX * ROW_PACKS; i++, c += ROW_THREADS * VEC) {
+        if (c < k.V) pack_fetch((Pack<VEC> *)(cache + c), row + c, true);
+        if (i % ROW_PACKS == ROW_PACKS - 1) fetch_commit();
+    }
+    for (int r = blockIdx.x, buffer = 0; r < k.R; r += gridDim.x, buffer ^= 1, row += step) {
+        const int target = row_target(k, r), fetched = r + (int)gridDim.x < k.R ? k.V : 0;
+        const RowEnd end =
+            row_end(k, r, target, partial_join_block(row_partial<true>(cache, k.V), shared[buffer]), cache);
+#pragma unroll 2
+        for (int i = 0, c = threadIdx.x * VEC; i < TURNS_MAX * ROW_PACKS; i++, c += ROW_THREADS * VEC) {
+            if (c < k.Vp) gradient_write(row, end, cache, c, k.V);
+            if (c < fetched) pack_fetch((Pack<VEC> *)(cache + c), row + step + c, true);
+            if (i % ROW_PACKS == ROW_PACKS - 1) fetch_commit();
         }
-        pack_store(row + c, pack_of<VEC>(p));
     }
 }
 
 int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
                  int Vp, cudaStream_t stream, Error *e) {
     const size_t row_bytes = Vp * sizeof(real);
-    int most;
+    const Rows rows = {losses, logits, tokens, R, row0, T, V, Vp};
+    int most, processors;
     assert(Vp % VEC == 0); // as the model pads it
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
-    const bool fits = row_bytes <= CACHE_BYTES_MAX && row_bytes + ROW_WARPS * sizeof(Partial) <= (size_t)most;
-    const size_t cache_bytes = gradient && fits ? row_bytes : 0;
-    const auto kernel = !gradient ? row_kernel<false, false> : fits ? row_kernel<true, true> : row_kernel<true, false>;
-    TRY(shared_memory_allow(kernel, cache_bytes, e));
-    kernel<<<R, ROW_THREADS, cache_bytes, stream>>>({losses, logits, tokens, row0, T, V, Vp});
+    TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
+    if (gradient && row_bytes <= CACHE_BYTES_MAX && row_bytes + 2 * ROW_WARPS * sizeof(Partial) <= (size_t)most) {
+        const int blocks = R < 2 * processors ? R : 2 * processors;
+        TRY(shared_memory_allow(rows_kernel, row_bytes, e));
+        rows_kernel<<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
+    } else (gradient ? row_kernel<true> : row_kernel<false>)<<<R, ROW_THREADS, 0, stream>>>(rows);
     return CUDA_LAUNCHED(e);
 }

@@ -32,7 +32,7 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    bool fused; // linear_sm90 takes the products of a block's forward pass
+    bool fused_forward; // linear_sm90 takes products of a block's forward pass
     void *memory; // the one device allocation
 
     real *weight;    // what the kernels read: flat, in the layout of the tensor table
@@ -56,6 +56,7 @@ struct Engine {
     float *meanf, *rstdf; // (B, T)
     real *delta;          // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;     // (B, T + 1)
+    unsigned *ticket;     // (1) of the work of attention and of linear_sm90, 0 between their kernels
     float *loss;          // (B, T)
     real *logits;         // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch
@@ -63,7 +64,6 @@ struct Engine {
     void *sorted;         // workspace of embedding_sort
     void *scratch;        // of whichever kernel runs
     void *matmul_scratch;
-    unsigned *tickets;    // (1) of linear_sm90
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
 

@@ -55,7 +55,7 @@ static void layout_state(Engine *engine, Arena *a) {
     if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
     ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
     ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);
-    ADD("small tables", engine->tickets, 1, FORWARD, BACKWARD);
+    ADD("small tables", engine->ticket, 1, FORWARD, BACKWARD);
     ADD("small tables", engine->segment, model->tensor_count, FORWARD, BACKWARD);
     ADD("small tables", engine->segment_part, model->tensor_count, FORWARD, BACKWARD);
     ADD("small tables", engine->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);

@@ -117,31 +117,82 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
                           o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
 }
 
-// Shortest of a few runs, in milliseconds; infinite for an algorithm that does not run.
+// ---- Tuning ---------------------------------------------------------------------------------------------------------
+//
+// Training runs at the card's power limit, where a product that needs less energy gets a higher clock, and the clock
+// follows the power after 50 to 100 ms. So after a quick look, which only drops the slow ones, the first few candidates
+// run back to back on a hot card, by turns, each for long enough that its own clock decides.
+
+enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
+static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
+static const float TUNE_SLOW = 1.1f, TUNE_TIE = 0.995f; // of the quickest, cool: dropped; of the first, hot: no better
+
+// Milliseconds of each of the runs that take about `ms` milliseconds, after those of `settle`. each: a first estimate.
+// Infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
-                     float *shortest, Error *e) {
-    const int runs = 6; // the first warms up
-    *shortest = INFINITY;
-    for (int run = 0; run < runs; run++) {
-        float ms;
-        CUDA_TRY(cudaEventRecord(mm->start, mm->stream), e);
+                     float each, float settle, float ms, float *out, Error *e) {
+    const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
+    const int timed = (int)fminf(ceilf(ms / each), TUNE_RUNS_MAX);
+    *out = INFINITY;
+    for (int i = 0; i < before + timed; i++) {
+        if (i == before) CUDA_TRY(cudaEventRecord(mm->start, mm->stream), e);
         if (plan_launch(mm, plan, algorithm, o) != CUBLAS_STATUS_SUCCESS) return 0;
-        CUDA_TRY(cudaEventRecord(mm->stop, mm->stream), e);
-        CUDA_TRY(cudaEventSynchronize(mm->stop), e);
-        CUDA_TRY(cudaEventElapsedTime(&ms, mm->start, mm->stop), e);
-        if (run > 0 && ms < *shortest) *shortest = ms;
     }
+    CUDA_TRY(cudaEventRecord(mm->stop, mm->stream), e);
+    CUDA_TRY(cudaEventSynchronize(mm->stop), e);
+    CUDA_TRY(cudaEventElapsedTime(out, mm->start, mm->stop), e);
+    *out /= timed;
     return 0;
 }
 
+// A candidate, and its times in milliseconds.
+typedef struct {
+    int index; // among the heuristic's answers
+    float cool, hot;
+} Candidate;
+
+// The first answer, and the quickest of the others on a quick look; at most TUNE_FINALISTS.
+static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
+                          const Operands *o, Candidate *finalist, int *finalists, Error *e) {
+    Candidate all[MATMUL_ANSWERS_MAX];
+    for (int i = 0; i < count; i++) {
+        all[i] = {i, INFINITY, 0.0f};
+        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 1, 1, &all[i].cool, e)); // once, which warms up, and once
+        if (isinf(all[i].cool)) continue;
+        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 0, 4, &all[i].cool, e));
+    }
+    if (count > 1)
+        qsort(all + 1, count - 1, sizeof *all, [](const void *a, const void *b) {
+            const float x = ((const Candidate *)a)->cool, y = ((const Candidate *)b)->cool;
+            return (x > y) - (x < y);
+        });
+    const float best = count > 1 ? fminf(all[0].cool, all[1].cool) : all[0].cool;
+    *finalists = 0;
+    for (int i = 0; i < count && *finalists < TUNE_FINALISTS; i++)
+        if (all[i].cool < INFINITY && all[i].cool <= TUNE_SLOW * best) finalist[(*finalists)++] = all[i];
+    return 0;
+}
+
+// The first answer, unless another is quicker by more than noise.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
-    float best = INFINITY, ms;
+    Candidate finalist[TUNE_FINALISTS];
+    int finalists;
+    float ms;
     *fastest = 0;
-    for (int i = 0; i < count; i++) {
-        TRY(plan_time(mm, plan, &found[i].algo, o, &ms, e));
-        if (ms < best) best = ms, *fastest = i;
-    }
+    TRY(plan_finalists(mm, plan, found, count, o, finalist, &finalists, e));
+    for (int round = 0; finalists > 1 && round < TUNE_ROUNDS; round++)
+        for (int i = 0; i < finalists; i++) {
+            Candidate *c = &finalist[i];
+            const float settle = mm->heated ? TUNE_SETTLE_MS : TUNE_HEAT_MS;
+            mm->heated = true;
+            TRY(plan_time(mm, plan, &found[c->index].algo, o, c->cool, settle, TUNE_TIMED_MS, &ms, e));
+            c->hot += ms;
+        }
+    int best = 0;
+    for (int i = 1; i < finalists; i++)
+        if (finalist[i].hot < finalist[best].hot * (finalist[best].index == 0 ? TUNE_TIE : 1.0f)) best = i;
+    if (finalists > 0) *fastest = finalist[best].index;
     return 0;
 }
 
@@ -158,14 +209,16 @@ static void shape_key(const MatmulPlan *plan, char *key) {
 
 // An algorithm may be stored and read again with the same version of the library (cublasLt.h): its words in hexadecimal,
 // separated by dots. Its place among the heuristic's answers would not do: their order is not guaranteed.
-// A text that is full keeps no more choices.
-static void choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
+// False where the text is full, which drops the choice.
+static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, i ? ".%llx" : "%llx", (unsigned long long)algorithm->data[i]);
     if (!used) used = (size_t)snprintf(mm->choices, sizeof mm->choices, "%s:", mm->identity);
-    if (used + n < sizeof mm->choices) strcpy(mm->choices + used, text);
+    if (used + n >= sizeof mm->choices) return false;
+    strcpy(mm->choices + used, text);
+    return true;
 }
 
 // text: what follows the key. cuBLASLt checks that the words are an algorithm for the plan.
@@ -198,7 +251,7 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        choice_write(mm, key, &found[fastest].algo);
+        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // as after a resume, for the same bits
     }
     plan->algorithm = found[fastest].algo;
     return 0;
@@ -258,6 +311,7 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, c
 void matmul_tune(Matmul *mm, bool on) {
     plans_forget(mm);
     mm->tuning = on;
+    mm->heated = false;
 }
 
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e) {

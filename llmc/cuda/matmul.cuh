@@ -51,6 +51,7 @@ typedef struct {
     MatmulPlan plan[MATMUL_PLANS_MAX];
     cudaEvent_t start, stop;            // of a timed product
     bool tuning;                        // time the answers for every new shape
+    bool heated;                        // the card is hot from timing
     char identity[320];                 // GPU, precision and library for which choices hold
     char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
@@ -63,7 +64,8 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, c
                Error *e);
 
 // Forgets all plans. While tuning is on, a shape without a choice is run with each of the heuristic's answers, on its own
-// operands (out is written several times), and the fastest is kept.
+// operands (out is written many times), and the fastest on a hot card is kept: about a second a shape. Where the text of
+// choices is full, the heuristic's first is kept.
 void matmul_tune(Matmul *mm, bool on);
 
 // Restores the choices of an earlier tuning, a text from Matmul.choices. ERR_INPUT where they were made on another GPU

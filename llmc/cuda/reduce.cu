@@ -45,9 +45,9 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
     return {B * T, T, rows_per_block, blocks, blocks + B};
 }
 
-// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) owns the 32 columns from 32 x on
-// and a batch of examples, each with the same number of warps. It writes the batch's sum, and each example's sum of
-// squares over the 32 columns. The second adds the batches, and the squares.
+// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) owns W groups of 32 columns, W
+// columns a lane, and a batch of examples, each with the same number of warps. It writes the batch's sum, and each
+// example's sum of squares over every 32 columns. The second adds the batches, and the squares.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 typedef struct {
@@ -72,44 +72,57 @@ static Finish finish_plan(ColumnSplit split, int sets, int C) {
 
 size_t column_workspace_bytes(ColumnSplit split, int sets, int C) { return finish_plan(split, sets, C).bytes; }
 
-// batch_sums (batches, sets, C) fp32, squares (sets, B, column_groups) fp64.
+// The sum over 32 neighbouring columns, W a lane, in the order of warp_sum whatever W.
+template <int W> __device__ static inline float group_sum(float (&x)[W]) {
+    UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
+        UNROLL_FOR (int j = 0; j < W; j++) x[j] += __shfl_xor_sync(0xffffffffu, x[j], offset);
+    UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)
+        UNROLL_FOR (int j = 0; j < offset; j++) x[j] += x[j + offset];
+    return x[0];
+}
+
+// batch_sums (batches, sets, C) fp32, squares (sets, B, column_groups) fp64. W 4: C is a multiple of 4.
+template <int W>
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     column_examples_kernel(float *batch_sums, double *squares, const float *partials,
                            const __grid_constant__ Finish f) {
-    __shared__ float parts[FINISH_WARPS][WARP];
-    __shared__ float examples[FINISH_WARPS][WARP];
+    __shared__ Floats<W> parts[FINISH_WARPS][WARP];
+    __shared__ Floats<W> examples[FINISH_WARPS][WARP];
     const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, b0 = blockIdx.z * f.batch;
-    const int c = blockIdx.x * WARP + lane, b = b0 + warp / f.warps_per_example;
+    const int c = (blockIdx.x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
     const int first = b * f.split.T / f.split.rows_per_block;
     const int last = ((b + 1) * f.split.T - 1) / f.split.rows_per_block;
-    float part = 0.0f;
+    Floats<W> part = {};
     after_allow();
     after_wait();
     if (b < f.B && c < f.C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
-            float v[SLOTS_IN_FLIGHT];
+            float v[SLOTS_IN_FLIGHT][W] = {};
             UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
                 const int k = k0 + i * f.warps_per_example;
-                v[i] = k <= last ? partials[((size_t)(k + b) * f.sets + set) * f.C + c] : 0.0f;
+                if (k <= last) floats_load(v[i], partials + ((size_t)(k + b) * f.sets + set) * f.C + c);
             }
-            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) floats_add(part.x, v[i]);
         }
     }
     parts[warp][lane] = part;
     __syncthreads();
     if (warp < f.batch) {
-        float g = 0.0f;
-        for (int w = 0; w < f.warps_per_example; w++) g += parts[warp * f.warps_per_example + w][lane];
+        Floats<W> g = {};
+        float square[W];
+        for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
         examples[warp][lane] = g;
-        const float square = warp_sum(g * g);
-        if (lane == 0 && b0 + warp < f.B)
-            squares[((size_t)set * f.B + b0 + warp) * f.column_groups + blockIdx.x] = square;
+        UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
+        const float sum = group_sum(square);
+        const int group = blockIdx.x * W + lane / (WARP / W);
+        if (lane % (WARP / W) == 0 && group < f.column_groups && b0 + warp < f.B)
+            squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = sum;
     }
     __syncthreads();
     if (warp > 0 || c >= f.C) return;
-    float sum = 0.0f;
-    for (int i = 0; i < f.batch; i++) sum += examples[i][lane];
-    batch_sums[((size_t)blockIdx.z * f.sets + set) * f.C + c] = sum;
+    float sum[W] = {};
+    for (int i = 0; i < f.batch; i++) floats_add(sum, examples[i][lane].x);
+    floats_store(batch_sums + ((size_t)blockIdx.z * f.sets + set) * f.C + c, sum);
 }
 
 typedef struct {
@@ -148,9 +161,11 @@ int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, 
         sums.first[s] = gradients[s].first;
         example_sums.of[s] = gradients[s].squares;
     }
-    TRY(launch_after(column_examples_kernel, dim3(f.column_groups, sets, f.batches), dim3(WARP, FINISH_WARPS), stream,
-                     e, batch_sums, squares, partials, f));
-    return launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), stream, e,
+    const int columns = C % 4 ? 1 : 4; // a lane
+    TRY(launch_after(columns == 4 ? column_examples_kernel<4> : column_examples_kernel<1>,
+                     dim3(ceil_div(f.column_groups, columns), sets, f.batches), dim3(WARP, FINISH_WARPS), 0, stream, e,
+                     batch_sums, squares, partials, f));
+    return launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), 0, stream, e,
                         sums, example_sums, (const float *)batch_sums, (const double *)squares, f);
 }
 

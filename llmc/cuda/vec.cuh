@@ -42,6 +42,20 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
+// Starts to copy 8 values to shared memory, zeros where not `there`. A thread's fetches are in groups, which end at
+// fetch_commit; fetch_wait<N> waits until at most its last N groups are on their way.
+__device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;
+    UNROLL_FOR (int i = 0; i < (int)sizeof(Pack<VEC>); i += 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address + i), "l"((const char *)from + i),
+                     "r"(bytes)
+                     : "memory");
+}
+__device__ static inline void fetch_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ static inline void fetch_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // W floats in memory; 16-byte accesses where W allows.
 template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
 template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
@@ -109,8 +123,8 @@ __device__ static inline void after_allow(void) {
 }
 
 template <typename... Parameters, typename... Arguments>
-static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Error *e,
-                        Arguments... arguments) {
+static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                        cudaStream_t stream, Error *e, Arguments... arguments) {
     int major;
     TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
     cudaLaunchAttribute attribute = {};
@@ -119,6 +133,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = major >= 9 ? 1 : 0;

@@ -172,41 +172,45 @@ static const double OUT_TOLERANCE = 6e-3, GRADIENT_TOLERANCE = 1.2e-2, LSE_TOLER
 
 enum Path { PUBLIC, TILED };
 
-static int run_forward(Path path, real *out, float *lse, const real *qkv, AttentionShape s, Error *e) {
-    return (path == TILED ? attention_tiled_forward : attention_forward)(out, lse, qkv, s, 0, e);
-}
-
-static int run_backward(Path path, real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                        void *workspace, AttentionShape s, Error *e) {
-    AttentionRows rows;
-    if (path == PUBLIC) return attention_backward(dqkv, dout, qkv, out, lse, workspace, s, 0, e);
-    TRY(attention_rows_fill(&rows, workspace, lse, dout, out, s, 0, e));
-    return attention_tiled_backward(dqkv, dout, qkv, rows, s, 0, e);
-}
-
 struct Problem {
     AttentionShape s;
     Buffer<real> qkv, dout, out, dqkv;
     Buffer<float> lse;
     Buffer<char> workspace;
+    Buffer<unsigned> ticket;
     real *host_qkv, *host_dout;
 
     Problem(AttentionShape s_, double deviation)
         : s(s_), qkv((size_t)s.B * s.T * 3 * s.C()), dout((size_t)s.B * s.T * s.C()), out(dout.n), dqkv(qkv.n),
-          lse((size_t)s.heads() * s.T), workspace(attention_workspace_bytes(s)),
+          lse((size_t)s.heads() * s.T), workspace(attention_workspace_bytes(s)), ticket(1),
           host_qkv(random_input(qkv, deviation)), host_dout(random_input(dout, 1.0)) {}
     ~Problem() {
         free(host_qkv);
         free(host_dout);
     }
-    void run(Path path) {
-        Error e = {};
+    void poison() {
         out.poison();
         dqkv.poison();
         lse.poison();
         workspace.poison();
-        CHECK_OK(run_forward(path, out.data, lse.data, qkv.data, s, &e), &e);
-        CHECK_OK(run_backward(path, dqkv.data, dout.data, qkv.data, out.data, lse.data, workspace.data, s, &e), &e);
+        CHECK(cudaMemset(ticket.data, 0, sizeof(unsigned)) == cudaSuccess, "ticket");
+    }
+    void queue(Path path, cudaStream_t stream) {
+        AttentionForward *forward = path == TILED ? attention_tiled_forward : attention_forward;
+        Error e = {};
+        CHECK_OK(forward(out.data, lse.data, qkv.data, ticket.data, s, stream, &e), &e);
+        float *rows = (float *)workspace.data;
+        if (path == PUBLIC)
+            CHECK_OK(attention_backward(dqkv.data, dout.data, qkv.data, out.data, lse.data, workspace.data, ticket.data,
+                                        s, stream, &e),
+                     &e);
+        else
+            CHECK_OK(attention_tiled_backward(dqkv.data, dout.data, qkv.data, out.data, lse.data,
+                                              {rows, rows + (size_t)s.heads() * s.padded_T()}, ticket.data, s, stream,
+                                              &e),
+                     &e);
+    }
+    void check() {
         cudaError_t status = cudaDeviceSynchronize();
         CHECK(status == cudaSuccess, "B %d T %d NH %d D %d: %s", s.B, s.T, s.NH, s.D, cudaGetErrorString(status));
         if (status != cudaSuccess) exit(1); // nothing works after a fault on the device
@@ -214,6 +218,15 @@ struct Problem {
         dqkv.check_guards("dqkv");
         lse.check_guards("lse");
         workspace.check_guards("workspace");
+        ticket.check_guards("ticket");
+        unsigned *count = ticket.host();
+        CHECK(*count == 0, "%u tickets are left", *count);
+        free(count);
+    }
+    void run(Path path) {
+        poison();
+        queue(path, 0);
+        check();
     }
 };
 
@@ -379,9 +392,36 @@ static void test_repeats_bit_for_bit(void) {
     hold_destroy(&hold);
 }
 
+// Calls with a ticket each may overlap: here one begins while another runs on half of the multiprocessors.
+static void test_overlapping_calls(void) {
+    Error e = {};
+    Hold hold = {};
+    cudaStream_t stream[2];
+    CHECK(hold_create(&hold, &e) == 0, "%s", e.what);
+    for (cudaStream_t &each : stream) CHECK(cudaStreamCreateWithFlags(&each, cudaStreamNonBlocking) == 0, "stream");
+    Problem first({8, 1024, 12, 64}, 1.0), second({3, 700, 6, 64}, 1.0);
+    Problem *both[] = {&first, &second};
+    real *want[2];
+    for (int i = 0; i < 2; i++) both[i]->run(PUBLIC), want[i] = both[i]->dqkv.host();
+    for (int repeat = 0; repeat < 5; repeat++) {
+        for (Problem *p : both) p->poison();
+        CHECK(hold_begin(&hold, 66, 1.0, &e) == 0, "%s", e.what);
+        for (int i = 0; i < 2; i++) both[i]->queue(PUBLIC, stream[i]);
+        CHECK(hold_end(&hold, &e) == 0, "%s", e.what);
+        for (int i = 0; i < 2; i++) {
+            both[i]->check();
+            real *got = both[i]->dqkv.host();
+            CHECK(!memcmp(want[i], got, both[i]->dqkv.n * sizeof(real)), "dqkv of call %d, repeat %d", i, repeat);
+            free(got);
+        }
+    }
+    for (int i = 0; i < 2; i++) free(want[i]), cudaStreamDestroy(stream[i]);
+    hold_destroy(&hold);
+}
+
 static void test_refuses_large_heads(void) {
     Error e = {};
-    CHECK_ERROR(attention_forward(NULL, NULL, NULL, {1, 1, 1, 129}, 0, &e), &e, ERR_USAGE, "129");
+    CHECK_ERROR(attention_forward(NULL, NULL, NULL, NULL, {1, 1, 1, 129}, 0, &e), &e, ERR_USAGE, "129");
 }
 
 int main(int argc, char **argv) {
@@ -400,6 +440,7 @@ int main(int argc, char **argv) {
     if (!small_shapes_only) RUN(test_twin_unequal_lots);
     if (!small_shapes_only) RUN(test_fast_path_at_large_shapes);
     if (!small_shapes_only) RUN(test_repeats_bit_for_bit);
+    if (!small_shapes_only) RUN(test_overlapping_calls);
     RUN(test_refuses_large_heads);
     return test_summary();
 }

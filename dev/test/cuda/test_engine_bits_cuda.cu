@@ -49,7 +49,7 @@ static void test_same_bits(void) {
 }
 
 // Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is created,
-// except for its tables and the state that is loaded.
+// except for its tables, its ticket and the state that is loaded.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     Error e = {};
     const size_t n = w->model.flat_count;
@@ -63,6 +63,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     cudaMemcpy(decay.data(), engine->decay, decay.size(), cudaMemcpyDeviceToHost);
     cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(ReduceSegment), cudaMemcpyDeviceToHost);
     cudaMemset(engine->memory, byte, plan.total);
+    cudaMemset(engine->ticket, 0, sizeof *engine->ticket);
     cudaMemcpy(engine->decay, decay.data(), decay.size(), cudaMemcpyHostToDevice);
     cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(ReduceSegment), cudaMemcpyHostToDevice);
     cudaError_t status = cudaDeviceSynchronize();

@@ -1,0 +1,122 @@
+// Matrix products against float64, at shapes even and odd, with every epilogue; and the choices of a tuning
+// (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+#include "cuda/matmul.cuh"
+
+static Matmul *mm;
+
+static double gelu_slope(double x) {
+    const double k = sqrt(2 / M_PI), t = tanh(k * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+}
+
+struct Operand {
+    std::vector<real> host;
+    real *device;
+};
+static Operand operand_new(size_t n) {
+    Operand o = {random_vector<real>(n), NULL};
+    o.device = device_from(o.host);
+    return o;
+}
+
+static std::vector<double> product_reference(const MatmulShape &s, const Operand &a, const Operand &b,
+                                             const Operand &extra, double before) {
+    std::vector<double> out((size_t)s.m * s.n);
+    for (int i = 0; i < s.m; i++)
+        for (int j = 0; j < s.n; j++) {
+            double sum = before;
+            for (int k = 0; k < s.k; k++)
+                sum += value(a.host[s.transpose_a ? (size_t)k * s.m + i : (size_t)i * s.k + k]) *
+                       value(b.host[s.transpose_b ? (size_t)j * s.k + k : (size_t)k * s.n + j]);
+            if (s.epilogue == MATMUL_BIAS) sum += value(extra.host[j]);
+            if (s.epilogue == MATMUL_DGELU) sum *= gelu_slope(value(extra.host[(size_t)i * s.n + j]));
+            out[(size_t)i * s.n + j] = sum;
+        }
+    return out;
+}
+
+// Runs the product twice for equal bits, and compares.
+template <typename X> static void product_case(const MatmulShape &s) {
+    Error e = {};
+    const size_t n = (size_t)s.m * s.n;
+    const float before = 0.5f;
+    const Operand a = operand_new((size_t)s.m * s.k), b = operand_new((size_t)s.k * s.n);
+    const Operand extra = operand_new(s.epilogue == MATMUL_DGELU ? n : s.n);
+    X *out = device_new<X>(n);
+    run_twice(
+        "product",
+        [&] {
+            if (s.accumulate) device_set(out, std::vector<X>(n, (X)before));
+            else CUDA_OK(cudaMemset(out, POISON, n * sizeof(X)));
+        },
+        [&] { CHECK_OK(matmul_run(mm, s, out, a.device, b.device, extra.device, &e), &e); }, {{out, n * sizeof(X)}});
+    const std::vector<double> want = product_reference(s, a, b, extra, s.accumulate ? before : 0.0);
+    check_close("out", host_from(out, n), want, sizeof(X) == 2 ? 2 * ROUNDING : 1e-5, sizeof(X) == 2 ? 5e-3 : 1e-5);
+    case_end();
+}
+
+static MatmulShape random_shape(int i) {
+    MatmulShape s = {};
+    const int unit = i % 3 ? 8 : 1; // rows of any length, and rows of whole 16 bytes
+    s.m = unit * random_int(1, 20), s.n = 8 * random_int(1, 20), s.k = unit * random_int(1, 20);
+    if (i % 3 == 0) s.n = random_int(1, 100);
+    return s;
+}
+
+static void test_products(void) {
+    for (int i = 0; i < 24; i++) {
+        MatmulShape s = random_shape(i);
+        if (i % 4 == 1) s.epilogue = MATMUL_BIAS;
+        if (i % 4 == 2) s.transpose_b = true;
+        if (i % 4 == 2 && s.n % 8 == 0 && s.k % 8 == 0 && sizeof(real) == 2) s.epilogue = MATMUL_DGELU;
+        product_case<real>(s);
+        s.epilogue = MATMUL_PLAIN;
+        s.transpose_a = true, s.transpose_b = false, s.out_float = true, s.accumulate = i % 2;
+        product_case<float>(s);
+    }
+}
+
+static int choices(void) {
+    int count = 0;
+    for (const char *c = mm->choices; *c; c++) count += *c == '=';
+    return count;
+}
+
+// A choice of the tuning is kept and read again; one for which the text has no room is dropped.
+static void test_tuning(void) {
+    Error e = {};
+    static char text[MATMUL_CHOICES_BYTES];
+    const MatmulShape first = {.m = 256, .n = 192, .k = 128}, second = {.m = 128, .n = 192, .k = 256};
+    CHECK(choices() == 0, "%s", mm->choices);
+    matmul_tune(mm, true);
+    product_case<real>(first);
+    CHECK(choices() == 1 && strstr(mm->choices, " 256,192,128,"), "%s", mm->choices);
+    memset(mm->choices + strlen(mm->choices), ' ', sizeof mm->choices - strlen(mm->choices) - 20);
+    mm->choices[sizeof mm->choices - 20] = 0;
+    product_case<real>(second);
+    matmul_tune(mm, false);
+    CHECK(choices() == 1 && strlen(mm->choices) == sizeof mm->choices - 20, "%s", mm->choices);
+    strcpy(text, mm->choices);
+    CHECK_OK(matmul_choices_load(mm, text, &e), &e);
+    product_case<real>(first);
+    product_case<real>(second);
+    CHECK_OK(matmul_choices_load(mm, "", &e), &e);
+}
+
+int main(int argc, char **argv) {
+    Error e = {};
+    void *workspace;
+    int code = kernel_test_begin("test_matmul_cuda", argc, argv);
+    if (code) return code;
+    CHECK_OK(memory_alloc_zero((void **)&mm, sizeof *mm, "matmul plans", &e), &e);
+    CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
+    CHECK_OK(matmul_create(mm, workspace, 0, &e), &e);
+    RUN(test_products);
+    if (!small_shapes_only) RUN(test_tuning);
+    matmul_destroy(mm);
+    memory_free(mm);
+    CUDA_OK(cudaFree(workspace));
+    return test_summary();
+}
